@@ -31,6 +31,7 @@ from rich.table import Table
 import fedvg_jax as fv
 from benchmarks import machine
 from benchmarks.demo import interval
+from benchmarks.paper.validity import rank_correlation
 from fedvg_jax import sim as simulator
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine.evaluate import make_evaluate
@@ -88,7 +89,6 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
     and the evaluation.
     """
     rule, evaluate = sim.weighting, make_evaluate(sim.task)
-    assert rule and sim.algorithm and sim.executor and sim.optimiser
     given, live = fv.weightings.given(rule), registry.make_live(sim.config, sim.task)
     step = programs.make_round(sim.config, sim.task, sim.algorithm, given, sim.executor, sim.optimiser, live)
 
@@ -184,15 +184,6 @@ def measure(config: fv.Config, seed: int) -> Measured:
         dict(zip(MEASUREMENTS, by_measurement, strict=True)),
         dict(zip(WEIGHTS, by_weights, strict=True)),
     )
-
-
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns Spearman's coefficient; nan if all numbers of a list are equal."""
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return float("nan")
-    from scipy import stats  # here, because the import takes half a second
-
-    return float(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1])
 
 
 @functools.lru_cache(1)

@@ -16,6 +16,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Data, GradientSupport, Report, SimState, Task, Variables
 from fedvg_jax.engine import executors, local_training
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import registry
 from fedvg_jax.runs import simulation as build
 from fedvg_jax.weightings import signals
 
@@ -51,7 +52,7 @@ def simulation(box: Box, rounds: int = 200) -> build.Simulation:
 def make_task(box: Box, conv: str) -> Task:
     """Returns the task with a convolution algorithm."""
     case = cases.CASES[box.case]._replace(images=2)
-    return build.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
+    return registry.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
 
 
 def step_milliseconds(

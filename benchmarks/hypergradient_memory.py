@@ -31,10 +31,10 @@ def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse"
 
     from fedvg_jax.core import tree
     from fedvg_jax.engine import differentiable, federated_round, local_training
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import registry
 
-    algorithm = simulation.ALGORITHMS["fedavg"](sim.config)
-    rule = simulation.make_weighting(sim.config, sim.task, algorithm)
+    algorithm = registry.ALGORITHMS["fedavg"](sim.config)
+    rule = registry.make_weighting(sim.config, sim.task, algorithm)
     step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, sim.config.clients)
     rounds = differentiable.over_rounds(step, remat=remat)
 

@@ -29,8 +29,9 @@ from rich.progress import track
 from rich.table import Table
 
 import fedvg_jax as fv
-from benchmarks.client_values import format_interval, parse_command, rank_correlation, write_result
+from benchmarks.client_values import format_interval, parse_command, write_result
 from benchmarks.demo import interval
+from benchmarks.paper.validity import rank_correlation
 from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs import programs, registry
@@ -107,7 +108,6 @@ def scale_weighting(rule: Weighting) -> Weighting:
 
 def make_program(sim: fv.Simulation) -> Program:
     """Returns the jitted functions of a run, which all seeds share."""
-    assert sim.weighting and sim.algorithm and sim.executor and sim.optimiser
     parts = (sim.executor, sim.optimiser, registry.make_live(sim.config, sim.task))
     rules = [scale_weighting(rule) for rule in (sim.weighting, fv.weightings.permuted(sim.weighting))]
     steps = [jax.jit(programs.make_round(sim.config, sim.task, sim.algorithm, rule, *parts)) for rule in rules]

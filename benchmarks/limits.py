@@ -180,7 +180,7 @@ def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     Means over five rounds. Every lane without gaps has max(steps of the longest client, all steps / lanes) steps.
     """
     from fedvg_jax.engine import executors
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import population, simulation
 
     settings = {"model": "mlp", "clients": 20, "join_ratio": 0.5, "min_samples": 2, "local_epochs": 5, "batch_size": 16}
     results: dict[str, dict[str, float]] = {}
@@ -190,7 +190,7 @@ def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         seconds = training_timer(sim, executor)
         results[str(count)] = {}
         for alpha in ALPHAS:
-            parts = simulation.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
+            parts = population.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
             schedules = map(simulation.make_schedule(config, sim.arrays, parts, executor), range(5))
             ratios = [_ratio_of_medians(seconds, s, _without_idle_lanes(s, count), repeats) for s in schedules]
             results[str(count)][str(alpha)] = round(float(np.mean(ratios)), 3)
@@ -202,10 +202,10 @@ def training_timer(sim: Simulation, executor: Executor) -> Callable[[Schedule], 
     import jax
 
     from fedvg_jax.engine import local_training
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import registry
 
-    optimiser = simulation.make_optimiser(sim.config)
-    algorithm = simulation.ALGORITHMS[sim.config.algorithm](sim.config)
+    optimiser = registry.make_optimiser(sim.config)
+    algorithm = registry.ALGORITHMS[sim.config.algorithm](sim.config)
 
     @jax.jit
     def train(state, planned, data, hyper):

@@ -126,7 +126,6 @@ def client_models(sim: fv.Simulation, start: fv.Variables, number: int) -> list[
 
     The algorithm's residual, a robust rule and server tuning, which move the mean, are left out.
     """
-    assert sim.algorithm is not None
     plain = dataclasses.replace(sim.config, robust=fv.Config().robust, tuning=fv.Config().tuning, hold=0)
     algorithm = sim.algorithm._replace(residual=fv.algorithms.no_residual)
     sim = fv.simulation(plain, algorithm=algorithm, weighting=fv.weightings.given())

@@ -28,6 +28,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Hyper, Report, Returns, Schedule, SimState, Variables
 from fedvg_jax.engine import executors, lane_plan, local_training, robust
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import registry
 from fedvg_jax.runs import simulation as build
 
 
@@ -181,9 +182,9 @@ def _to_float64(x: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
 def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     """Returns training, scoring and aggregation as separately jitted functions."""
     config, task = sim.config, sim.task
-    algorithm = build.ALGORITHMS[config.algorithm](config)
-    weighting, optimiser = build.make_weighting(config, task, algorithm), build.make_optimiser(config)
-    live = build.make_live(config, task)
+    algorithm = registry.ALGORITHMS[config.algorithm](config)
+    weighting, optimiser = registry.make_weighting(config, task, algorithm), registry.make_optimiser(config)
+    live = registry.make_live(config, task)
 
     def client(shared, planned):
         state, data, hyper = shared
@@ -216,7 +217,7 @@ def flops(case: cases.Case, sim: build.Simulation) -> float | None:
     Counted with XLA's own convolution, because ours adds products with zeros in some layers and saves products in
     others. XLA counts a loop's body once, so loops are unrolled here.
     """
-    task = cases.task(case, "lax") or build.make_task(dataclasses.replace(sim.config, conv="lax"), sim.arrays)
+    task = cases.task(case, "lax") or registry.make_task(dataclasses.replace(sim.config, conv="lax"), sim.arrays)
     size = sim.config.batch_size
     x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)
     batch = type(sim.data.pool)(x, jax.ShapeDtypeStruct((size,), jnp.int32))

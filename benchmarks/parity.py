@@ -48,7 +48,7 @@ from fedvg_jax.engine import executors, federated_round, local_training, schedul
 from fedvg_jax.models import lenet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3
@@ -187,14 +187,14 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     task = tasks.classification(lenet.LeNet5(10, selection.layout("auto")), 10, images.x.shape[1:])
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
-    algorithm = simulation.ALGORITHMS[config.algorithm](config)
+    algorithm = registry.ALGORITHMS[config.algorithm](config)
     if config.algorithm == "elastic":  # the published sensitivities are a serial chain, so the recorded ones are used
         algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
-    weighting = simulation.make_weighting(config, task, algorithm)
-    executor, optimiser, clients = executors.lanes(1), simulation.make_optimiser(config), meta["clients"]
+    weighting = registry.make_weighting(config, task, algorithm)
+    executor, optimiser, clients = executors.lanes(1), registry.make_optimiser(config), meta["clients"]
     published = {"stats_too": True, "weigh_untrained": True}
     step = federated_round.make_round(task, algorithm, weighting, executor, optimiser, clients, **published)
-    hyper = simulation.make_hyper(config)
+    hyper = registry.make_hyper(config)
     initial = federated_round.init_state(task, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
     return Program(task, algorithm, jax.jit(step), dict(hyper), data, initial)
 

@@ -137,8 +137,7 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
 # %%
 def main(fast: bool = False, path: Path = Path("sensitivity.png")):
     sim, theta, clients, schedule = returned_clients(1 if fast else 15)
-    rows = np.asarray(sim.data.val).reshape(-1)
-    rows = rows[rows >= 0][: 12 if fast else None]
+    rows = tree.real_rows(sim.data.val)[: 12 if fast else None]
     pool = jax.tree.map(lambda x: jnp.asarray(x)[rows][None], sim.data.pool)  # one batch: D_val
     val = {"x": pool.x, "y": pool.y, "weight": jnp.full((1, len(rows)), 1 / len(rows))}
     loss = weighted_loss(sim)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import optax
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, sweep_points
-from fedvg_jax.config.axes import FOLLOW, parse_axes, refuse_set
+from fedvg_jax.config import Config
 from fedvg_jax.core import checks, hardware, processes
+from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -26,6 +25,7 @@ from fedvg_jax.core.types import (
     Executor,
     Hyper,
     Schedule,
+    Selection,
     SimState,
     Task,
     Tree,
@@ -44,15 +44,14 @@ from fedvg_jax.runs import (
     programs,
     shared_start,
     simulation,
-    sweep_folder,
-    sweep_objects,
-    sweeps,
 )
 from fedvg_jax.runs.record import history, resume
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.runs.simulation import Simulation
-from fedvg_jax.runs.sweeps import SweepResult
 from fedvg_jax.views import tracking
+
+if TYPE_CHECKING:
+    from fedvg_jax.study.sweeps import SweepResult
 
 EVAL_ROWS = 64
 """Rows of one step of `evaluate`."""
@@ -66,7 +65,9 @@ def run(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
     callbacks: Sequence[loop.Callback] = (),
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
     progress: bool = False,
@@ -81,7 +82,10 @@ def run(
             which are then split as the config specifies.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
+        selection: of the cohorts, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        initial: variables to start from, e.g. of `from_module`, in place of `task.init`. A resumed run starts from its
+            checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
             only. In a large population `state.clients` has rows for sampled clients only; `state.memory_clients` are
@@ -124,7 +128,7 @@ def run(
         if history.is_reserved(name) or name in evaluation_records.names(config):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
-    replacements["hyper"] = hyper
+    replacements |= {"selection": selection, "hyper": hyper, "initial": initial}
     if progress:
         sim, finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
     else:
@@ -202,6 +206,7 @@ def run_sweep(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
@@ -216,7 +221,7 @@ def run_sweep(
             "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
             Functions are compared by name only: after a change of one, name another folder.
-        data, partition, task, algorithm, weighting, hyper: as those of `run`, for all runs.
+        data, partition, task, algorithm, weighting, selection, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
 
@@ -236,57 +241,17 @@ def run_sweep(
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
-    refuse_set(start)
-    folder = configs.check(Config(out=out)).out  # type: ignore[arg-type]
+    folder = configs.check(Config(out=out)).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     hyperparameters.check_kind(hyper)
-    settings, own = sweep_objects.split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
-    parsed = parse_axes(settings)
-    follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
-    layers = (sweep_points.Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()
-    plan = sweep_points.Sweep(parsed, layers, start)
-    made = sweep_points.make_points(plan)
-    made = made._replace(points=sweep_objects.with_hyper(made.points, own))
-    plan = plan._replace(axes=(*plan.axes, *own))
-    for point in made.points:
+    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
+    replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
+    from fedvg_jax.study import python_sweep
+
+    plan = python_sweep.plan(start, axes, replacements)
+    for point in plan.points.points:
         tracking.require(point.config, out is not None)
         _check_flags(point.config, task)
-    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
-    replacements |= {"weighting": weighting, "hyper": hyper}
-    if data is None:
-        sweep_folder.check_sources(made.points)
-    sweep_objects.check(made.points, replacements)
-    if folder:
-        given = sweep_objects.describe(sweep_objects.shared_by_points(own, replacements))
-        sweep_folder.open_folder(folder, {**sweep_folder.document(plan, made), "given": given}, made.points)
-    ordered = [point for group in sweeps.by_program(made.points) for point in group]
-    with _sweep_observers(ordered, folder, progress) as observers:
-        results, stopped_by = sweeps.compute(ordered, folder, observers, replacements)
-    if stopped_by == "SIGINT":
-        raise KeyboardInterrupt(f"stopped; folder of the sweep: {folder}")
-    if stopped_by is not None:
-        signal.raise_signal(signal.Signals[stopped_by])
-    if folder:
-        return sweeps.load(made.points, folder)
-    return [SweepResult(p.name, p.values, results[p.name]) for p in made.points if p.name in results]
-
-
-@contextlib.contextmanager
-def _sweep_observers(points: list[sweep_points.Point], out: Path | None, progress: bool) -> Iterator[sweeps.Observers]:
-    """Yields what a sweep reports to: standard output, or nothing."""
-    if not progress:
-        yield sweeps.Observers(run=tracking.run_simulation)
-        return
-    from rich.console import Console
-
-    from fedvg_jax.views import sweep_progress
-
-    is_done = {
-        p.name: out is not None and sweep_folder.is_done(sweep_folder.point_folder(out, p.name), p.config)
-        for p in points
-    }
-    ordered = sorted(points, key=lambda point: not is_done[point.name])
-    with sweep_progress.sweep_progress(Console(), ordered, sum(is_done.values())) as observers:
-        yield observers._replace(run=tracking.run_simulation)
+    return python_sweep.run(plan, folder, progress)
 
 
 def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:
@@ -312,6 +277,7 @@ def init_state(
     *,
     seed: int = 0,
     variables: Variables | None = None,
+    local: LocalPart | None = None,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -322,6 +288,7 @@ def init_state(
         hyper: name -> value, such as {"lr": 0.1}.
         seed: of the initial model.
         variables: the initial model, in place of the task's.
+        local: the part of the model that stays with each client, of `local_part`.
 
     >>> from fedvg_jax.algorithms import fedavg
     >>> task = Task(lambda key: Variables({"w": jax.numpy.zeros(2)}, {}), None, None, None, None, str)
@@ -329,7 +296,8 @@ def init_state(
     >>> int(state.round), state.variables.params["w"].tolist()
     (0, [0.0, 0.0])
     """
-    return federated_round.init_state(task, algorithm, num_clients, jax.random.key(seed), hyper, variables=variables)
+    given = {"variables": variables, "local": local}
+    return federated_round.init_state(task, algorithm, num_clients, jax.random.key(seed), hyper, **given)
 
 
 def make_schedule(

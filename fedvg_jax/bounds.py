@@ -10,10 +10,10 @@ model trains for rounds x join ratio rounds of local epochs: as many as a client
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
@@ -142,7 +142,7 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
-    from fedvg_jax.runs import chunks, simulation
+    from fedvg_jax.runs import chunks, registry, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
@@ -150,7 +150,7 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
     largest = max((job.rows for job in jobs), key=len)
     single = _single(federated, alone, largest)
     width = simulation.fitting_width(alone.batch_size, len(largest))
-    executor = simulation.make_executor(alone)
+    executor = registry.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
@@ -183,7 +183,7 @@ def _single(federated: Simulation, alone: Config, largest: np.ndarray) -> Simula
     import numpy as np
 
     from fedvg_jax.core import processes
-    from fedvg_jax.runs import host_pool, simulation
+    from fedvg_jax.runs import host_pool, registry, simulation
 
     train, val, test = map(np.concatenate, federated.partition)
     if not len(val):  # a D_val of one client needs rows; the federation's external one replaces it
@@ -193,7 +193,7 @@ def _single(federated: Simulation, alone: Config, largest: np.ndarray) -> Simula
     single = simulation.simulation(alone, data=federated.arrays, partition=partition)
     if federated.host_pool is None:
         return single._replace(data=federated.data)
-    executor = simulation.make_executor(alone)
+    executor = registry.make_executor(alone)
     resident = processes.place(host_pool.resident_data(alone, federated.data), executor.placement)
     parts = single.partition._replace(train=[largest])
     return single._replace(
@@ -207,33 +207,27 @@ def _name(of: Job | Bound) -> str:
 
 def _show(config: Config) -> int:
     """Measures the bounds, prints them, and writes bounds.json; returns the exit code."""
-    from fedvg_jax.runs.record import folder as run_folder
-
-    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
-    if config.out:
-        run_folder.refuse_taken(config.out)
-        return _write(config, config.out)
-    out = run_folder.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
-    try:
-        return _write(config, out)
-    finally:
-        run_folder.remove_unused(out)
-
-
-def _write(config: Config, out: Path) -> int:
-    """Measures the bounds, prints them, and writes bounds.json into a folder; returns the exit code."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
     from fedvg_jax.runs.record import folder as run_folder
 
-    command.start_jax(config)
-    console = Console()
-    with Progress(console=console) as progress:
-        bar = progress.add_task("bounds", total=None)
-        bounds = measure(config, lambda bound, total: progress.update(bar, advance=1, total=total))
-    results = summary(bounds)
+    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
+    with contextlib.ExitStack() as reserved:
+        out = config.out or run_folder.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
+        if config.out:
+            run_folder.refuse_taken(out)
+        else:
+            reserved.callback(run_folder.remove_unused, out)
+        command.start_jax(config)
+        console = Console()
+        with Progress(console=console) as progress:
+            bar = progress.add_task("bounds", total=None)
+            bounds = measure(config, lambda bound, total: progress.update(bar, advance=1, total=total))
+        out.mkdir(parents=True, exist_ok=True)
+        results = summary(bounds)
+        run_folder.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     table = Table("bound", "test accuracy")
     for name, value in results.items():
         table.add_row(name.replace("_", ", "), f"{100 * value:.2f}%")
@@ -241,8 +235,6 @@ def _write(config: Config, out: Path) -> int:
     for bound in (bound for bound in bounds if bound.diverged):
         line = f"the model of {_name(bound)} diverged, first in round {bound.diverged}; such rounds left it as it was"
         console.print(line, highlight=False, soft_wrap=True)
-    out.mkdir(parents=True, exist_ok=True)
-    run_folder.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     console.print(f"written to {out / 'bounds.json'}", highlight=False, soft_wrap=True)
     return 0
 

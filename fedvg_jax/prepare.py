@@ -117,7 +117,7 @@ def prepare(config: Config, downloads: bool) -> int:
 
     from fedvg_jax.data.partitions import to_rows
     from fedvg_jax.data.readers import hf, tfds
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import population, simulation
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
@@ -130,7 +130,7 @@ def prepare(config: Config, downloads: bool) -> int:
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
     console.print(class_table(arrays))
     with display.partition_progress(console) as progress:
-        partition = simulation.make_partition(config, arrays, progress)
+        partition = population.make_partition(config, arrays, progress)
     if config.export_partition:
         to_rows.write(config.export_partition, partition, config.export_form, len(arrays.y))
         console.print(f"partition written to {config.export_partition}", highlight=False, soft_wrap=True, markup=False)

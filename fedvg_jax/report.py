@@ -89,7 +89,7 @@ def write(argv: Sequence[str]) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit:  # --help
         return 0
-    from fedvg_jax.views import report
+    from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
     for path in written.paths:

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import command_line, tuning_grid
-from fedvg_jax.config.axes import RANGED
+from fedvg_jax.config import command_line
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import stop_signals, sweep_folder, sweep_tuning, sweep_workers
-from fedvg_jax.runs.sweep_folder import Failure
-from fedvg_jax.runs.sweep_workers import Share
-from fedvg_jax.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.runs import stop_signals
+from fedvg_jax.study import sweep_folder, tuning, workers
+from fedvg_jax.study.axes import RANGED
+from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
+from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedvg_jax.config.sweep_points import Point
-    from fedvg_jax.runs.sweeps import Observers
+    from fedvg_jax.study import sweep_progress
+    from fedvg_jax.study.sweep_points import Point
 
 HELP = f"""usage: {PROG} [OPTIONS]
 
@@ -131,11 +132,11 @@ def opening_lines(command: CommandLine) -> list[str]:
 def tuning_lines(command: CommandLine) -> list[str]:
     """Returns what is printed of the tuning runs: their number, and where methods have different numbers of them."""
     assert command.grid is not None
-    tuning, points = command.grid.tuning, command.grid.points.points
-    tuned = [name for axis in tuning.axes for name in axis.names]
-    cells = tuning_grid.by_cell(points, tuned)
+    grid, points = command.grid.tuning, command.grid.points.points
+    tuned = [name for axis in grid.axes for name in axis.names]
+    cells = tuning.by_cell(points, tuned)
     counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
-    seeds = f"{len(tuning.seeds)} seed{'s' * (len(tuning.seeds) != 1)}"
+    seeds = f"{len(grid.seeds)} seed{'s' * (len(grid.seeds) != 1)}"
     lines = [f"tuning {', '.join(tuned)} first: {_count(points)} with {seeds}, chosen on D_val"]
     few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     if counts[few] != counts[many]:
@@ -153,25 +154,39 @@ def _count(points: Sequence[Any]) -> str:
 # --- phases
 
 
+class Phase(NamedTuple):
+    """The tuning runs, or the points of the sweep itself."""
+
+    name: str
+    out: Path
+    """folder of the points"""
+    points: list[Point]
+
+    def is_done(self, point: Point) -> bool:
+        """Returns whether nothing is left to compute of a point."""
+        return sweep_folder.is_done(self.out, point)
+
+
 def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
     """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
-    from rich.markup import escape
-
+    choices = {}
     if command.grid:
-        open_tuning(command)
-        stopped_by = _compute(command, command.grid.points.points, "tuning", console, stopped)
-        if stopped_by:
+        phase = tuning_phase(command)
+        sweep_folder.refuse_taken(command.out)
+        content = sweep_folder.document(command.grid.sweep, command.grid.points)
+        sweep_folder.open_folder(phase.out, content, phase.points)
+        if stopped_by := _compute(command, phase, console, stopped):
             return _say_stopped(console, stopped_by)
-        for line in chosen_lines(command):
-            console.print(escape(line), highlight=False, soft_wrap=True)
-    points = open_final(command)
-    stopped_by = _compute(command, points, "final", console, stopped)
-    from fedvg_jax.runs import sweeps
-    from fedvg_jax.views import sweep_progress
+        choices = tuning.choose(phase.out, phase.points, command.grid.tuning)
+        for line in chosen_lines(choices):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+    phase = open_final(command, choices)
+    stopped_by = _compute(command, phase, console, stopped)
+    from fedvg_jax.study import sweep_progress, sweeps
 
-    results = sweeps.load(points, command.out)
+    results = sweeps.load(phase.points, command.out)
     if results or not stopped_by:
-        console.print(sweep_progress.result_table(results, points, command.sweep.title))
+        console.print(sweep_progress.result_table(results, phase.points, command.sweep.title))
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
@@ -179,7 +194,7 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
     if command.shard:
         console.print("the report is written by the command without --shard", highlight=False)
     refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None
-    sweep_folder.refuse_unfinished(command.out, _mine(command, points, "final"))
+    sweep_folder.refuse_unfinished(command.out, _mine(command, phase))
     if refusal:
         raise refusal
     return 0
@@ -190,80 +205,74 @@ def _say_stopped(console: Console, stopped_by: str) -> int:
     return stop_signals.exit_code(stopped_by)
 
 
-def phase_folder(command: CommandLine, phase: str) -> Path:
-    """Returns the folder that holds the points of a phase."""
-    return command.out / sweep_tuning.FOLDER if phase == "tuning" else command.out
-
-
-def open_tuning(command: CommandLine) -> None:
-    """Makes or checks the folder of the tuning runs."""
+def tuning_phase(command: CommandLine) -> Phase:
+    """Returns the tuning runs of a sweep."""
     assert command.grid is not None
-    _, sweep, points = command.grid
-    sweep_folder.refuse_taken(command.out)
-    sweep_folder.open_folder(phase_folder(command, "tuning"), sweep_folder.document(sweep, points), points.points)
+    return Phase("tuning", command.out / tuning.FOLDER, command.grid.points.points)
 
 
-def open_final(command: CommandLine) -> list[Point]:
+def open_final(command: CommandLine, choices: Mapping[str, tuning.Choice]) -> Phase:
     """Makes or checks the folder of the sweep; returns its points, with the values that were chosen."""
     points, content = command.points.points, sweep_folder.document(command.sweep, command.points)
     if command.grid:
-        choices = _choose(command)
-        points = tuning_grid.chosen_points(points, {cell: c.values for cell, c in choices.items()})
-        content |= {"tuning": sweep_tuning.as_json(command.grid.tuning, choices)}
+        points = tuning.chosen_points(points, {cell: choice.values for cell, choice in choices.items()})
+        content |= {"tuning": tuning.as_json(command.grid.tuning, choices)}
     sweep_folder.open_folder(command.out, content, points)
-    return points
+    return Phase("final", command.out, points)
 
 
-def _choose(command: CommandLine) -> dict[str, sweep_tuning.Choice]:
-    assert command.grid is not None
-    return sweep_tuning.choose(phase_folder(command, "tuning"), command.grid.points.points, command.grid.tuning)
-
-
-def chosen_lines(command: CommandLine) -> list[str]:
+def chosen_lines(choices: Mapping[str, tuning.Choice]) -> list[str]:
     """Returns a line for the choice of every cell."""
     lines = []
-    for cell, choice in _choose(command).items():
+    for cell, choice in choices.items():
         values = ", ".join(f"{name} {value}" for name, value in choice.values.items()) or "nothing to choose"
         score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
         lines.append(f"{cell}: {values} (validation {choice.metric} {score}, {choice.num_runs} runs)")
     return lines
 
 
-def _mine(command: CommandLine, points: Sequence[Point], phase: str) -> list[Point]:
+def _mine(command: CommandLine, phase: Phase) -> list[Point]:
     """Returns the points that this command computes, in order; a phase of tuning needs those of all shards."""
-    from fedvg_jax.runs import sweeps
+    from fedvg_jax.study import sweeps
 
-    groups = sweeps.by_program(points)
-    if command.worker:
-        return sweep_workers.own_first(groups, command.worker)
-    if command.shard is None:
-        return [point for group in groups for point in group]
-    mine = sweep_workers.shard(groups, command.shard)
-    names = {point.name for point in mine}
-    return [*mine, *(point for point in points if phase == "tuning" and point.name not in names)]
+    groups = sweeps.by_program(phase.points)
+    if command.shard:
+        mine = workers.shard(groups, command.shard)
+        names = {point.name for point in mine}
+        others = [point for point in phase.points if phase.name == "tuning" and point.name not in names]
+        groups = sweeps.by_program(mine) + sweeps.by_program(others)
+    return workers.own_first(groups, command.worker or Share(1, 1))
 
 
-def _compute(
-    command: CommandLine, points: Sequence[Point], phase: str, console: Console, stopped: Callable[[], str]
-) -> str | None:
+def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Callable[[], str]) -> str | None:
     """Computes the points of a phase; returns the signal that stopped it, or None."""
-    out = phase_folder(command, phase)
-    jobs = _num_jobs(command, [point for point in points if not _is_done(out, point)])
+    jobs = _num_jobs(command, [point for point in phase.points if not phase.is_done(point)])
     has_workers = jobs > 1 or command.slurm is not None
     if not has_workers:
-        sim.start_jax(points[0].config)
-    from fedvg_jax.runs import sweeps
-    from fedvg_jax.views import sweep_progress
+        sim.start_jax(phase.points[0].config)
+    from fedvg_jax.study import sweep_progress, sweeps
 
-    mine = sorted(_mine(command, points, phase), key=lambda point: not _is_done(out, point))  # stable
-    num_done = sum(_is_done(out, point) for point in mine)
-    if has_workers:
-        with sweep_progress.sweep_progress(console, mine, num_done, stopped) as observers:
-            return _share_out(command, jobs, mine[num_done:], phase, observers)
-    elsewhere = _ended_elsewhere(out, mine[num_done:])
-    with sweep_progress.sweep_progress(console, mine, num_done, stopped, elsewhere) as observers:
-        tracked = observers._replace(run=tracking.run_simulation)
-        return sweeps.compute(mine, out, tracked)[1]
+    mine = sorted(_mine(command, phase), key=lambda point: not phase.is_done(point))  # stable
+    pending = [point for point in mine if not phase.is_done(point)]
+
+    def ended_elsewhere(own: Point | None = None) -> list[sweep_progress.Part]:
+        """Returns what other processes have finished since the last call."""
+        ended = [point for point in pending if point is not own and phase.is_done(point)]
+        pending[:] = [point for point in pending if point is not own and point not in ended]
+        return [_last_part(phase.out, point) for point in ended]
+
+    with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), stopped, ended_elsewhere) as observers:
+        if not has_workers:
+            return sweeps.compute(mine, phase.out, observers._replace(run=tracking.run_simulation))[1]
+
+        def report_finished() -> None:
+            for point, start, stop, seconds in ended_elsewhere():
+                observers.on_start(point)
+                observers.on_resume(point, start)
+                observers.on_records(point, [{"round": stop, "seconds": seconds}])
+                observers.on_end(point, sweeps.load([point], phase.out)[0].result)
+
+        return _share_out(command, jobs, phase, list(pending), report_finished, observers.log)
 
 
 def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
@@ -271,30 +280,16 @@ def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
     if command.jobs is not None:
         return command.jobs
     num_mine = len(pending) // (command.shard.count if command.shard else 1)
-    return 1 if command.slurm is not None else sweep_workers.auto_jobs(pending[:num_mine], hardware.without_jax())
+    return 1 if command.slurm is not None else workers.auto_jobs(pending[:num_mine], hardware.without_jax())
 
 
-def _ended_elsewhere(out: Path, points: Sequence[Point]) -> Callable[[Point], list[tuple[Point, int, float]]]:
-    """Returns a function of a point that this process has computed: the points that others have since finished.
+def _last_part(out: Path, point: Point) -> sweep_progress.Part:
+    """Returns the rounds of a finished point that its last process has computed.
 
-    Beside each are the number of rounds that the last process of it has computed, and their seconds.
+    Their seconds are their share of those of all parts.
     """
-    pending = {point.name: point for point in points}
+    from fedvg_jax.study.sweep_progress import Part
 
-    def ended(own: Point) -> list[tuple[Point, int, float]]:
-        pending.pop(own.name, None)
-        finished = [pending.pop(point.name) for point in list(pending.values()) if _is_done(out, point)]
-        parts = ((point, *_last_part(out, point)) for point in finished)
-        return [(point, stop - start, seconds) for point, start, stop, seconds in parts]
-
-    return ended
-
-
-def _last_part(out: Path, point: Point) -> tuple[int, int, float]:
-    """Returns the rounds of a finished point before the part that its last process computed and after it, and seconds.
-
-    The seconds of the rounds in between are their share of those of all parts.
-    """
     folder = sweep_folder.point_folder(out, point.name)
     failure = sweep_folder.read_failure(folder)
     stop = failure.round if failure else point.config.rounds
@@ -302,65 +297,50 @@ def _last_part(out: Path, point: Point) -> tuple[int, int, float]:
         summary = files.read_object(folder / "summary.json")
         start, seconds = min(stop, summary["resumed_from"] or 0), float(summary["run_seconds"])
     except (UsageError, KeyError, TypeError, ValueError):  # of a point that diverged, or of an older version
-        return 0, stop, 0.0
-    return start, stop, seconds * (stop - start) / max(1, stop)
+        return Part(point, 0, stop, 0.0)
+    return Part(point, start, stop, seconds * (stop - start) / max(1, stop))
 
 
 def _share_out(
-    command: CommandLine, count: int, points: Sequence[Point], phase: str, observers: Observers
+    command: CommandLine,
+    count: int,
+    phase: Phase,
+    pending: Sequence[Point],
+    on_poll: Callable[[], None],
+    log: Callable[[str], None],
 ) -> str | None:
     """Computes points in worker processes, or in jobs of submitit; returns the signal that stopped them."""
-    out, pending = phase_folder(command, phase), list(points)
-    words = [*command.words, f"--phase={phase}"]
-    if command.shard:
-        words.append(f"--shard={command.shard.index}/{command.shard.count}")
-
-    def report_finished() -> None:
-        from fedvg_jax.runs import sweeps
-
-        for point in [point for point in pending if _is_done(out, point)]:
-            pending.remove(point)
-            observers.on_start(point)
-            start, stop, seconds = _last_part(out, point)
-            observers.on_resume(point, start)
-            observers.on_records(point, [{"round": stop, "seconds": seconds}])
-            observers.on_end(point, sweeps.load([point], out)[0].result)
-
     if not pending:
         return None
-    sweep_folder.clear_failures(out, pending)
+    words = [*command.words, f"--phase={phase.name}"]
+    sweep_folder.clear_failures(phase.out, pending)
     if command.slurm is None:
-        start = [sys.executable, "-m", "fedvg_jax.sweep", *words]
-        return sweep_workers.run_local(start, count, report_finished)
+        return workers.run_local([sys.executable, "-m", "fedvg_jax.sweep", *words], count, on_poll)
     jobs = [[*words, f"--worker={i + 1}/{count}"] for i in range(count)]
-    logs = command.out / "submitit"
-    return sweep_workers.run_submitit(main, jobs, logs, command.slurm, report_finished, observers.log)
+    return workers.run_submitit(main, jobs, command.out / "submitit", command.slurm, on_poll, log)
 
 
 def _work(command: CommandLine, share: Share) -> int:
     """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it."""
     if "SUBMITIT_EXECUTOR" not in os.environ:
-        sweep_workers.take_cores(share)
-        sweep_workers.stop_without_parent()
-    is_tuning = command.phase == "tuning" and command.grid is not None
-    points = command.grid.points.points if is_tuning and command.grid else open_final(command)
-    if command.shard and not is_tuning:
-        from fedvg_jax.runs import sweeps
+        workers.take_cores(share)
+        workers.stop_without_parent()
+    phase = tuning_phase(command) if command.grid else None
+    if command.phase != "tuning" or phase is None:
+        choices = tuning.choose(phase.out, phase.points, command.grid.tuning) if phase and command.grid else {}
+        phase = open_final(command, choices)
+    sim.start_jax(phase.points[0].config)
+    from fedvg_jax.study import sweeps
 
-        points = sweep_workers.shard(sweeps.by_program(points), command.shard)
-    sim.start_jax(points[0].config)
-    from fedvg_jax.runs import sweeps
-
-    mine, out = _mine(command, points, command.phase), phase_folder(command, command.phase)
-    observers = sweeps.Observers(run=tracking.run_simulation)
     with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(mine, out, observers, retries=False)
+        observers = sweeps.Observers(run=tracking.run_simulation)
+        _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, observers, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 
 def _draw_report(out: Path, console: Console) -> UsageError | None:
     """Writes the report of a sweep; returns why there is none, unless packages for it are missing."""
-    from fedvg_jax.views import report
+    from fedvg_jax.study import report
 
     refusal = None
     with files.claimed(out / ".report") as is_mine:
@@ -378,21 +358,23 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
     return refusal
 
 
-def _is_done(out: Path, point: Point) -> bool:
-    return sweep_folder.is_done(sweep_folder.point_folder(out, point.name), point.config)
-
-
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
     sim.start_jax(command.points.points[0].config)
-    from fedvg_jax.runs import sweeps
-    from fedvg_jax.views.sweep_progress import duration
+    from fedvg_jax.study import sweeps
+    from fedvg_jax.study.sweep_progress import duration
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    points, num_done = _planned(command)
-    done = f"; {num_done} of {_count(range(num_done + len(points)))} finished" if num_done else ""
+    planned, final = [], Phase("final", command.out, command.points.points)
+    for phase in [tuning_phase(command), final] if command.grid else [final]:
+        groups = sweeps.by_program(phase.points)
+        mine = workers.shard(groups, command.shard) if command.shard else phase.points
+        planned += [(point, phase.is_done(point)) for point in mine]
+    points = [point for point, is_done in planned if not is_done]
+    num_done = len(planned) - len(points)
+    done = f"; {num_done} of {_count(planned)} finished" if num_done else ""
     if not points:
         log(f"nothing to compute{done}")
         return 0
@@ -408,19 +390,6 @@ def _show_plan(command: CommandLine, console: Console) -> int:
     count = f"{_count(points)}, {len(groups)} program{'s' * (len(groups) != 1)}"
     log(f"{count}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
     return 0
-
-
-def _planned(command: CommandLine) -> tuple[list[Point], int]:
-    """Returns the points of this command's shard that are left, tuning runs first, and the number of finished ones."""
-    from fedvg_jax.runs import sweeps
-
-    phases = {"tuning": command.grid.points.points if command.grid else (), "final": command.points.points}
-    mine = []
-    for phase, points in phases.items():
-        own = sweep_workers.shard(sweeps.by_program(points), command.shard) if command.shard else points
-        mine += [(point, _is_done(phase_folder(command, phase), point)) for point in own]
-    pending = [point for point, is_done in mine if not is_done]
-    return pending, len(mine) - len(pending)
 
 
 def _estimate(group: Sequence[Point]) -> tuple[float, float]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from run_folders import write_sweep
 
-from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import base
+from fedvg_jax.study.collect import collect
+from fedvg_jax.study.figures import base
 
 WIDE = base.STYLES["wide"]
 METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]

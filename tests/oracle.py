@@ -73,21 +73,34 @@ def cross_entropy(logits, y):
     return -log_p[rows, y], gradient
 
 
-def backpropagate(backwards, upstream) -> Tree:
-    """Gradients of the parameters from the gradient of the logits."""
+def backpropagate(backwards, upstream, of_features=0.0) -> Tree:
+    """Gradients of the parameters from those of the logits, and of the features, the input of the last layer."""
     gradients: Tree = {}
     for backward in reversed(backwards):
         upstream, of_layer = backward(upstream)
+        if not gradients:
+            upstream = upstream + of_features
         gradients |= of_layer
     return gradients
 
 
-def loss_and_gradients(params: Tree, stats: Tree, batch, train: bool):
-    """Mean loss over rows, or over the places of all rows, its gradients, the new running statistics."""
+def loss_and_gradients(params: Tree, stats: Tree, batch, train: bool, penalty=None):
+    """Mean loss over rows, or over the places of all rows, its gradients, the new running statistics.
+
+    `penalty` of (logits, features, y) is added to it; it returns its value and its gradients by the first two.
+    """
     x, y = batch[0], np.ravel(batch[1])
     outputs, backwards, stats = logits(params, stats, x, train)
     losses, upstream = cross_entropy(outputs, y)
-    return losses.mean(), backpropagate(backwards, upstream / len(y)), stats
+    added = penalty(outputs, features(params, stats, x, train), y) if penalty else (0.0, 0.0, 0.0)
+    gradients = backpropagate(backwards, upstream / len(y) + added[1], added[2])
+    return losses.mean() + added[0], gradients, stats
+
+
+def features(params: Tree, stats: Tree, x, train: bool):
+    """The input of the last layer."""
+    x, _ = dense(params, "fc1", x.reshape(len(x), -1) / 255)
+    return relu(batch_norm(params, stats, "bn1", x, train)[0])[0]
 
 
 def output_gradients(params: Tree, stats: Tree, x) -> Tree:
@@ -156,6 +169,10 @@ class Algorithm:
     def probe(self, hyper, params, stats, batches, position):
         return None
 
+    def loss(self, hyper, params, stats, batch, theta, client):
+        """(loss of a step, its gradients, new running statistics)"""
+        return loss_and_gradients(params, stats, batch, train=True)
+
     def correct(self, hyper, gradients, params, theta, server, client):
         return gradients
 
@@ -171,6 +188,68 @@ class Algorithm:
 class FedProx(Algorithm):
     def correct(self, hyper, gradients, params, theta, server, client):
         return each(lambda g, p, t: g + hyper["mu"] * (p - t), gradients, params, theta)
+
+
+class Moon(Algorithm):
+    def init(self, hyper, params):
+        return None, params
+
+    def loss(self, hyper, params, stats, batch, theta, client):
+        to_global, to_previous = (features(model, stats, batch[0], train=True) for model in (theta, client))
+
+        def cosine(a, b):
+            """Of every row, and its gradient by a."""
+            lengths = [np.sqrt((z * z).sum(1, keepdims=True)) for z in (a, b)]
+            is_zero = lengths[0] * lengths[1] == 0
+            first, second = (np.where(is_zero, np.inf, length) for length in lengths)
+            cos = (a * b).sum(1, keepdims=True) / first / second
+            return cos, b / first / second - cos * a / first**2
+
+        def penalty(outputs, z, y):
+            (near, by_near), (far, by_far) = cosine(z, to_global), cosine(z, to_previous)
+            up, down = np.exp(near / hyper["moon_tau"]), np.exp(far / hyper["moon_tau"])
+            factor = hyper["moon_mu"] / len(z)
+            slopes = down / (up + down) / hyper["moon_tau"] * (by_far - by_near)
+            return factor * -np.log(up / (up + down)).sum(), 0.0, factor * slopes
+
+        return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
+
+    def report(self, hyper, params, theta, server, client, displacement):
+        return params, None
+
+
+class FedNTD(Algorithm):
+    def loss(self, hyper, params, stats, batch, theta, client):
+        teacher, _, _ = logits(theta, stats, batch[0], train=True)
+
+        def not_true(z, y):
+            exps = np.exp(z / hyper["ntd_tau"])
+            exps[np.arange(len(y)), y] = 0
+            return exps / exps.sum(1, keepdims=True)
+
+        def penalty(outputs, z, y):
+            p, q = not_true(teacher, y), not_true(outputs, y)
+            others = p > 0
+            value = (p[others] * np.log(p[others] / q[others])).sum()
+            factor = hyper["ntd_beta"] / len(y)
+            return factor * value, factor * (q - p) / hyper["ntd_tau"], 0.0
+
+        return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
+
+
+class FedDecorr(Algorithm):
+    def loss(self, hyper, params, stats, batch, theta, client):
+        def penalty(outputs, z, y):
+            n, d = z.shape
+            deviation = np.sqrt(z.var(0) + 1e-8)
+            unit = (z - z.mean(0)) / deviation
+            matrix = unit.T @ unit / n
+            by_unit = 4 * unit @ matrix / n
+            by_z = (by_unit - by_unit.mean(0) - unit * (by_unit * unit).mean(0)) / deviation
+            factor = hyper["decorr_beta"] / d**2
+            return factor * (matrix**2).sum(), 0.0, factor * by_z
+
+        return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
 
 
 class Scaffold(Algorithm):
@@ -348,6 +427,9 @@ ALGORITHMS = {
     "fedyogi": Adaptive(yogi),
     "fedadagrad": Adaptive(adagrad, first_decay=0.0),
     "fednova": FedNova(),
+    "moon": Moon(),
+    "fedntd": FedNTD(),
+    "feddecorr": FedDecorr(),
     "full_algorithm": FullAlgorithm(),
 }
 
@@ -483,7 +565,7 @@ def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> 
     memory = state.clients[schedule.clients[k]]
     first, steps = schedule.start[k], schedule.num_steps[k]
     for batch in batches(pool, schedule.rows[first : first + steps]):
-        loss, gradients, stats = loss_and_gradients(params, stats, batch, train=True)
+        loss, gradients, stats = algorithm.loss(hyper, params, stats, batch, state.params, memory)
         gradients = algorithm.correct(hyper, gradients, params, state.params, state.server, memory)
         params = each(lambda p, g: p - hyper["lr"] * g, params, gradients)
         losses.append(loss)

@@ -50,8 +50,8 @@ def trace_only(sim: simulation.Simulation) -> chunks.Programs:
     return chunks.Programs(chunk, lambda _variables, _pool, rows: sums[rows.shape], 0.0)
 
 
-def variables_of_ones(_config, init):
-    """Replaces `simulation.make_variables` where no model is trained: a draw compiles for half a second."""
+def variables_of_ones(_config, init, initial=None):
+    """Replaces `registry.make_variables` where no model is trained: a draw compiles for half a second."""
     return _ones(init, jax.random.key(0))
 
 

@@ -1,5 +1,6 @@
 """Run folders with made-up numbers, for the tests of reports; nothing is trained."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
 def write_summary(folder: Path) -> None:
     """Writes the summary of the history, as a run does."""
     records = history.read(folder)
-    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records)
+    text = (folder / "history.jsonl").read_bytes()
+    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records) | history.bytes_sent(records)
+    summary["seal"] = {"history": [len(text), hashlib.sha256(text).hexdigest()]}
     write_json(folder / "summary.json", seals.with_digest(summary))
 
 

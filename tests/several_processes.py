@@ -6,6 +6,7 @@ writes the results of every case to FILE, from process 0.
 """
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -38,6 +39,43 @@ def started_together(commands, folder, num_devices=1, **environment):
         for process in started:
             process.kill()
             process.wait()
+
+
+PROGRAM = """
+import sys
+from fedvg_jax.runs import client_memories
+client_memories.PIECE_BYTES = 2**20
+from fedvg_jax.sim import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command line, with pieces of a few rows."""
+FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local-epochs", "1", "--lr", "0.05"]
+
+
+def run_processes(folder, name, layout, *words):
+    """Runs the command line in (processes, devices of each)."""
+    count, devices = layout
+    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--cache-dir", str(folder / "cache"), "--devices"]
+    command += [str(count * devices), *words, "--resume" if (folder / name).exists() else "--out", str(folder / name)]
+    where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
+    commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
+    with started_together(commands, folder, devices) as started:
+        codes = [process.wait(600) for process in started]
+    assert codes == count * [0], "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
+
+
+def assert_equal_histories(folder, name, expected):
+    """The same numbers, to rounding, in the histories of two runs of four rounds."""
+    import numpy as np
+
+    one, other = (
+        [json.loads(line) for line in (folder / each / "history.jsonl").read_text().splitlines()]
+        for each in (name, expected)
+    )
+    assert len(one) == len(other) == 4
+    for mine, its in zip(one, other, strict=True):
+        for entry in ("clients", "weights", "scores", "test_loss", "val_loss"):
+            np.testing.assert_allclose(mine[entry], its[entry], rtol=2e-5, err_msg=f"{name} {entry}")
 
 
 RULES = ("samples", "uniform", "inverse_samples", "val_loss", "fedvg", "samples+fedvg")

@@ -22,6 +22,7 @@ ORDER = (
     "engine",
     "runs",
     "views",
+    "study",
     "integrations",
 )
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
@@ -30,8 +31,9 @@ ONLY_IN = {
     "flax": {"models"},
     "flwr": {"integrations"},
     "torch": {"integrations"},
-    "matplotlib": {"views"},
+    "matplotlib": {"views", "study"},
 }
+STUDY_COMMANDS = {"sweep", "report", "verify", "api"}
 WITHOUT_JAX = {
     "config",
     "paper",
@@ -47,7 +49,8 @@ WITHOUT_JAX = {
     "runs/record/verification",
     "runs/record/resume",
 }
-WITHOUT_JAX |= {"runs/stop_signals", "runs/sweep_folder", "runs/sweep_workers", "runs/sweep_tuning"}
+WITHOUT_JAX |= {"runs/stop_signals", "study/axes", "study/sweep_points", "study/sweep_folder", "study/tuning"}
+WITHOUT_JAX |= {"study/workers"}
 
 
 @functools.cache
@@ -118,19 +121,19 @@ def test_outside_libraries_stay_in_their_packages():
 def test_no_algorithm_imports_another():
     for module in sources().keys() - {"algorithms"}:
         others = {m for m in imported_modules(module) if package_of(m) == package_of(module) == "algorithms"}
-        assert others <= {"algorithms/base"}, f"{module} imports {others}"
-
-
-def test_only_the_hardware_module_asks_jax_for_its_back_end():
-    for module, source in sources().items():
-        asks = any(isinstance(node, ast.Attribute) and node.attr == "default_backend" for node in ast.walk(source))
-        assert not asks or module == "core/hardware", f"{module} asks for the back end; it takes a Hardware"
+        assert others <= {"algorithms/base", "algorithms/losses"}, f"{module} imports {others}"
 
 
 def test_no_module_imports_an_integration():
     for module in sources():
         others = {m for m in imported_modules(module) if package_of(m) == "integrations"}
         assert not others or package_of(module) == "integrations", f"{module} imports {others}"
+
+
+def test_no_module_but_commands_and_the_sweep_from_python_imports_a_study():
+    for module in sources():
+        others = {m for m in imported_modules(module) if package_of(m) == "study"}
+        assert not others or module in STUDY_COMMANDS or package_of(module) == "study", f"{module} imports {others}"
 
 
 @pytest.mark.parametrize("module", ["", ".config", ".data", ".engine.schedule", ".runs.record.history"])
@@ -141,7 +144,8 @@ def test_importing_it_imports_no_jax_and_no_integration(module):
 
 
 def test_a_start_of_the_command_line_imports_no_library_that_it_does_not_use():
-    unused = "{'chex', 'orbax', 'tensorstore', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'torch', 'flwr', 'flax.nnx'}"
+    unused = "{'fedvg_jax.study', 'chex', 'orbax', 'tensorstore', 'sklearn', 'scipy', 'pandas', 'matplotlib', "
+    unused += "'torch', 'flwr', 'flax.nnx'}"
     modules = "fedvg_jax.sim, fedvg_jax.runs.loop, fedvg_jax.views.display"
     code = f"import sys, {modules}; sys.exit(', '.join({unused} & sys.modules.keys()) or None)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

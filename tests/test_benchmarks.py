@@ -11,7 +11,6 @@ import pytest
 
 import fedvg_jax as fv
 from benchmarks import (
-    accuracy,
     cases,
     client_values,
     contest,
@@ -182,9 +181,9 @@ def test_network_has_the_same_loss_in_pytorch(name):
 
 
 def named_task(case):
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import registry
 
-    return cases.task(case) or simulation.make_task(cases.config(case), cases.arrays(case, None))
+    return cases.task(case) or registry.make_task(cases.config(case), cases.arrays(case, None))
 
 
 def test_rounds_writes_timings_of_all_contestants(tmp_path):
@@ -207,7 +206,7 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
 
 
 def test_generated_parts_of_the_documentation_are_up_to_date():
-    pytest.importorskip("statsmodels", reason="reports need the report extra")
+    pytest.importorskip("scipy", reason="reports need the report extra")
     for path, tables in table.pages(table.RESULTS).items():
         text = path.read_text(encoding="utf-8")
         assert table.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
@@ -260,66 +259,6 @@ def test_all_gpu_sections_run_on_the_cpu(tmp_path):
     assert gpu.main(["--cpu-smoke", "--minutes", "15", "--out", str(out), "--cache-dir", str(tmp_path)]) == 0
     sections = json.loads(out.read_text())["sections"]
     assert [name for name, s in sections.items() if "failed" in s or "error" in s] == []
-
-
-def campaign(tmp_path, *more):
-    return accuracy.parse(campaign_words(tmp_path, *more))
-
-
-def campaign_words(tmp_path, *more):
-    small = ["dataset=digits", "model=mlp", "clients=4", "join_ratio=0.5", "rounds=2", "local_epochs=1", "alpha=1"]
-    options = ["--seeds", "0", "--alphas", "0.05", "--set", *small, f"cache_dir={tmp_path / 'cache'}"]
-    return ["--out", str(tmp_path / "runs"), *options, *more]
-
-
-@pytest.mark.slow
-def test_accuracy_campaign_stops_at_its_time_limit_and_resumes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(accuracy, "METHODS", {"FedVG": "fedvg"})
-    assert not accuracy.campaign(campaign(tmp_path, "--minutes", "0"))
-    assert accuracy.campaign(campaign(tmp_path))
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
-    assert len(written) == 1
-    assert accuracy.campaign(campaign(tmp_path))
-    assert {path: path.stat().st_mtime_ns for path in written} == written, "a finished run was run again"
-    assert "| FedVG | 0.05 | 1 of 1 |" in capsys.readouterr().out.split("| method |")[-1]
-
-
-def test_accuracy_campaign_ends_with_its_table_when_time_is_up_in_a_run(tmp_path, capsys, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(accuracy.time, "monotonic", lambda: now[0])
-
-    def interrupted(config, seconds):
-        now[0] += limit
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(accuracy, "run", interrupted)
-    limit = 60.0
-    assert accuracy.main(campaign_words(tmp_path, "--minutes", "1")) == 3
-    assert "| FedVG | 0.05 | 0 of 1 |" in capsys.readouterr().out
-    limit = 30.0
-    with pytest.raises(KeyboardInterrupt):  # it was Ctrl-C
-        accuracy.main(campaign_words(tmp_path, "--minutes", "1"))
-
-
-def test_accuracy_table_has_means_and_deviations(tmp_path):
-    args = accuracy.parse(["--out", str(tmp_path), "--seeds", "0", "1", "--alphas", "0.1"])
-    for seed, value in enumerate((0.5, 0.6)):
-        names = ("test_accuracy_final", "test_accuracy_at_best_val", "test_accuracy_max")
-        folder = accuracy.folder(args, "FedVG", 0.1, seed)
-        folder.mkdir()
-        (folder / "summary.json").write_text(json.dumps({"rounds": 200} | dict.fromkeys(names, value)))
-    # the deviation of two numbers is their difference / sqrt 2: 10 / 1.414
-    assert "| FedVG | 0.1 | 2 of 2 | 55.00 ± 7.07 |" in accuracy.table(args)
-
-
-def test_pieces_of_a_data_set_are_joined_in_order(tmp_path, capsys):
-    pieces = [tmp_path / name for name in ("a", "b")]
-    for piece, content in zip(pieces, (b"first", b"second"), strict=True):
-        piece.write_bytes(content)
-    accuracy.join(pieces, tmp_path / "data" / "cifar10.npz")
-    assert (tmp_path / "data" / "cifar10.npz").read_bytes() == b"firstsecond"
-    assert accuracy.main(["--data-dir", str(tmp_path), "--parts", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -531,12 +470,6 @@ def test_arms_reproduce_the_runs_of_named_weightings():
         history = fv.run(replace(config, weighting=weighting))
         assert result.accuracy.tolist() == pytest.approx([r["test_accuracy"] for r in history.records])
         np.testing.assert_allclose(result.weights, [r["weights"] for r in history.records], rtol=1e-5)
-
-
-def test_rank_correlation_is_spearman_s():
-    """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
-    assert client_values.rank_correlation(np.array([1, 2, 3, 9]), np.array([0, 5, 4, 6])) == pytest.approx(1 - 12 / 60)
-    assert np.isnan(client_values.rank_correlation(np.ones(3), np.arange(3)))
 
 
 # --- the loss plane

@@ -87,11 +87,11 @@ def test_pages_are_plain_markdown():
 
 
 def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
-    pytest.importorskip("statsmodels", reason="reports need the report extra")
+    pytest.importorskip("scipy", reason="reports need the report extra")
     from run_folders import write_sweep
 
-    from fedvg_jax.views.report import markup, tables
-    from fedvg_jax.views.report.collect import collect
+    from fedvg_jax.study import markup, tables
+    from fedvg_jax.study.collect import collect
 
     axes = {"method": ["fedavg", "fedvg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
     spread = {"fedvg": 0.03, "fedavg": 0.05, "fedprox": 0.02}

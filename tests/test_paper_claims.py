@@ -8,13 +8,13 @@ from typing import NamedTuple
 import pytest
 from run_folders import write_run, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import claims, layers, measures
 from benchmarks.paper.claims import Result, Scale
 from benchmarks.paper.measures import Finding, Value
-from fedvg_jax.views.report.collect import collect
+from fedvg_jax.study.collect import collect
 
 
 class Judged(NamedTuple):

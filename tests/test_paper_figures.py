@@ -13,7 +13,7 @@ from drawn_figures import NAMES, check_drawn_or_lacking, draw_one, make_study, r
 
 from benchmarks.paper import fisher, head, layers, validity
 from benchmarks.paper.figures import FIGURES
-from fedvg_jax.views.report.collect import collect
+from fedvg_jax.study.collect import collect
 
 LACKING = {
     "rho": "--validation.rho", "granularity": "--fedvg.granularity", "external": "--validation.source",
@@ -269,7 +269,9 @@ def test_title_of_bars_names_the_one_smallest_alpha(study, tmp_path):
     assert draw(collect([tmp_path]), "bars")[0].title == "Methods"
 
 
-def test_rank_correlation_needs_three_clients_and_variation():
+def test_rank_correlation_is_spearmans_and_needs_three_clients_and_variation():
+    """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
+    assert validity.rank_correlation([1, 2, 3, 9], [0, 5, 4, 6]) == pytest.approx(1 - 12 / 60)
     assert np.isnan(validity.rank_correlation([1, 2], [1, 2])) and np.isnan(
         validity.rank_correlation([1] * 3, [1, 2, 3])
     )

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from run_folders import write_manifest, write_run, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.paper import values
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.runs.record import history
-from fedvg_jax.views.report import costs, markup
-from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.study import Cell, Run, Study
+from fedvg_jax.study import costs, markup
+from fedvg_jax.study.cells import Cell, Run, Study
+from fedvg_jax.study.collect import collect
 
 
 def csv_rows(table):

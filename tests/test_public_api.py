@@ -14,8 +14,8 @@ import pytest
 import worlds
 
 import fedvg_jax as fv
-from fedvg_jax import api
 from fedvg_jax.core import hardware
+from fedvg_jax.study import sweeps
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
 
@@ -276,7 +276,7 @@ def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatc
 def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    monkeypatch.setattr(api.sweeps, "compute", lambda *args, **named: ({"seed=0": "a history"}, "SIGTERM"))
+    monkeypatch.setattr(sweeps, "compute", lambda *args, **named: ({"seed=0": "a history"}, "SIGTERM"))
     try:
         results = fv.run_sweep(SMALL, {"seed": [0, 1]})
     finally:

@@ -32,7 +32,7 @@ from fedvg_jax.engine import executors, federated_round, local_training, schedul
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import streaming
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
@@ -144,13 +144,18 @@ HYPER = {
     "dyn_alpha": 0.3,
     "clip": 1.2,
     "sensitivity_decay": 0.7,
+    "moon_mu": 1.5,
+    "moon_tau": 0.4,
+    "ntd_beta": 0.8,
+    "ntd_tau": 1.7,
+    "decorr_beta": 2.5,
 }
 """Every value has an effect on its algorithm."""
 
 
 def hyper(**changes: float) -> Hyper:
     """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
-    defaults = simulation.make_hyper(config.Config())
+    defaults = registry.make_hyper(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 
@@ -158,7 +163,11 @@ def hyper(**changes: float) -> Hyper:
 @functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
-    return simulation.ALGORITHMS[name](replace(config.Config(), **settings))
+    return registry.ALGORITHMS[name](replace(config.Config(), **settings))
+
+
+ON_QUADRATICS = [name for name in registry.ALGORITHMS if algorithm(name).loss is None]
+"""The algorithms that need no outputs or features of a network."""
 
 
 @functools.cache
@@ -344,7 +353,16 @@ def any_algorithm(algorithms: Mapping[str, Algorithm]) -> Algorithm:
     def probe(hyper, probe):
         return {name: algorithm.probe(hyper, probe) for name, algorithm in algorithms.items()}
 
-    return Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+    def loss(hyper, task, params, stats, batch, mask, key, anchor):
+        def of_task(*arguments):
+            return task.loss(params, stats, batch, mask, True)
+
+        given = hyper, task, params, stats, batch, mask, key
+        losses = [(a.loss or of_task)(*given, _own(anchor, name)) for name, a in algorithms.items()]
+        return choose(hyper, losses)
+
+    has_losses = any(algorithm.loss for algorithm in algorithms.values())
+    return Algorithm(init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None)
 
 
 def _own(anchor: Anchor, name: str) -> Anchor:
@@ -355,7 +373,7 @@ def _own(anchor: Anchor, name: str) -> Anchor:
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
-    return simulation.make_weighting(settings, task, algorithm)
+    return registry.make_weighting(settings, task, algorithm)
 
 
 def round_step(
@@ -417,18 +435,18 @@ def shared_round(algorithm: Algorithm, **options):
 
 @functools.cache
 def _any_registered() -> Algorithm:
-    return any_algorithm({name: algorithm(name) for name in simulation.ALGORITHMS})
+    return any_algorithm({name: algorithm(name) for name in ON_QUADRATICS})
 
 
 def any_shared_round(chosen: Algorithm):
     """Returns the round of `shared_round` as a choice in one program of all registered algorithms; with other settings
     than the defaults, an algorithm has a program of its own."""
-    names = [name for name in simulation.ALGORITHMS if algorithm(name) is chosen]
+    names = [name for name in ON_QUADRATICS if algorithm(name) is chosen]
     if not names:
         return shared_round(chosen)
 
     def step(state, schedule, data, hyper):
-        others, number = shared_state(uneven(), _any_registered()), list(simulation.ALGORITHMS).index(names[0])
+        others, number = shared_state(uneven(), _any_registered()), ON_QUADRATICS.index(names[0])
         server, clients = others.server | {names[0]: state.server}, others.clients | {names[0]: state.clients}
         state = state._replace(server=server, clients=clients)
         state, metrics = any_program()(state, schedule, data, hyper | {"algorithm": jnp.int32(number)})

@@ -46,7 +46,7 @@ def opened(settings: config.Config, state: SimState, logged: list[str]) -> Itera
     from fedvg_jax.runs.record import recorder as recording
 
     with recording.open_run_folder(
-        settings, state, {}, lambda: {"data": "d", "partition": "p"}, logged.append
+        settings, state, {}, lambda: {"data": "d", "partition": "p"}, logged.append, {}
     ) as recorder:
         yield recorder
 

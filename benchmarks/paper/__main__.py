@@ -18,11 +18,10 @@ from benchmarks.paper import claims, measures, values
 from benchmarks.paper.figures import FIGURES
 from fedvg_jax import sim
 from fedvg_jax.core import files
-from fedvg_jax.views import report
-from fedvg_jax.views.report import markup
-from fedvg_jax.views.report.collect import collect
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.study import Study
+from fedvg_jax.study import markup, report
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.collect import collect
+from fedvg_jax.study.figures import base
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.curves import metric_label
-from fedvg_jax.views.report.statistics import mean_and_std
-from fedvg_jax.views.report.study import Scenario, Study, majority, results, scenario_text, value_text
+from fedvg_jax.study.cells import Scenario, Study, majority, results, scenario_text, value_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.figures.curves import metric_label
+from fedvg_jax.study.statistics import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

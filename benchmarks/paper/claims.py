@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from benchmarks.paper import measures
 from benchmarks.paper.measures import Finding, Values
-from fedvg_jax.views.report.markup import Column, Entry, Table
-from fedvg_jax.views.report.study import Study
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.markup import Column, Entry, Table
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
 NOT_REACHED = "not reached"

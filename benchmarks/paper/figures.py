@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.paper import bars, fisher, head, layers, pairs, rho, validity
-from fedvg_jax.views.report.figures import Figure
+from fedvg_jax.study.figures import Figure
 
 FIGURES: dict[str, Figure] = {
     "bars": bars.methods_at_smallest_alpha,

@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.paper.layers import layer_norms
 from benchmarks.paper.validity import of_present, rank_correlation, thinned
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Run, Study, scenario_text
+from fedvg_jax.study.cells import Run, Study, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

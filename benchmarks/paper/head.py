@@ -17,9 +17,9 @@ from benchmarks.paper.layers import layer_norms
 from benchmarks.paper.validity import LOSS, of_present, rank_correlation
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Cell, Run, Study, scenario_text
+from fedvg_jax.study.cells import Cell, Run, Study, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
 
 HEADS = ("classifier", "head")
 """First parts of the names of a head's layers."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Replicate, Run, Scenario, Study, replicate_text, scenario_text
+from fedvg_jax.study.cells import Replicate, Run, Scenario, Study, replicate_text, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
 
 ROW_INCHES = 0.14
 

@@ -16,8 +16,8 @@ from benchmarks.paper.rho import RHO
 from benchmarks.paper.validity import ACCURACY, of_present, rank_correlation
 from benchmarks.paper.values import DIRICHLET, EXTERNAL, paper_name
 from fedvg_jax import paper
-from fedvg_jax.views.report import statistics
-from fedvg_jax.views.report.study import Cell, Replicate, Run, Scenario, Study, results, scenario_text
+from fedvg_jax.study import statistics
+from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
 WITHIN = 2.3

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.figures.curves import curve, largest_class, limits, metric_label
-from fedvg_jax.views.report.study import Study, scenario_text
+from fedvg_jax.study.cells import Study, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.figures.curves import curve, largest_class, limits, metric_label
 
 
 def integrations(study: Study, style: Style) -> list[Drawing] | str:

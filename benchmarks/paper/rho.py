@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedvg_jax.views.report.figures.against import against
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Study
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.figures.against import against
+from fedvg_jax.study.figures.base import Drawing, Style
 
 RHO = "validation.rho"
 

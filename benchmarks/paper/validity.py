@@ -10,9 +10,9 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.views.report.figures import base
-from fedvg_jax.views.report.figures.base import Drawing, Style
-from fedvg_jax.views.report.study import Run, Study, scenario_text
+from fedvg_jax.study.cells import Run, Study, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
 
 ACCURACY = "client_accuracy"
 """Key of a record: accuracy of every client's model on the pooled test set, in the order of `clients`."""
@@ -29,7 +29,9 @@ MAX_POINTS = 2000
 LINES = {"weight s_k": (base.COLOURS[0], "-"), "size n_k": (base.COLOURS[1], "--"), "low loss on D_val": ("0.25", ":")}
 
 
-def rank_correlation(measure: Sequence[float | None], accuracy: Sequence[float | None]) -> float:
+def rank_correlation(
+    measure: Sequence[float | None] | np.ndarray, accuracy: Sequence[float | None] | np.ndarray
+) -> float:
     """Returns Spearman's correlation over the clients that have both; nan where one of them is constant.
 
     >>> rank_correlation([0.1, 0.3, 0.6, None], [0.5, 0.7, 0.9, 0.1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -9,11 +10,11 @@ from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.study import statistics, tables
+from fedvg_jax.study.cells import Cell, Run, Study, results, value_text
+from fedvg_jax.study.markup import Column, Entry, Table, number
+from fedvg_jax.study.scenarios import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
 from fedvg_jax.views import labels
-from fedvg_jax.views.report import statistics, tables
-from fedvg_jax.views.report.axes import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
-from fedvg_jax.views.report.markup import Column, Entry, Table, number
-from fedvg_jax.views.report.study import Cell, Run, Study, results, value_text
 
 PAPER_SEEDS = 5
 
@@ -122,7 +123,7 @@ def against_paper(study: Study) -> Table | None:
         theirs = Entry(f"{stated[0]:.2f}" + (f" ± {stated[1]:.2f}" if stated[1] is not None else ""), stated)
         errors = None
         if stated[1] is not None and len(ours) > 1:
-            errors = statistics.joint_standard_errors((mean, std, len(ours)), (*stated, PAPER_SEEDS))  # pyright: ignore
+            errors = joint_standard_errors((mean, std, len(ours)), (*stated, PAPER_SEEDS))  # pyright: ignore
         return [*shown, theirs, number(mean - stated[0], signed=True), number(errors, 1, signed=True)]
 
     header, rows = tables.per_cell(study, columns, entries)
@@ -164,3 +165,17 @@ def _scale(study: Study) -> list[str]:
 
 def _setting_text(value: Any) -> str:
     return "none" if value in (None, "") else value_text(value)
+
+
+def joint_standard_errors(ours: tuple[float, float, int], theirs: tuple[float, float, int]) -> float:
+    """Returns the difference of two means in joint standard errors, (a - b) / sqrt(s_a^2 / n_a + s_b^2 / n_b).
+
+    Args:
+        ours: mean, standard deviation and number of runs.
+        theirs: the same of the other mean.
+
+    >>> joint_standard_errors((80.0, 3.0, 9), (75.0, 4.0, 1))
+    1.212678125181665
+    """
+    variance = ours[1] ** 2 / ours[2] + theirs[1] ** 2 / theirs[2]
+    return (ours[0] - theirs[0]) / math.sqrt(variance) if variance > 0 else math.nan

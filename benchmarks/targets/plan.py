@@ -154,7 +154,6 @@ def make_plan(sim: simulation.Simulation, target: Target, programs: target_progr
         target: the hardware.
         programs: compiled for it.
     """
-    assert sim.executor is not None
     config = sim.config
     chunk, evaluate = (hlo.sections(hlo.parse(program.as_text())) for program in programs[:2])
     schedules = [sim.schedule(r) for r in range(min(config.rounds, COUNTED))]

@@ -50,6 +50,7 @@ def pieces() -> dict[str, str]:
         "claims": result_tables.claims(),
         "cohort_memory": result_tables.cohort_memory(),
         "convolutions": result_tables.convolutions(),
+        "own_networks": result_tables.own_networks(),
         "host_pool": result_tables.host_pool(),
         "targets": result_tables.targets(),
         "hypergradient_memory": result_tables.hypergradient_memory(),

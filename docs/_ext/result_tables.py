@@ -12,9 +12,9 @@ import numpy as np
 from option_lists import escape, table
 
 from fedvg_jax import config
+from fedvg_jax.study import statistics
+from fedvg_jax.study.scenarios import base_name
 from fedvg_jax.views.labels import method_label
-from fedvg_jax.views.report import statistics
-from fedvg_jax.views.report.axes import base_name
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -47,6 +47,20 @@ def convolutions() -> str:
     rows = [[layer, *(f"{times[name]['median']:,.0f}" for name in names)] for layer, times in layers.items()]
     source = f"`{machine['command']}` on one core of {machine['processor']}, {machine['date'][:10]}."
     return table(["layer", *(f"`--conv {name}`" for name in names)], rows) + "\n\n" + source
+
+
+def own_networks() -> str:
+    """Milliseconds of a local step of networks that a user writes, beside the shipped ones."""
+    measured = load("own_networks")
+    machine, rows = measured["machine"], []
+    for name, times in measured["networks"].items():
+        medians = {variant: spread["median"] for variant, spread in times.items()}
+        ratio = f"{medians['run'] / medians['shipped']:.2f}" if "shipped" in medians else ""
+        shown = [f"{medians[variant]:.2f}" if variant in medians else "" for variant in ("shipped", "written", "run")]
+        rows.append([f"`{name}`", *shown, ratio])
+    source = f"`{machine['command']}` on one core of {machine['processor']}, {machine['date'][:10]}."
+    columns = ["own network", "shipped, ms", "as written, ms", "in a run, ms", "run / shipped"]
+    return table(columns, rows) + "\n\n" + source
 
 
 def host_pool() -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fedvg_jax.config import population_checks
 from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.options import (
     MODELS,
@@ -17,17 +16,23 @@ from fedvg_jax.config.options import (
     WEIGHTINGS,
     Config,
     cohort_size,
-    num_corrupt,
     recorded_names,
+    stop_target,
     tracker_names,
 )
 from fedvg_jax.config.presets import DATASETS, OUTSIDE
 from fedvg_jax.config.suggestions import suggestion
-from fedvg_jax.config.weighting_grammar import NO_PATTERN, parse_multipliers, parse_weighting, streams
+from fedvg_jax.config.uses import no_use
+from fedvg_jax.config.weighting_grammar import NO_PATTERN, parse_weighting, streams
 from fedvg_jax.core.types import UsageError
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
+
+NEVER_UNUSED = ("stem", "norm", "momentum", "min_samples_rule", "partition_file")
+NEVER_UNUSED += ("validation.data_dir", "validation.classes", "validation.clients")
+"""Settings that are refused where a run does not use them, also in a file and from Python: without them it would
+silently train another model, or on other data, than their user expects."""
 
 
 def check(config: Config) -> Config:
@@ -37,39 +42,51 @@ def check(config: Config) -> Config:
         UsageError: for the first setting with another type or value than allowed, or that contradicts another.
     """
     config = typed(config)
-    _check_names(config)
-    _check_text_and_size(config)
-    _check_weighting(config)
-    epochs_range(config)
-    _check_ranges(config)
-    _check_ratios(config)
-    _check_batch_size(config)
-    _check_devices(config)
-    _check_image_size(config)
-    _check_elastic(config)
-    _check_robust_rule(config)
-    _check_optimiser(config)
-    _check_attack(config)
-    _check_model(config)
-    _check_hold(config)
-    population_checks.check_population(config)
+    _check_values(config)
+    _check_texts(config)
+    for problems in (_unused, _training_problems, _method_problems, _partition_problems, _validation_problems):
+        for message in problems(config):
+            raise UsageError(message)
     return config
 
 
-def _check_weighting(config: Config) -> None:
-    """Raises UsageError for a weighting or an option of FedVG that makes no sense with any model."""
+def _check_values(config: Config) -> None:
+    """Raises UsageError for a value that is not among those its setting allows, or that float32 cannot hold."""
+    if not config.dataset.startswith(tuple(OUTSIDE)):
+        _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
+    for name in recorded_names(config):
+        _require_name("record", name, RECORDS)
+    for name in tracker_names(config):
+        _require_name("track", name, TRACKERS)
+    for name, value in flatten(config).items():
+        setting = SETTINGS[name]
+        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
+        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
+        _require(_is_utf8(str(value)), name, ascii(str(value)), "text that UTF-8 can encode")
+        if setting.names:
+            _require_name(name, str(value), setting.names)
+        if setting.range:
+            _require(setting.range.holds(value), name, value, setting.range.words)
+        if setting.facts.hyper:
+            fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
+            _require(fits, name, value, "a number that float32 can hold")
+
+
+def _check_texts(config: Config) -> None:
+    """Raises UsageError for a text that does not follow the grammar of its setting."""
     parse_weighting(config.weighting)
-    options = config.fedvg
-    if options.norm == "delta" and options.signal == "fisher":
-        raise UsageError(
-            "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
-        )
-    parse_multipliers(options.multipliers)
+    epochs_range(config)
     try:
-        re.compile(options.include)
+        re.compile(config.fedvg.include)
     except NO_PATTERN as error:
-        shown = options.include[:100]
+        shown = config.fedvg.include[:100]
         raise UsageError(f"fedvg.include is not a regular expression: {error}; got {shown}") from None
+    is_size = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII) is not None
+    _require(is_size, "image_size", config.image_size, "a number of pixels below 10000, or HEIGHTxWIDTH as 244x224")
+    is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
+    _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
+    is_devices = config.devices == "auto" or _is_count(config.devices)
+    _require(is_devices, "devices", config.devices, "auto, or a number >= 1")
 
 
 def epochs_range(config: Config) -> tuple[int, int]:
@@ -83,169 +100,166 @@ def epochs_range(config: Config) -> tuple[int, int]:
     """
     smallest, _, largest = str(config.local_epochs).partition(":")
     numbers = [smallest, largest or smallest]
-    is_range = all(n.isdecimal() and len(n) < 10 for n in numbers) and 1 <= int(numbers[0]) <= int(numbers[1])
+    is_range = all(map(_is_count, numbers)) and int(numbers[0]) <= int(numbers[1])
     _require(is_range, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
     return int(numbers[0]), int(numbers[1])
 
 
-def _check_names(config: Config) -> None:
-    """Raises UsageError for a value that is not among the allowed names of its setting."""
-    if not config.dataset.startswith(tuple(OUTSIDE)):
-        _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
-    for name, setting in SETTINGS.items():
-        if setting.names:
-            _require_name(name, setting.get(config), setting.names)
-    for name in recorded_names(config):
-        _require_name("record", name, RECORDS)
-    for name in tracker_names(config):
-        _require_name("track", name, TRACKERS)
+# --- combinations: each function yields a message for every contradiction, which can be detected without the data
 
 
-def _check_text_and_size(config: Config) -> None:
-    """Raises UsageError for an integer of more than 32 bits and for text that no file name can hold."""
-    for name, value in flatten(config).items():
-        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
-        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
-        _require(_is_utf8(str(value)), name, ascii(str(value)), "text that UTF-8 can encode")
+def _unused(config: Config) -> Iterator[str]:
+    for name in NEVER_UNUSED:
+        if SETTINGS[name].get(config) != SETTINGS[name].default and (message := no_use(config, name)):
+            yield message
 
 
-def _check_ranges(config: Config) -> None:
-    """Raises UsageError for a number that is out of its range, or that float32 cannot hold."""
-    for name, setting in SETTINGS.items():
-        value = setting.get(config)
-        if setting.range:
-            _require(setting.range.holds(value), name, value, setting.range.words)
-        if setting.facts.hyper:
-            fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
-            _require(fits, name, value, "a number that float32 can hold")
-
-
-def _check_ratios(config: Config) -> None:
-    """Raises UsageError if test and validation rows leave none to train on."""
-    held_out = config.test_ratio + config.val_ratio
-    _require(held_out < 1, "test_ratio + val_ratio", held_out, "below 1, so that rows are left to train on")
-
-
-def _check_batch_size(config: Config) -> None:
-    """Raises UsageError if every minibatch would be skipped."""
-    skips_all = config.batch_size == 1 and config.single_rows == "skipped"
-    _require(not skips_all, "batch_size", 1, ">= 2 with single_rows skipped; or use --single-rows trained")
-
-
-def _check_devices(config: Config) -> None:
-    """Raises UsageError for numbers of lanes or devices that are not numbers, or that contradict each other."""
-    is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
-    _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
-    is_devices = config.devices == "auto" or _is_count(config.devices)
-    _require(is_devices, "devices", config.devices, "auto, or a number >= 1")
+def _training_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of the model, its cohorts, its local training and its devices."""
+    least, given = cohort_size(config), config.candidates
+    if config.selection == "power_of_choice" and given > 0 and not least <= given <= config.clients:
+        yield f"candidates must be from the cohort's {least} to the {config.clients} clients, or 0; got {given}"
+    if config.stop_at and stop_target(config) is None:
+        got = _shorten(config.stop_at)
+        yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9; got {got}"
+    if config.test_ratio + config.val_ratio >= 1:
+        yield (
+            "test_ratio + val_ratio must be below 1, so that rows are left to train on;"
+            f" got {config.test_ratio + config.val_ratio}"
+        )
+    if config.batch_size == 1 and config.single_rows == "skipped":
+        yield "batch_size must be >= 2 with single_rows skipped; got 1; or use --single-rows trained"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
-        raise UsageError(f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto")
-
-
-def _check_image_size(config: Config) -> None:
-    """Raises UsageError for an image size that is neither empty, S nor HxW."""
-    match = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII)
-    allowed = "a number of pixels below 10000, or HEIGHTxWIDTH such as 244x224"
-    _require(match is not None, "image_size", config.image_size, allowed)
-
-
-def _check_elastic(config: Config) -> None:
-    """Raises UsageError for official running statistics without the official sensitivity, which is measured on them."""
-    sensitivity = config.elastic.sensitivity
-    contradicts = config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official"
-    _require(not contradicts, "elastic.sensitivity", sensitivity, "official where server_stats is official")
-
-
-def _check_robust_rule(config: Config) -> None:
-    """Raises UsageError for an aggregation rule that weighting, algorithm or cohort do not allow."""
-    rule, size = config.robust.rule, cohort_size(config)
-    is_measured = config.weighting not in ("uniform", "samples", "native")
-    if is_measured and rule in ("median", "trimmed_mean", "krum"):
-        raise UsageError(
-            f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
-            " use --weighting uniform, or --robust.rule clipped_mean"
-        )
-    if rule != "mean" and config.algorithm in ("scaffold", "feddyn", "fednova"):
-        raise UsageError(
-            f"robust.rule {rule} protects the averaged model only, and the server of {config.algorithm} also averages"
-            " other messages of the clients; use --robust.rule mean or another --algorithm"
-        )
-    if rule == "trimmed_mean" and config.robust.trim > 0:
-        _check_trim(config.robust.trim, size)
-    if rule == "krum":
-        bad, kept = config.robust.num_bad, config.robust.num_kept
-        _require(size >= 2 * bad + 3, "robust.num_bad", bad, f"at most (K - 3) / 2 for krum on a cohort of K = {size}")
-        _require(kept <= size - bad, "robust.num_kept", kept, f"at most K - num_bad = {size - bad}")
-
-
-def _check_trim(trim: float, size: int) -> None:
-    """Raises UsageError for a share above 0 that leaves out no client of a cohort, so that the rule is a plain mean."""
-    if size <= 2:
-        raise UsageError(
-            f"robust.trim {trim:g} needs a cohort of 3 clients or more, to leave out one at each end; got a cohort of"
-            f" {size}; use a larger --join-ratio, or --robust.rule mean"
-        )
-    if math.floor(trim * size + 1e-9) < 1:  # as the rule counts them
-        digits = 10 ** (len(str(size)) + 1)
-        smallest = math.ceil(digits / size) / digits
-        raise UsageError(
-            f"robust.trim {trim:g} leaves out no client of a cohort of {size}; use {smallest:g} or more, 0 for"
-            " the plain mean, or a larger --join-ratio"
-        )
-
-
-def _check_optimiser(config: Config) -> None:
-    """Raises UsageError for momentum without sgd, and for a kept state where there is none or it would do harm."""
-    if config.momentum and config.optimiser != "sgd":
-        raise UsageError(f"momentum {config.momentum:g} is for optimiser sgd; got {config.optimiser}; leave it out")
+        yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
+    if config.conv == "planes" and not MODELS[config.model].has_planes:
+        fitting = ", ".join(name for name, network in MODELS.items() if network.has_planes)
+        yield f"conv planes is for {fitting}; got model {config.model}; use --conv gemm or auto"
     has_state = config.momentum or config.optimiser != "sgd"
     if config.optimiser_state == "kept" and (not has_state or config.algorithm in ("scaffold", "fednova")):
-        raise UsageError(
+        yield (
             "optimiser_state kept needs an optimiser with a state, and an algorithm that does not assume a fresh one;"
             f" got {config.optimiser} at momentum {config.momentum:g} and {config.algorithm}; use reset"
         )
 
 
-def _check_attack(config: Config) -> None:
-    """Raises UsageError for a fraction of corrupt clients that rounds to none."""
-    smallest = 0.5 / config.clients
-    if config.attack.kind != "none" and num_corrupt(config) == 0:
-        raise UsageError(
-            f"attack.clients {config.attack.clients} of {config.clients} clients is none; use > {smallest:g}"
+def _method_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of weighting, algorithm, aggregation rule and cohort blocks."""
+    if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
+        yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
+    sensitivity = config.elastic.sensitivity
+    if config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official":
+        yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
+    if config.local:
+        yield from _local_problems(config)
+    if config.robust.rule != "mean":
+        yield from _rule_problems(config, config.robust.rule, cohort_size(config))
+    if 0 < config.hold < cohort_size(config):
+        yield from _hold_problems(config, f"hold {config.hold} of a cohort of {cohort_size(config)}")
+
+
+def _local_problems(config: Config) -> Iterator[str]:
+    """Yields a wrong expression of local tensors, and contradictions with what needs every tensor of a client."""
+    try:
+        re.compile(config.local)
+    except re.error as error:
+        yield f"local {config.local!r} is no regular expression: {error}"
+    if config.server_stats == "official":
+        yield (
+            f"local {config.local} cannot be used with server_stats official, where the server changes every tensor;"
+            " leave one of them out"
+        )
+    if config.robust.rule != "mean":
+        yield (
+            f"local {config.local} cannot be used with robust.rule {config.robust.rule}, which compares whole models;"
+            " use --robust.rule mean"
         )
 
 
-def _check_model(config: Config) -> None:
-    """Raises UsageError for an option that the model does not have."""
-    is_resnet = config.model.startswith("resnet")
-    for name in ("stem", "norm"):
-        value, default = getattr(config, name), getattr(Config, name)
-        if value != default and not is_resnet:
-            raise UsageError(
-                f"--{name} {value} is for ResNets, and model {config.model} has no choice of {name}; leave it out"
-            )
-    if config.conv == "planes" and not MODELS[config.model].has_planes:
-        fitting = ", ".join(name for name, network in MODELS.items() if network.has_planes)
-        raise UsageError(f"conv planes is for {fitting}; got model {config.model}; use --conv gemm or auto")
+def _rule_problems(config: Config, rule: str, size: int) -> Iterator[str]:
+    """Yields contradictions of a robust rule with the weighting, the algorithm or a cohort of `size` clients."""
+    if rule != "clipped_mean" and config.weighting not in ("uniform", "samples", "native"):
+        yield (
+            f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
+            " use --weighting uniform, or --robust.rule clipped_mean"
+        )
+    if config.algorithm in ("scaffold", "feddyn", "fednova"):
+        yield (
+            f"robust.rule {rule} protects the averaged model only, and the server of {config.algorithm} also averages"
+            " other messages of the clients; use --robust.rule mean or another --algorithm"
+        )
+    trim, bad, kept = config.robust.trim, config.robust.num_bad, config.robust.num_kept
+    if rule == "trimmed_mean" and trim > 0 and math.floor(trim * size + 1e-9) < 1:  # as the rule counts them
+        digits = 10 ** (len(str(size)) + 1)
+        larger = f"{math.ceil(digits / size) / digits:g} or more, 0 for the plain mean, or " if size > 2 else ""
+        yield (
+            f"robust.trim {trim:g} leaves out no client of a cohort of {size}; use {larger}a larger --join-ratio, or"
+            " --robust.rule mean"
+        )
+    if rule == "krum" and size < 2 * bad + 3:
+        yield f"robust.num_bad must be at most (K - 3) / 2 for krum on a cohort of K = {size}; got {bad}"
+    if rule == "krum" and kept > size - bad:
+        yield f"robust.num_kept must be at most K - num_bad = {size - bad}; got {kept}"
 
 
-def _check_hold(config: Config) -> None:
-    """Raises UsageError for cohort blocks under a rule that needs all models of the cohort at once."""
-    size = cohort_size(config)
-    if not 0 < config.hold < size:
-        return
+def _hold_problems(config: Config, blocks: str) -> Iterator[str]:
+    """Yields contradictions of cohort blocks with what needs all models of the cohort at once."""
     if config.robust.rule != "mean":
-        raise UsageError(
-            f"hold {config.hold} of a cohort of {size} needs the weighted mean, because robust.rule"
-            f" {config.robust.rule} needs all {size} models at once; use --hold 0 or --robust.rule mean"
+        yield (
+            f"{blocks} needs the weighted mean, because robust.rule {config.robust.rule} needs all models at once; use"
+            " --hold 0 or --robust.rule mean"
         )
     layer_stats = config.fedvg.stats == "layer" and "fedvg" in config.weighting
     if layer_stats or not streams(config.weighting):
         streamed = ", ".join(name for name, is_streamed in WEIGHTINGS.items() if is_streamed)
-        raise UsageError(
-            f"hold {config.hold} of a cohort of {size} needs weights that can be averaged client by client:"
-            f" {streamed} or a mean of two, running statistics uniform; got"
-            f" {config.weighting}{' with fedvg.stats layer' if layer_stats else ''}; use --hold 0 or one of these"
+        yield (
+            f"{blocks} needs weights that can be averaged client by client: {streamed} or a mean of two, running"
+            f" statistics uniform; got {config.weighting}{' with fedvg.stats layer' if layer_stats else ''}; use"
+            " --hold 0 or one of these"
+        )
+
+
+def _partition_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of the partition, its file, and the clients that are corrupt."""
+    kind, is_held_out_first, file = config.partition, config.split != "client", config.export_partition
+    if kind == "file" and not config.partition_file:
+        yield "partition file needs --partition-file FILE, a .npz or .json of rows"
+    if file is not None and file.suffix not in (".npz", ".json"):
+        yield f"export_partition must end in .npz or .json; got {file}"
+    if file is not None and config.export_form == "clients" and is_held_out_first:
+        yield (
+            f"export_form clients writes the rows of every client, and split {config.split} holds rows out of all"
+            " clients; use --export-form parts"
+        )
+    if is_held_out_first and kind in ("file", "official"):
+        yield (
+            f"split {config.split} holds rows out before the partition, and partition {kind} assigns all rows;"
+            " use --split client"
+        )
+    if kind == "balanced_client" and config.clients < 2:
+        yield "partition balanced_client needs at least 2 clients; got 1"
+    corrupt = {"corrupt": config.corrupt, "attack": config.attack}
+    clients = {name: group.clients for name, group in corrupt.items() if group.kind != "none"}
+    for name, fraction in clients.items():
+        if round(fraction * config.clients) == 0:
+            yield f"{name}.clients {fraction} of {config.clients} clients is none; use > {0.5 / config.clients:g}"
+    if len(set(clients.values())) == 2:
+        yield (
+            f"corrupt.clients {config.corrupt.clients} and attack.clients {config.attack.clients} are the same clients;"
+            " make them equal"
+        )
+
+
+def _validation_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of the validation set."""
+    options = config.validation
+    if options.source == "clients" and config.val_ratio == 0:
+        yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
+    if options.source != "clients" and options.data_dir is None:
+        yield f"validation.source {options.source} needs --validation.data-dir DIR with its files"
+    if options.size > 0 and options.fraction < 1:
+        yield (
+            f"validation.size {options.size} and validation.fraction {options.fraction} contradict each other; give one"
+            " of them"
         )
 
 

@@ -163,13 +163,23 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
         UsageError: a flag is unknown, with the one that is probably meant, or lacks its value.
     """
     words = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
-    found, unknown = parser.parse_known_args(words)
+    found, unknown = parser.parse_known_args(_with_pairs(words))
     if unknown:
         word = unknown[0]
         close = closest(word.lstrip("-").partition("=")[0], [*SETTINGS, *presets.SHORTHANDS], SYNONYMS)
         hint = f"did you mean {flag_of(close)}?" if close else f"{parser.prog} --help-all lists all"
         raise UsageError(f"unknown argument {word[:100]}; {hint if word.startswith('-') else no_flag}")
     return vars(found)
+
+
+def _with_pairs(words: list[str]) -> list[str]:
+    """Returns the words with a flag that takes a name and a number, as --stop-at val_loss 0.1, and both in one word."""
+    paired = {flag_of(name) for name, setting in SETTINGS.items() if " " in setting.facts.word}
+    joined = list(words)
+    for i, (flag, first, second) in reversed([*enumerate(zip(words, words[1:], words[2:]))]):  # noqa: B905  of two less
+        if flag in paired and " " not in first and not second.startswith("--"):
+            joined[i : i + 3] = [f"{flag}={first} {second}"]
+    return joined
 
 
 def value_of(name: str, text: str, prog: str) -> Any:

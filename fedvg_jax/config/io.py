@@ -152,3 +152,8 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def python_scalar(value: Any) -> Any:
+    """Returns a scalar of NumPy or jax, which are not imported here, as a Python number; other values as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -44,6 +44,9 @@ ALGORITHMS = {
     "fedyogi": "FedYogi",
     "fedadagrad": "FedAdagrad",
     "fednova": "FedNova",
+    "moon": "MOON",
+    "fedntd": "FedNTD",
+    "feddecorr": "FedDecorr",
 }
 """Algorithm -> its spelling in papers."""
 
@@ -97,7 +100,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "calibration", "accuracy_by_client")
+RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -136,7 +139,7 @@ def _has_first_moment(config: Config) -> bool:
 
 def _has_memories(config: Config) -> bool:
     """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn") or config.optimiser_state == "kept"
+    return config.algorithm in ("scaffold", "feddyn", "moon") or config.optimiser_state == "kept" or config.local != ""
 
 
 def _of(settings: type, *algorithms: str):
@@ -205,9 +208,6 @@ class FedVG:
     uniform weights."""
     mix: float = setting(0.0, UNIT, hyper="mix", used=(_GENERALISED,))
     """Fraction of n_k / sum_j n_j in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
-    multipliers: str = setting("", kind="data", used=(_GENERALISED,), word="REGEX=NUMBER,...")
-    """Factors of the norms of tensors, REGEX=NUMBER,... of --weighting generalised. The first pattern that matches a
-    path applies, and 1 where none does."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +294,34 @@ class Elastic:
     compared over clients (the published code)."""
     rows: str = setting("all", ("all", "rest"), "data")
     """Rows that a client trains on. all, or rest: those on which sensitivity is not measured (the published code)."""
+
+
+@dataclass(frozen=True)
+class Moon:
+    """MOON: a model-contrastive term in the clients' loss."""
+
+    mu: float = setting(1.0, FROM_0, hyper="moon_mu")
+    """Weight of the contrastive term."""
+    tau: float = setting(0.5, ABOVE_0, hyper="moon_tau")
+    """Temperature of the similarities of features."""
+
+
+@dataclass(frozen=True)
+class FedNTD:
+    """FedNTD: distillation of the global model's predictions among the classes that are not true."""
+
+    beta: float = setting(1.0, FROM_0, hyper="ntd_beta")
+    """Weight of the distillation."""
+    tau: float = setting(1.0, ABOVE_0, hyper="ntd_tau")
+    """Temperature of the logits."""
+
+
+@dataclass(frozen=True)
+class FedDecorr:
+    """FedDecorr: a penalty on correlated features."""
+
+    beta: float = setting(0.1, FROM_0, hyper="decorr_beta")
+    """Weight of the penalty."""
 
 
 @dataclass(frozen=True)
@@ -532,6 +560,11 @@ class Config:
     """Fraction of the clients sampled each round, in (0, 1]."""
     cohorts: str = setting("seeded", ("seeded", "official"), "data")
     """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
+    selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data", also="client_selection sampler")
+    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice: of candidates
+    drawn so, the clients on whose training rows the global model has the largest loss."""
+    candidates: int = setting(0, FROM_0, "data", used=(is_one("selection", "power_of_choice"),), also="num_candidates")
+    """Candidates d of selection power_of_choice, from the cohort's size to all clients. 0: twice the cohort's size."""
     dropout: float = setting(0.0, BELOW_1, "data", also="drop_rate client_dropout dropout_rate client_drop_rate")
     """Probability that a client of the cohort drops out of the round."""
     untrained: str = setting("absent", ("absent", "weighed"))
@@ -608,6 +641,14 @@ class Config:
         5, kind="data", word="INT|MIN:MAX", is_common=True, also="epochs epoch num_epochs n_epochs num_local_epochs e"
     )
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
+    local: str = setting("", word="REGEX", also="personal personal_layers private_layers")
+    """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
+    sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
+    local_first: float = setting(
+        0.0, BELOW_1, used=(Condition("local", lambda config: config.local != "", "a regular expression"),)
+    )
+    """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others. 0
+    trains all tensors in all steps."""
     batch_size: int = setting(32, COUNT, is_common=True, also="batch batchsize minibatch minibatch_size bs b")
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     single_rows: str = setting("trained", ("trained", "skipped"), "data")
@@ -650,13 +691,19 @@ class Config:
         5, COUNT, "data", also="eval_interval eval_frequency eval_freq evaluate_every test_every eval_gap"
     )
     """Rounds between two evaluations. The last round is always evaluated."""
+    stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy target early_stop target_acc")
+    """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss or error end it at or
+    below the value, others at or above. A task's own metrics have val_ before their name."""
+    patience: int = setting(0, FROM_0, "data", also="early_stopping early_stopping_rounds early_stopping_patience")
+    """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
+    never."""
     record: str = setting("", word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
     calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
-    rows, its mean and worst decile."""
+    rows, its mean and worst decile; personal_accuracy, that of each client's own model."""
     devices: str = setting(
         "auto", topic="Hardware", word="INT|auto", is_common=True, also="device gpu gpus num_gpus num_devices cuda"
     )
@@ -673,7 +720,9 @@ class Config:
         "auto",
         ("auto", "device", "host"),
         "data",
-        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, or any with optimiser_state kept"),),
+        used=(
+            Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with optimiser_state kept or local"),
+        ),
     )
     """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
     them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.
@@ -737,6 +786,9 @@ class Config:
     scaffold: Scaffold = _of(Scaffold, "scaffold")
     feddyn: FedDyn = _of(FedDyn, "feddyn")
     elastic: Elastic = _of(Elastic, "elastic")
+    moon: Moon = _of(Moon, "moon")
+    fedntd: FedNTD = _of(FedNTD, "fedntd")
+    feddecorr: FedDecorr = _of(FedDecorr, "feddecorr")
     robust: Robust = group(Robust, "Robust aggregation")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
@@ -796,6 +848,20 @@ def recorded_names(config: Config) -> list[str]:
     ['client_accuracy', 'client_drift']
     """
     return [name.strip() for name in config.record.split(",") if name.strip()]
+
+
+def stop_target(config: Config) -> tuple[str, float] | None:
+    """Returns the metric and the value of `stop_at`; None where they are not a name and a number.
+
+    >>> stop_target(Config(stop_at="val_accuracy 0.9")), stop_target(Config(stop_at="0.9"))
+    (('val_accuracy', 0.9), None)
+    """
+    name, _, text = config.stop_at.strip().partition(" ")
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return (name, value) if name.startswith("val_") and math.isfinite(value) else None
 
 
 def tracker_names(config: Config) -> list[str]:

@@ -76,6 +76,14 @@ METHODS: dict[str, dict] = (
 )
 """Method of the paper -> its settings, with the hyperparameters of the appendix."""
 
+PERSONAL: dict[str, dict] = {
+    "fedper": {"local": "^classifier/"},
+    "fedrep": {"local": "^classifier/", "local_first": 0.5},
+    "fedbn": {"local": r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"},
+}
+"""Method with local tensors -> its settings: FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the
+head, FedBN (Li et al. 2021) the normalisation layers."""
+
 FIDELITY: dict[str, dict] = {
     "corrected": {},
     "official": fidelity.official_settings(),

@@ -32,7 +32,9 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
             value = registered(name, shorthands[name])
             meant = table.get(value, _composed(value) if name == "method" else None) if isinstance(value, str) else None
             if meant is None:
-                composed = (*ALGORITHMS, *WEIGHTINGS, "ALGORITHM+WEIGHTING") if name == "method" else ()
+                composed = (
+                    (*ALGORITHMS, *WEIGHTINGS, *presets.PERSONAL, "ALGORITHM+WEIGHTING") if name == "method" else ()
+                )
                 raise UsageError(
                     f"unknown {name} {value!r}{suggestion(str(value), dict.fromkeys((*table, *composed)))}"
                 )
@@ -42,14 +44,16 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
 
 def _composed(method: str) -> dict[str, Any] | None:
     """Returns the settings of an algorithm, of a weighting under FedAvg, or of both; None for another text."""
-    algorithm, plus, weighting = method.partition("+")
-    if algorithm not in ALGORITHMS:
-        algorithm, plus, weighting = "fedavg", "+", method
+    name, plus, weighting = method.partition("+")
+    if name not in ALGORITHMS and name not in presets.PERSONAL:
+        name, plus, weighting = "fedavg", "+", method
     try:
         parse_weighting(weighting if plus else "native")
     except UsageError:
         return None
-    return {**presets.METHODS.get(algorithm, {}), "algorithm": algorithm, "weighting": weighting or "native"}
+    settings = presets.METHODS.get(name, presets.PERSONAL.get(name, {}))
+    algorithm = name if name in ALGORITHMS else "fedavg"
+    return {**settings, "algorithm": algorithm, "weighting": weighting or "native"}
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}

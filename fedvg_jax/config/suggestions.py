@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-MOST_LISTED = 30
+MOST_LISTED = 40
 """A message lists all allowed names where there are fewer than this."""
 
 

@@ -1,7 +1,7 @@
 """Which settings a run uses, and how its settings are recorded.
 
 A flag that the run does not use is refused. In a TOML file and in Python such settings are allowed, because the runs of
-a sweep share them: config.json lists them under `unused`.
+a sweep share them: config.json lists them under `unused`. `checks.NEVER_UNUSED` are refused there, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config.declare import Condition
+from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import SETTINGS, Config
 from fedvg_jax.core.types import UsageError
 
@@ -21,8 +22,12 @@ PASSED = {
     "task": "model",
     "algorithm": "algorithm",
     "weighting": "weighting",
+    "selection": "selection",
 }
 """Object that a call from Python passes in place of a setting -> that setting."""
+
+HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
+"""Settings that change no result, such as folders."""
 
 
 def unmet(config: Config, name: str) -> Condition | None:
@@ -40,9 +45,20 @@ def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
     return [name for name in (SETTINGS if names is None else names) if unmet(config, name)]
 
 
+def used(config: Config) -> dict[str, Any]:
+    """Returns the settings on which the results of a run depend, by dotted name.
+
+    >>> settings = used(Config(weighting="samples"))
+    >>> "lr" in settings, "fedvg.norm" in settings, "out" in settings
+    (True, False, False)
+    """
+    left_out = {*HOST, *unused(config)}
+    return {name: plain(value) for name, value in flatten(config).items() if name not in left_out}
+
+
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`."""
-    return {name: _plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
+    return {name: plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
 
 
 def refuse_unused(config: Config, names: Iterable[str]) -> None:
@@ -52,11 +68,18 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
         config: settings of the run.
         names: settings that are flags of the command line.
     """
-    for name in names:
-        if condition := unmet(config, name):
-            flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
-            value: Any = SETTINGS[condition.setting].get(config)
-            raise UsageError(f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out")
+    for message in filter(None, (no_use(config, name) for name in names)):
+        raise UsageError(message)
+
+
+def no_use(config: Config, name: str) -> str:
+    """Returns the message about a setting that the run does not use; "" where it uses it."""
+    condition = unmet(config, name)
+    if condition is None:
+        return ""
+    flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
+    value: Any = SETTINGS[condition.setting].get(config)
+    return f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out"
 
 
 def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[str, Any]:
@@ -73,7 +96,10 @@ def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[st
     return {name: own.get(name, value) for name, value in settings.items()}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+def plain(value: Any) -> Any:
+    """Returns a value of a setting, or several in a dict or a list, as JSON holds them."""
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value

@@ -1,9 +1,8 @@
-"""Grammar of `--weighting`, and checks of FedVG's options."""
+"""Grammar of `--weighting`."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from typing import NamedTuple
 
@@ -92,26 +91,3 @@ def streams(text: str) -> bool:
     """
     rule = parse_weighting(text)
     return all(isinstance(part, str) and WEIGHTINGS[part] for part in (rule if isinstance(rule, Mean) else (rule,)))
-
-
-def parse_multipliers(text: str) -> list[tuple[str, float]]:
-    """Returns (pattern of paths, factor of norms) pairs.
-
-    Raises:
-        UsageError: the text is not REGEX=NUMBER,... with numbers >= 0.
-
-    >>> parse_multipliers("^classifier/=2,bias$=0")
-    [('^classifier/', 2.0), ('bias$', 0.0)]
-    """
-    pairs = []
-    for part in filter(None, text.split(",")):
-        pattern, _, number = part.rpartition("=")
-        try:
-            re.compile(pattern)
-            factor = float(number)
-        except (*NO_PATTERN, ValueError):
-            factor = -1.0
-        if not pattern or not 0 <= factor < math.inf:
-            raise UsageError(f"fedvg.multipliers must be REGEX=NUMBER,... with numbers >= 0; got {part[:100]}")
-        pairs.append((pattern, factor))
-    return pairs

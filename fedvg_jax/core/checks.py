@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fedvg_jax.core import files, tree
 from fedvg_jax.core.types import Hyperparameter, Tree, UsageError
@@ -148,7 +147,7 @@ def in_range(parameter: Hyperparameter, value: Any) -> Any:
         ...
     fedvg_jax.UsageError: hyperparameter 'p' must be in [0, 1]; got 2
     """
-    if isinstance(value, Tracer):
+    if isinstance(value, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
         return value
     try:
         number = float(value)

@@ -47,21 +47,10 @@ def export_target(path: Path, setting: str = "export") -> Path:
     if not has_folder:
         raise UsageError(f"{setting} {path}: no such folder; make it, or name another file")
     if kind not in (None, stat.S_IFREG):
-        raise UsageError(
-            f"{setting} {path}: it is {_KINDS.get(kind or 0, 'no regular file')}; name a regular file or a new file"
-        )
+        raise UsageError(f"{setting} {path}: it is no regular file; name a regular file or a new file")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise UsageError(f"{setting} {path}: no permission to write to {target.parent}; name another file")
     return target
-
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
 
 
 def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
@@ -141,18 +130,11 @@ def held(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another process holds the lock.
     """
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            raise UsageError(f"run folder {folder} is in use by {owner}; wait for it, or name another --out") from None
-        except OSError as error:
-            warnings.warn(f"{folder} cannot be locked ({error.strerror}): start no second run in it", stacklevel=3)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+    with claimed(folder / LOCK) as is_held:
+        if not is_held:
+            owner = (folder / LOCK).read_text(encoding="utf-8").strip() or "another process"
+            raise UsageError(f"run folder {folder} is in use by {owner}; wait for it, or name another --out")
+        (folder / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
 
 
@@ -186,7 +168,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is damaged: it must hold a JSON object, got {_JSON_TYPES.get(type(value), 'null')}")
+        raise UsageError(f"{path} is damaged: it must hold a JSON object, got {type(value).__name__}")
     return value
 
 
@@ -200,9 +182,8 @@ def read_json(path: Path, unique_keys: bool = False) -> Any:
     Raises:
         UsageError: if the file cannot be read, or is not complete JSON.
     """
-    refuse_special(path)
     try:
-        return parse_json(path.read_bytes(), path, unique_keys)
+        return parse_json(read_regular(path), path, unique_keys)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
 
@@ -252,9 +233,6 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-_JSON_TYPES = {list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
-
-
 def make_private(folder: Path) -> None:
     """Makes a folder with access for this user only. An existing folder keeps its permissions."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -265,7 +243,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
     """Makes a cache folder, and refuses one that another user may have written to.
 
     The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
-    that cannot be made is not an error; writing to it will be. Systems without user ids are not checked.
+    that cannot be made is not an error; writing to it will be.
 
     Args:
         folder: the cache folder.
@@ -283,7 +261,7 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
         ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
-    if is_trusted or not hasattr(os, "geteuid"):
+    if is_trusted:
         return
     with contextlib.suppress(OSError):
         for checked in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):

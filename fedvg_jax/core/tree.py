@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Tree, Variables
 
-__all__ = ["dtype", "gather", "paths", "take"]
+__all__ = ["dtype", "gather", "paths", "real_rows", "take"]
 
 add = optax.tree.add
 sub = optax.tree.sub
@@ -160,6 +160,19 @@ def gather(pool: Tree, rows) -> tuple[Tree, Array]:
     ({'x': Array([7., 5., 5.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
     """
     return take(pool, jnp.maximum(rows, 0)), rows >= 0
+
+
+def real_rows(table) -> np.ndarray:
+    """Returns the row numbers of a table without its padding, in order, as NumPy's int32 [n].
+
+    Args:
+        table: int32 [..., B], -1 for padding, e.g. `Data.val`, `Data.test` or `Schedule.rows`.
+
+    >>> real_rows([[4, 0], [2, -1]]).tolist()
+    [4, 0, 2]
+    """
+    rows = np.asarray(table, np.int32)
+    return rows[rows >= 0]
 
 
 def params_of(memory: Tree) -> Tree:

@@ -88,6 +88,17 @@ class GradientSupport(NamedTuple):
     """(parameters, supported parts) -> the parameters with those parts replaced"""
 
 
+class Outputs(NamedTuple):
+    """What a model computes of a minibatch, for losses that see more than the task's own loss."""
+
+    loss: Array
+    """[] the task's mean loss over the real rows."""
+    outputs: Tree
+    """Leaves [B, ...], e.g. logits [B, C]."""
+    features: Array | None
+    """[B, ...] the input of the last layer with parameters; None if it is not known."""
+
+
 class Task(NamedTuple):
     """A model and its loss, as pure functions.
 
@@ -122,6 +133,10 @@ class Task(NamedTuple):
 
     Batch statistics are then those of each group, the loss is the mean over the real rows of all groups, and the
     statistics are returned unchanged."""
+    forward: Callable[..., tuple[Outputs, Tree]] | None = None
+    """(params, stats, batch, mask, train, key=None) -> (`Outputs`, new stats), in one pass and equal to `loss`.
+
+    Only algorithms with a loss of their own need it."""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -205,6 +220,30 @@ class Schedule(NamedTuple):
     """int32 [K] rows of the clients' memories in the state; None where row k is client k's, for all N clients."""
 
 
+class Population(NamedTuple):
+    """What a selection knows before a round. NumPy, on the host."""
+
+    round: int
+    """from 0"""
+    rng: Any
+    """NumPy's generator of (seed, round)"""
+    num_samples: Vector
+    """int [N] training rows n_k"""
+    cohort_size: int
+    """K"""
+    losses: Callable[[Vector], Vector]
+    """ids [n] -> mean losses [n] of theta_g on these clients' own training rows, in evaluation mode"""
+
+
+class Selection(NamedTuple):
+    """Which clients train in a round: the cohort as a function of (round, what is known)."""
+
+    choose: Callable[[Population], Vector]
+    """population -> ids of K different clients"""
+    num_candidates: int = 0
+    """Most clients whose losses `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
+
+
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
 class Anchor(NamedTuple):
     """What a client receives from the federation before it trains."""
@@ -279,6 +318,10 @@ class Algorithm(NamedTuple):
     """Name of the weighting in the algorithm's own paper."""
     defaults: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
+    loss: Callable[[Hyper, Task, Tree, Tree, Tree, Array, Array, Anchor], tuple[Array, Tree]] | None = None
+    """(hyper, task, params, stats, batch, mask, key, anchor) -> (loss of a local step [], new stats)
+
+    None for `task.loss`. The key is one of the step."""
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------

@@ -160,10 +160,16 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
         UsageError: another dtype, or not one group per row.
     """
     flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
-    if flat.dtype.kind not in "iuSU" or flat.shape != (len(arrays.y),):
-        got = f"{groups.dtype} {list(groups.shape)}"
-        raise UsageError(f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row, got {got}")
+    check_groups(flat, len(arrays.y), f"{source}: ")
     return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
+
+
+def check_groups(groups: np.ndarray, num_rows: int, source: str = "") -> np.ndarray:
+    """Returns the groups; a UsageError unless they are integers or strings, one for each row."""
+    if groups.dtype.kind not in "iuSU" or groups.shape != (num_rows,):
+        got = f"{groups.dtype} {list(groups.shape)}"
+        raise UsageError(f"{source}groups must be integers or strings [{num_rows}], one per row; got {got}")
+    return groups
 
 
 def _images(x: np.ndarray, source: object) -> np.ndarray:

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.archive import Place
-from fedvg_jax.data.arrays import OWN_WARNING, Arrays, refuse_too_large
+from fedvg_jax.data.archive import unreadable
+from fedvg_jax.data.arrays import OWN_WARNING, Arrays
 
 VERSION = 4
 """Version of the entries' format; part of their names."""
@@ -81,21 +80,6 @@ def cached(
         return arrays
     publish(entry, lambda draft: _save(arrays, draft))
     return _load(entry) or arrays
-
-
-def contents(file: Place) -> bytes:
-    """Returns all bytes of a user's file.
-
-    Raises:
-        UsageError: it cannot be read, or is larger than this machine's memory.
-    """
-    try:
-        if isinstance(file, Path):
-            files.refuse_special(file)
-            refuse_too_large(file.stat().st_size, file)
-        return file.read_bytes()
-    except OSError as error:
-        raise _unreadable(file, error) from error
 
 
 def digest(*parts: object) -> str:
@@ -155,12 +139,8 @@ def _file_digest(file: Path) -> str:
             while piece := stream.read(_PIECE):
                 content.update(piece)
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
     return content.hexdigest()
-
-
-def _unreadable(file: Place, error: OSError) -> UsageError:
-    return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
 
 def _save(arrays: Arrays, entry: Path) -> None:

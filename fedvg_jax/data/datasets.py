@@ -13,15 +13,14 @@ from fedvg_jax.data.images import Progress, Size
 from fedvg_jax.data.readers import (
     cifar,
     covid19,
-    digits,
     encoded,
     folder,
     hf,
     mapped,
     medmnist,
     npz,
+    scikit_learn,
     stl10,
-    tables,
     text,
     tfds,
     tinyimagenet,
@@ -42,7 +41,7 @@ class Source(NamedTuple):
 _IMAGES = ("size", "progress")
 
 SOURCES = {
-    **{name: Source(partial(cifar.load, name=name), f"{s.layout} ({s.source})") for name, s in cifar.SETS.items()},
+    **{name: Source(partial(cifar.load, name=name), f"{s.layout} ({cifar.SOURCE})") for name, s in cifar.SETS.items()},
     "stl10": Source(stl10.load, f"{stl10.LAYOUT} ({stl10.SOURCE})", ("progress",)),
     **{
         name: Source(
@@ -61,8 +60,8 @@ SOURCES = {
 }
 
 BUILT_IN: dict[str, Callable[[], Arrays]] = {
-    "digits": digits.load,
-    **{name: partial(tables.load, name) for name in tables.TABLES},
+    "digits": scikit_learn.load_digits,
+    **{name: partial(scikit_learn.load_table, name) for name in scikit_learn.TABLES},
     "literature": text.literature,
 }
 """Data set that needs no files -> its reader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
+from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.scopes import EVALUATION
 from fedvg_jax.core.types import Executor, Task, Tree, Variables
 
@@ -26,6 +28,27 @@ class Detailed(NamedTuple):
     """int32 [V, B] labels of every row that are predicted correctly, 0 for padding"""
     bins: Array
     """[3, NUM_BINS] number of labels, summed confidence and number of correct labels, by confidence"""
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def mean_loss(task: Task, variables: Variables, pool: Tree, rows: Array) -> Array:
+    """Returns the mean of `task.loss` over the real rows of a table, in evaluation mode; differentiable in both modes.
+
+    Args:
+        task: the model and its loss.
+        variables: of the model.
+        pool: leaves [T, ...].
+        rows: int32 [V, B], -1 for padding.
+    """
+
+    def add(total: Array, batch_rows: Array) -> tuple[Array, Array]:
+        batch, mask = tree.gather(pool, batch_rows)
+        loss, _ = task.loss(*variables, batch, mask, False)
+        count = mask.sum().astype(total.dtype)
+        return total + loss.astype(total.dtype) * count, count
+
+    total, counts = lax.scan(add, jnp.zeros((), tree.wide_dtype(variables)), rows)
+    return total / counts.sum()
 
 
 def make_evaluate(
@@ -81,6 +104,23 @@ def make_evaluate(
             return Detailed(sums, correct, bins)
 
     return evaluate
+
+
+def make_personal(task: Task, local: LocalPart) -> Callable[[Variables, Tree, Tree, Array], Array]:
+    """Returns count(theta_g, local parts [N, ...], pool, rows [N, V, B]) -> correct labels of each client, int32 [N].
+
+    Client k predicts its own rows by theta_g with its own local part.
+    """
+    evaluate = make_evaluate(task, is_detailed=True)
+
+    def count(theta: Variables, parts: Tree, pool: Tree, rows: Array) -> Array:
+        def of_client(entry: tuple[Tree, Array]) -> Array:
+            part, own = entry
+            return evaluate(local.within(theta, part), pool, own).correct.sum()
+
+        return lax.map(of_client, (parts, rows))
+
+    return count
 
 
 def count_devices(executor: Executor | None) -> int:

@@ -19,6 +19,7 @@ from jax import Array, lax
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.hardware import Hardware
+from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
@@ -54,6 +55,7 @@ def init_state(
     kept: local_training.Optimiser | None = None,
     variables: Variables | None = None,
     num_rows: int | None = None,
+    local: LocalPart | None = None,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -68,12 +70,14 @@ def init_state(
         variables: initial variables in place of `task.init(key)`.
         num_rows: M, rows for the memories of the clients that schedules name by `memory_rows`; None for a row for each
             of the N clients, by number.
+        local: the part of the model that stays with each client, as in `make_round`.
     """
     first_round = jax.device_put(np.int32(0))
     variables = Variables(*(jax.jit(task.init)(key) if variables is None else tree.arrays(variables)))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
+    client = client if local is None else local_training.Kept(client, local.of(variables))
     optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
     clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
     owners = jax.device_put(np.full(num_rows, -1, np.int32)) if num_rows else ()
@@ -97,6 +101,7 @@ def make_round(
     weigh_untrained: bool = False,
     check_weights: bool = False,
     hardware: Hardware | None = None,
+    local: LocalPart | None = None,
 ) -> RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
@@ -127,6 +132,8 @@ def make_round(
         check_weights: whether the metrics have the extremes of the weights, which show a weighting of one's own that is
             wrong in some tensor or cohort.
         hardware: what the round will run on; defaults to the hardware of this process.
+        local: the part of the model that stays with each client; None for none. Signals are measured on a client's
+            model with its own local part, and `delta` is 0 there.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
@@ -161,6 +168,7 @@ def make_round(
         weigh_untrained,
         check_weights,
         hardware,
+        local,
     )
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:

@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
@@ -29,6 +30,7 @@ from fedvg_jax.core.types import (
     SimState,
     Task,
     Tree,
+    Variables,
 )
 from fedvg_jax.engine import schedule as schedules
 
@@ -68,9 +70,28 @@ LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
 """Name -> (hyper, round from 0) -> factor of the learning rate."""
 
 
-def anchor(state: SimState, schedule: Schedule, k: Array) -> Anchor:
-    """Returns what client k of the cohort receives from the federation."""
-    return Anchor(state.variables.params, state.server, tree.take(state.clients, schedules.memory_rows(schedule)[k]))
+class Kept(NamedTuple):
+    """What a client keeps between rounds where a part of the model is local."""
+
+    memory: Tree
+    """The algorithm's memory."""
+    local: Tree
+    """The local part of its model; see `core.local_part`."""
+
+
+def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None = None) -> Anchor:
+    """Returns what client k of the cohort starts from: theta_g with its own local part, and the memories."""
+    memory = tree.take(state.clients, schedules.memory_rows(schedule)[k])
+    if local is None:
+        return Anchor(state.variables.params, state.server, memory)
+    return Anchor(start_of_client(state, schedule, k, local).params, state.server, memory.memory)
+
+
+def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None) -> Variables:
+    """Returns the model that client k of the cohort starts from."""
+    if local is None:
+        return state.variables
+    return local.within(state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -117,6 +138,7 @@ def make_client(
     hyper: Hyper,
     augment: Augment | None = None,
     support: GradientSupport = FULL_SUPPORT,
+    local: LocalPart | None = None,
 ) -> Client:
     """Returns one client's local training as two functions that an executor runs.
 
@@ -124,12 +146,12 @@ def make_client(
 
         theta <- optimiser(theta, correct(grad loss(theta)))
 
-    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key` gets
-    another key of the step.
+    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key`, and the
+    loss of an algorithm, get another key of the step.
 
     Args:
         task: the model and its loss.
-        algorithm: its `correct` changes gradients.
+        algorithm: its `loss` may replace the task's, and its `correct` changes gradients.
         optimiser: the client's.
         state: gives theta_g and the memories.
         schedule: gives the minibatches.
@@ -137,12 +159,14 @@ def make_client(
         hyper: name -> value.
         augment: (key, batch) -> batch, or None.
         support: the entries of the parameters that are carried; the others stay those of theta_g.
+        local: the part of the model that stays with the client, which no `correct` changes.
     """
     rule = optimiser(hyper, state.round)
     is_random = checks.takes_key(task.loss)
 
     def init(k) -> Carry:
-        params, stats = support.of(state.variables.params), state.variables.stats
+        params, stats = start_of_client(state, schedule, k, local)
+        params = support.of(params)
         is_kept = bool(state.optimisers)
         memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(params)
         return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))))
@@ -151,13 +175,24 @@ def make_client(
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
-        randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
         params = support.within(state.variables.params, carry.params)
-        loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
-        (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
-        grads = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k)))
+        if algorithm.loss is None:
+            randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
+            loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
+            (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
+        else:
+            key, received = (
+                minibatch_key(schedule, k, minibatch, LOSS),
+                tree.params_of(anchor(state, schedule, k, local)),
+            )
+            loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
+            (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
+        corrected = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k, local)))
+        grads = corrected if local is None else local.restored(corrected, grads)
         with standard_promotion():
             updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)
+        if local is not None:
+            updates = local.of_phase(minibatch - schedule.start[k], schedule.num_steps[k], updates)
         params = optax.apply_updates(carry.params, updates)
         memory, loss = tree.like((memory, loss), (carry.optimiser, carry.loss))
         return Carry(params, stats, memory, carry.loss + loss)

@@ -17,6 +17,7 @@ from fedvg_jax.algorithms.base import no_report
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.hardware import Hardware, choices
+from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
@@ -62,6 +63,7 @@ class RoundParts(NamedTuple):
     weigh_untrained: bool
     check_weights: bool
     hardware: Hardware | None
+    local: LocalPart | None
 
     @property
     def loop(self) -> Loop:
@@ -137,7 +139,8 @@ def _probe_of_client(
     def batch(i):
         return local_training.training_minibatch(data, schedule, begin + i)
 
-    return Probe(parts.task, state.variables, batch, schedule.probe_steps[k], position, parts.loop)
+    variables = local_training.start_of_client(state, schedule, k, parts.local)
+    return Probe(parts.task, variables, batch, schedule.probe_steps[k], position, parts.loop)
 
 
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:
@@ -147,7 +150,7 @@ def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carr
         state, data, hyper = shared
         task, algorithm, optimiser = parts.task, parts.algorithm, parts.optimiser
         return local_training.make_client(
-            task, algorithm, optimiser, state, schedule, data, hyper, parts.augment, parts.support
+            task, algorithm, optimiser, state, schedule, data, hyper, parts.augment, parts.support, parts.local
         )
 
     return parts.executor.train(make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule)
@@ -179,11 +182,12 @@ def replace_absent(theta: Variables, present: Array, clients: Variables) -> Vari
 
 
 def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Tree:
-    """Returns the weighting's signal of each client, leaves [H, ...]."""
+    """Returns the weighting's signal of each client, with its own local part, leaves [H, ...]."""
 
     def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
         (hyper, data, params), (variables, num_samples) = shared, returned
-        report = Report(variables, num_samples, tree.sub(params, variables.params))
+        sent = variables.params if parts.local is None else parts.local.restored(variables.params, params)
+        report = Report(variables, num_samples, tree.sub(params, sent))
         return parts.weighting.signal(hyper, report, data)
 
     shared = (inputs.hyper, inputs.data, inputs.state.variables.params)
@@ -214,7 +218,7 @@ def weigh_clients(
     Returns:
         The table, in which clients with a non-finite weight are absent; the weights; and `Metrics.extremes`.
     """
-    returned = returns(inputs, table, clients)
+    returned = returns(inputs, table, None if clients is None else sent_models(parts, inputs, clients))
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
     extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
@@ -251,8 +255,16 @@ def returns(inputs: RoundInputs, table: ClientTable, clients: Variables | None =
 
 def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables) -> Variables:
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
-    theta = inputs.state.variables
+    theta, clients = inputs.state.variables, sent_models(parts, inputs, clients)
     return tree.like(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, weights), theta)
+
+
+def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
+    """Returns what clients send of their models [H, ...]: theta_g's values in place of their local parts."""
+    if parts.local is None:
+        return clients
+    theta = parts.local.of(inputs.state.variables)
+    return parts.local.within(clients, tree.repeat(theta, len(inputs.positions)))
 
 
 def report_clients(
@@ -268,7 +280,7 @@ def report_clients(
     state, schedule, theta = inputs.state, inputs.schedule, parts.algorithm_part(inputs.state.variables)
 
     def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
-        anchor = local_training.anchor(state, schedule, k)._replace(params=theta)
+        anchor = local_training.anchor(state, schedule, k, parts.local)._replace(params=theta)
         return parts.algorithm.report(inputs.hyper, returned, anchor, displacement(k))
 
     def displacement(k: Array) -> Array:
@@ -277,7 +289,10 @@ def report_clients(
             return jnp.zeros((), dtype)
         return local_training.displacement(parts.optimiser, inputs.hyper, state.round, num_steps, parts.loop, dtype)
 
-    memories, *messages = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
+    sent = parts.algorithm_part(sent_models(parts, inputs, clients))
+    memories, *messages = jax.vmap(report)(_indices(inputs), sent)
+    if parts.local is not None:
+        memories = local_training.Kept(memories, parts.local.of(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.memory_rows(schedule))
     return tree.where(present, memories, earlier), summed, averaged

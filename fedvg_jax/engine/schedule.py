@@ -14,7 +14,7 @@ import numpy as np
 from fedvg_jax.core.types import Plan, Schedule, Vector
 from fedvg_jax.engine import lane_plan
 
-_COHORT, _MINIBATCHES, _PROBE, _EPOCHS, _KEY = range(5)  # domains of the random streams
+_COHORT, _MINIBATCHES, _PROBE, _EPOCHS, _KEY, _SELECTION = range(6)  # domains of the random streams
 
 
 def make(
@@ -115,6 +115,11 @@ def cohort(
 def key(seed: int, round: int) -> np.ndarray:
     """Returns the round's key data, uint32 [2], for draws on the device."""
     return np.random.default_rng([_KEY, seed, round]).integers(0, 2**32, 2, np.uint32)
+
+
+def selection_stream(seed: int, round: int) -> np.random.Generator:
+    """Returns the generator of a round's selection."""
+    return np.random.default_rng([_SELECTION, seed, round])
 
 
 def official_cohorts(seed: int, num_clients: int, cohort_size: int) -> Callable[[int], np.ndarray]:

@@ -26,7 +26,7 @@ from fedvg_jax.engine import schedule
 from fedvg_jax.models import norm
 from fedvg_jax.runs import contracts, hyperparameters
 from fedvg_jax.runs.programs import WeightingOrFactory
-from fedvg_jax.runs.registry import make_multipliers, make_weighting
+from fedvg_jax.runs.registry import make_weighting
 from fedvg_jax.runs.simulation import fitting_width
 from fedvg_jax.weightings import aggregate, baselines, basic
 from fedvg_jax.weightings.fedvg import first_component
@@ -206,7 +206,7 @@ def _with_hyper(config: Config, task: Task, rule, given, is_named: bool) -> tupl
     weighting = rule if isinstance(rule, Weighting) else contracts.weighting_of(rule, task)
     own = () if is_named else (weighting,)
     hyper = hyperparameters.merge_hyperparameters(config, algorithms.fedavg(), weighting, given, own)
-    return weighting, {**hyper, **(make_multipliers(config, task) if is_named else {})}
+    return weighting, hyper
 
 
 def validation_data(validation: Tree, num_rows: int, batch_size: int, keeps_lone_row: bool = True) -> Data:

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, files, tree
-from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
+from fedvg_jax.models.features import recorded_features
 
 _MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
 
@@ -193,13 +194,21 @@ def _task(
         _check_rows(_name(module), outputs, len(mask))
         return outputs, stats
 
+    def forward(
+        params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
+    ) -> tuple[Outputs, Tree]:
+        batch = _cast_floats(params, batch)
+        with recorded_features() as features:
+            outputs, stats = checked_apply(params, stats, batch.x, mask, train, key)
+        total = jnp.where(mask, _per_example("loss", loss, outputs, batch.y), 0).sum()
+        mean = total / jnp.maximum(mask.sum(), 1).astype(total.dtype)
+        return Outputs(mean, outputs, features.value), stats
+
     def random_loss(
         params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
     ) -> tuple[Array, Tree]:
-        batch = _cast_floats(params, batch)
-        outputs, stats = checked_apply(params, stats, batch.x, mask, train, key)
-        total = jnp.where(mask, _per_example("loss", loss, outputs, batch.y), 0).sum()
-        return total / jnp.maximum(mask.sum(), 1).astype(total.dtype), stats
+        outputs, stats = forward(params, stats, batch, mask, train, key)
+        return outputs.loss, stats
 
     def fixed_loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
         return random_loss(params, stats, batch, mask, train)
@@ -219,7 +228,8 @@ def _task(
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
     mean_loss = random_loss if is_random else fixed_loss
-    task = Task(init, mean_loss, predict, measure, means, block_of or (lambda path: path.split("/")[0]))
+    block_of = block_of or (lambda path: path.split("/")[0])
+    task = Task(init, mean_loss, predict, measure, means, block_of, forward=forward)
     _check_module(module, init, checked_apply, example)
     return task
 

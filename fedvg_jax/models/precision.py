@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Task, Tree
+from fedvg_jax.core.types import Outputs, Task, Tree
 
 NAMES = ("default", "highest", "bfloat16")
 """default: float32, with matmul factors rounded as the device prefers (TF32 on a GPU); highest: float32 throughout;
@@ -33,6 +33,13 @@ def compute_in(task: Task, name: str) -> Task:
             value, new = task.loss(convert(params), stats, batch, mask, train)
         return value.astype(tree.dtype(params)), jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
 
+    def forward(params: Tree, stats: Tree, *args, **key) -> tuple[Outputs, Tree]:
+        assert task.forward is not None  # of every named model
+        with matmul_precision():
+            outputs, new = task.forward(convert(params), stats, *args, **key)
+        loss, new = outputs.loss.astype(tree.dtype(params)), jax.tree.map(lambda n, o: n.astype(o.dtype), new, stats)
+        return outputs._replace(loss=loss), new
+
     def in_format(f: Callable) -> Callable:
         def run(params: Tree, *args):
             with matmul_precision():
@@ -40,7 +47,7 @@ def compute_in(task: Task, name: str) -> Task:
 
         return run
 
-    return task._replace(loss=loss, predict=in_format(task.predict), measure=in_format(task.measure))
+    return task._replace(loss=loss, forward=forward, predict=in_format(task.predict), measure=in_format(task.measure))
 
 
 def _highest():

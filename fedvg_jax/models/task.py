@@ -13,8 +13,9 @@ import optax
 from jax import Array
 
 from fedvg_jax.core import gradient_support, tree
-from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models import live_taps, pixels
+from fedvg_jax.models.features import recorded_features
 from fedvg_jax.models.norm import at_least_float32
 
 
@@ -102,12 +103,19 @@ def _labelling(
         variables = module.init(key, x, jnp.ones(1, bool), False)
         return Variables(variables["params"], variables.get("batch_stats", {}))
 
-    def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
+    def forward(
+        params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
+    ) -> tuple[Outputs, Tree]:
         _check_shape(batch.x.shape[1:], row.shape, rows)
-        logits, stats = apply(params, stats, batch.x, mask, train)
+        with recorded_features() as features:
+            logits, stats = apply(params, stats, batch.x, mask, train)
         losses = _cross_entropies(logits, batch, mask.reshape(-1))
         num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
-        return losses.sum() / num_labels.astype(logits.dtype), stats
+        return Outputs(losses.sum() / num_labels.astype(logits.dtype), logits, features.value), stats
+
+    def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
+        outputs, stats = forward(params, stats, batch, mask, train)
+        return outputs.loss, stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
@@ -127,7 +135,8 @@ def _labelling(
 
     recording_init, live_boxes = live_taps.record_live_taps(init)
     support = gradient_support.from_boxes(live_boxes)
-    return Task(recording_init, loss, predict, measure, metrics, block_of or head_and_base, support, True)
+    block_of = block_of or head_and_base
+    return Task(recording_init, loss, predict, measure, metrics, block_of, support, takes_groups=True, forward=forward)
 
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:

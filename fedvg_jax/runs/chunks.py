@@ -7,6 +7,7 @@ chunk ends at an evaluation, a checkpoint or a callback, when its table of minib
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import processes, tree
-from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
+from fedvg_jax.core.local_part import local_part
+from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, Task, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import client_memories, evaluation_records, host_pool, memory, programs, simulation
+from fedvg_jax.engine.evaluate import make_personal
+from fedvg_jax.runs import client_memories, communication, evaluation_records, host_pool, memory, programs, simulation
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
@@ -81,7 +85,8 @@ def run_chunks(
     round_seconds, ready = CHUNK_SECONDS, None  # an estimate: the first chunk is one round
     while num_done < sim.config.rounds:
         if ready is None:
-            planned = plan_chunk(sim, planned, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds))
+            num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
+            planned = plan_chunk(sim, planned, num_done, num_rounds, state)
         start = time.perf_counter()
         running, rounds, data, clients = ready or prepare_chunk(sim, planned)
         state = client_memories.take(sim.memories, store, state, clients)
@@ -91,15 +96,16 @@ def run_chunks(
             ready = data = None  # so that only two chunks' rows are on the devices
             num_ahead = min(len(running), sim.config.rounds - num_done)
             with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
-                planned = _draw(sim, planned[len(running) :], num_done, num_ahead)
+                planned = _draw(sim, planned[len(running) :], num_done, num_ahead, state)
                 if sim.host_pool and planned:
                     num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
-                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)))
-                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned))))
+                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)), state)
+                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned)), state))
             metrics = jax.device_get(metrics)
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
         records = chunk_records(num_done - len(running), running, metrics, round_seconds)
+        records = [record | communication.entries(sim.traffic, record) for record in records]
         if until_evaluation(sim.config, num_done - 1) == 1:
             with jax.profiler.TraceAnnotation("evaluate"):
                 records[-1] |= evaluate(sim, compiled, state)
@@ -136,22 +142,28 @@ def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyC
 
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
-    num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
+    is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it needs the model of every round
+    num_rounds = 1 if single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
     return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
 
 
-def _draw(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+def _draw(
+    sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int, state: SimState
+) -> list[Schedule]:
     """Returns the schedules of the next `num_rounds` rounds or more, of which some may be drawn already."""
-    return planned + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
+    return planned + [sim.schedule(num_done + i, state) for i in range(len(planned), num_rounds)]
 
 
-def plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+def plan_chunk(
+    sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int, state: SimState
+) -> list[Schedule]:
     """Returns the schedules of the next `num_rounds` rounds, or of as many as one chunk holds.
 
     Args:
         planned: schedules of the next rounds that are already drawn.
+        state: after `num_done` rounds.
     """
-    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds)
+    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds, state)
     steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
     planned = planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
     return host_pool.fitting(sim.host_pool, planned) if sim.host_pool else planned
@@ -189,25 +201,31 @@ def evaluation_tables(data: Data) -> dict[str, Any]:
 
 
 def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) -> Record:
-    """Returns the entries of a record that an evaluation adds: `val_*`, `test_*` and the user's metrics."""
-    sums = evaluation_sums(compiled.evaluate, state, sim.data)
-    # the next chunk takes over the state's arrays
-    model = tree.copies(state.variables) if sim.metrics else state.variables
-    own = {name: _number(name, metric(model, sim.data)) for name, metric in sim.metrics.items()}
-    return own | evaluation_record(sim, sums)
-
-
-def evaluation_sums(evaluate_compiled: Callable, state: SimState, data: Data) -> dict[str, Any]:
-    """Returns the results of the evaluation on each table of rows, see `evaluate.make_evaluate`, on the host."""
+    """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for."""
+    data, variables = sim.data, state.variables
     tables = evaluation_tables(data).items()
-    return jax.device_get({part: evaluate_compiled(state.variables, data.pool, rows) for part, rows in tables})
+    sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in tables})
+    model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
+    record = {name: _number(name, metric(model, data)) for name, metric in sim.metrics.items()}
+    for part, result in sums.items():
+        record |= history.evaluation(part, sim.task.metrics(evaluation_records.sums_of(result)))
+    record |= evaluation_records.entries(sim.config, sim.arrays, sim.partition, data.test, sums["test"])
+    return record | _personal_accuracies(sim, state)
 
 
-def evaluation_record(sim: simulation.Simulation, sums: dict[str, Any]) -> Record:
-    """Returns the entries of a record that an evaluation adds: `val_*`, `test_*`, and what `record` asks for."""
-    metrics = {part: sim.task.metrics(evaluation_records.sums_of(result)) for part, result in sums.items()}
-    recorded = evaluation_records.entries(sim.config, sim.arrays, sim.partition, sim.data.test, sums["test"])
-    return history.evaluation("val", metrics["val"]) | history.evaluation("test", metrics["test"]) | recorded
+def _personal_accuracies(sim: simulation.Simulation, state: SimState) -> Record:
+    """Returns the entries of `record` personal_accuracy: of every client's model on its own test rows."""
+    if evaluation_records.PERSONAL not in recorded_names(sim.config):
+        return {}
+    rows = evaluation_records.personal_rows(sim.partition, simulation.EVAL_BATCH)
+    parts = jax.tree.map(lambda leaf: leaf[: len(rows)], state.clients.local)
+    correct = _count_correct(sim.task, sim.config.local)(state.variables, parts, sim.data.pool, rows)
+    return evaluation_records.personal_entries(sim.arrays, sim.partition, np.asarray(correct))
+
+
+@functools.lru_cache(16)
+def _count_correct(task: Task, local: str) -> Callable[..., jax.Array]:
+    return jax.jit(make_personal(task, local_part(local)))
 
 
 def _number(name: str, value: Any) -> float | None:

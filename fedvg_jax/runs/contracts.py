@@ -52,15 +52,17 @@ def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
         ...
     fedvg_jax.UsageError: algorithm must be an Algorithm, got a str; use Config(algorithm=...) for one by name
     """
-    if task is not None and not isinstance(task, Task):
-        raise UsageError(f"task must be a Task, got a {type(task).__name__}; use linen_task, or Config(model=...)")
-    if algorithm is not None and not isinstance(algorithm, Algorithm):
-        kind = type(algorithm).__name__
-        hint = _call_hint(algorithm, "use Config(algorithm=...) for one by name")
-        raise UsageError(f"algorithm must be an Algorithm, got a {kind}; {hint}")
-    if weighting is not None and not (isinstance(weighting, Weighting) or callable(weighting)):
-        kind = type(weighting).__name__
-        raise UsageError(f"weighting must be a Weighting, got a {kind}; use Config(weighting=...) for one by name")
+    kinds = {
+        "task": (task, Task, "use linen_task, or Config(model=...)"),
+        "algorithm": (algorithm, Algorithm, "use Config(algorithm=...) for one by name"),
+        "weighting": (weighting, Weighting, "use Config(weighting=...) for one by name"),
+    }
+    for name, (given, kind, advice) in kinds.items():
+        is_factory = name == "weighting" and callable(given)
+        if given is not None and not isinstance(given, kind) and not is_factory:
+            article = "an" if kind is Algorithm else "a"
+            hint = _call_hint(given, advice)
+            raise UsageError(f"{name} must be {article} {kind.__name__}, got a {type(given).__name__}; {hint}")
 
 
 def check_task(task: Task, pool: Any) -> None:
@@ -93,17 +95,16 @@ def check_task(task: Task, pool: Any) -> None:
     checks.takes_key(task.loss)
 
     def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
-        return _pair(task.loss(model.params, model.stats, batch, mask, True))
+        returned = task.loss(model.params, model.stats, batch, mask, True)
+        loss, stats = _tuple_of(2, returned, "task.loss", "the pair (loss, stats)")
+        return jnp.asarray(loss), stats
 
     for num_rows in (5, _CLIENTS):  # a mask [3] would fit 3 channels in place of the rows
         batch, mask = _shapes_of_batch(pool, num_rows)
         called_with = f"which is called with a batch of {num_rows} rows and mask of shape {mask.shape},"
         with checks.without_notes(), checks.calling(f"task.loss, {called_with}"):
             loss, stats = jax.eval_shape(trial, model, batch, mask)
-    if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise UsageError(
-            f"task.loss returned a loss {loss.dtype} of shape {loss.shape}; expected one float, of shape ()"
-        )
+    _check_scalar(loss, "task.loss")
     checks.same_arrays(stats, model.stats, "task.loss: stats", "task.init's stats")
     with checks.calling("task.predict"):
         outputs = jax.eval_shape(task.predict, *model, batch)
@@ -116,86 +117,65 @@ def _shapes_of_batch(pool: Any, num_rows: int = _CLIENTS) -> tuple[Any, Any]:
     return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(num_rows, dtype=jnp.int32)), pool)
 
 
-def check_output(task: Task, pool: Any, consumer: str, instead: str) -> None:
-    """Checks that a task's output is one array of floats.
+def check_output(task: Task, pool: Any, consumer: str, instead: str, num_classes: int = 0) -> None:
+    """Checks that a task's output is one array of floats, or a score of every class, whose argmax is a label.
 
     Args:
         task: the model and its loss.
-        pool: the examples, leaves [T, ...].
+        pool: the examples, leaves [T, ...]; for scores with labels `y` [T], or [T, L] of sequences.
         consumer: what needs the output, for the error.
         instead: what to use without it, for the error.
+        num_classes: classes of the labels; 0 where no scores are needed.
 
     Raises:
-        UsageError: it is not.
-    """
-    output = _shape_of_output(task, _shapes_of_batch(pool)[0])
-    if not _is_float_array(output):
-        got = _described(output)
-        raise UsageError(f"{consumer} needs one float array [B, ...] from task.predict; got {got}; {instead}")
-
-
-def check_scores(task: Task, pool: Any, num_classes: int, consumer: str, instead: str) -> None:
-    """Checks that a task's output is a score of every class, whose argmax is a label.
-
-    Args:
-        task: the model and its loss.
-        pool: the examples, with labels `y` [T], or [T, L] of sequences.
-        num_classes: classes of the labels.
-        consumer: what needs the scores, for the error.
-        instead: what to use without them, for the error.
-
-    Raises:
-        UsageError: the output is not one float array [B, C], or [B, L, C] of sequences, with C >= `num_classes`.
+        UsageError: it is not: scores are [B, C], or [B, L, C] of sequences, with C >= `num_classes`.
 
     >>> from fedvg_jax.core.types import Batch
     >>> predict = lambda params, stats, batch: batch.x @ params["w"]
     >>> logit = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), None, predict, *[None] * 3)
-    >>> check_scores(logit, Batch(jnp.ones((9, 2)), jnp.zeros(9, int)), 2, "weighting val_accuracy", "use val_loss")
+    >>> check_output(logit, Batch(jnp.ones((9, 2)), jnp.zeros(9, int)), "weighting val_accuracy", "use val_loss", 2)
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: weighting val_accuracy needs scores [B, C] from task.predict, C >= 2 classes; got float32 of \
 shape (3,) for B = 3; use val_loss
     """
     batch = _shapes_of_batch(pool)[0]
-    output, labels = _shape_of_output(task, batch), batch.y.shape
-    if not _is_float_array(output) or output.shape[:-1] != labels or output.shape[-1] < num_classes:
-        axes = "[B, C]" if len(labels) == 1 else f"[B, {', '.join(map(str, labels[1:]))}, C]"
-        got = _described(output)
-        raise UsageError(
-            f"{consumer} needs scores {axes} from task.predict, C >= {num_classes} classes; got {got}; {instead}"
-        )
+    output = _shape_of_output(task, batch)
+    is_floats = isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating)
+    if is_floats and (not num_classes or (output.shape[:-1] == batch.y.shape and output.shape[-1] >= num_classes)):
+        return
+    axes = ", ".join(["B", *map(str, batch.y.shape[1:]), "C"]) if num_classes else ""
+    needed = f"scores [{axes}] from task.predict, C >= {num_classes} classes" if num_classes else ""
+    got = None if output is None else f"a {type(output).__name__}"
+    if isinstance(output, jax.ShapeDtypeStruct):
+        got = f"{output.dtype} of shape {output.shape} for B = {_CLIENTS}"
+    raise UsageError(f"{consumer} needs {needed or 'one float array [B, ...] from task.predict'}; got {got}; {instead}")
 
 
 def label_hint(task: Task, pool: Any) -> str:
     """Returns that a task has fewer outputs than the data have classes, of which the loss is not finite; "" if not."""
     y, output = getattr(pool, "y", None), _shape_of_output(task, _shapes_of_batch(pool)[0])
-    if y is None or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not _is_float_array(output):
+    if y is None or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(np.shape(output)) != 2:
         return ""
-    largest, count = int(np.max(y)), output.shape[-1] if len(output.shape) == 2 else 0
+    largest, count = int(np.max(y)), output.shape[-1]
     few = f"; labels reach {largest} and the model has {count} outputs: if these are classes, give it {largest + 1}"
     return few if 1 < count <= largest else ""
 
 
 def counts_confusion(task: Task, pool: Any) -> bool:
     """Returns whether the sums of `task.measure` have a confusion matrix; `pool` is as in `check_task`."""
-    model = jax.eval_shape(task.init, jax.random.key(0))
-    sums = jax.eval_shape(task.measure, *model, *_shapes_of_batch(pool))
+    sums = shapes_of_sums(task, pool)
     return isinstance(sums, dict) and "confusion" in sums
+
+
+def shapes_of_sums(task: Task, pool: Any) -> Any:
+    """Returns the shapes and dtypes of what `task.measure` returns; `pool` is as in `check_task`."""
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.eval_shape(task.measure, *model, *_shapes_of_batch(pool))
 
 
 def _shape_of_output(task: Task, batch: Any) -> Any:
     return jax.eval_shape(task.predict, *jax.eval_shape(task.init, jax.random.key(0)), batch)
-
-
-def _is_float_array(output: Any) -> bool:
-    return isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating)
-
-
-def _described(output: Any) -> str:
-    """Returns what a task's output for a few rows is, for a message."""
-    if isinstance(output, jax.ShapeDtypeStruct):
-        return f"{output.dtype} of shape {output.shape} for B = {_CLIENTS}"
-    return "None" if output is None else f"a {type(output).__name__}"
 
 
 def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
@@ -209,9 +189,6 @@ def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
         ...
     fedvg_jax.UsageError: weighting(task) returned str; expected fedvg_jax.core.types.Weighting
     """
-    kind = type(factory).__name__
-    if not callable(factory):
-        raise UsageError(f"weighting is {kind}; expected a Weighting, or a function task -> Weighting")
     try:
         checks.takes(factory, ("task",), "weighting")
     except UsageError as error:
@@ -481,10 +458,13 @@ def _leaves(first: Variables, second: Variables) -> list[tuple[str, Any, Any]]:
     return list(zip(tree.paths(first), jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
 
 
-def _pair(returned: Any) -> tuple[Any, Any]:
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise UsageError(f"task.loss returned {type(returned).__name__}; expected the pair (loss, stats)")
-    return jnp.asarray(returned[0]), returned[1]
+def _tuple_of(count: int, returned: Any, function: str, expected: str) -> tuple:
+    """Returns what a function of the caller's returns as a tuple; UsageError unless it is one of `count`."""
+    if not isinstance(returned, tuple | list) or isinstance(returned, Variables) or len(returned) != count:
+        kind = type(returned).__name__
+        got = f"a {kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
+        raise UsageError(f"{function} returned {got}; expected {expected}")
+    return tuple(returned)
 
 
 def _leading(pytree: Any, count: int, what: str, of: str) -> None:
@@ -502,6 +482,7 @@ _OF_ALGORITHM = {
     "report": ("hyper", "params", "anchor", "displacement"),
     "residual": ("hyper", "server", "params", "cohort"),
     "probe": ("hyper", "probe"),
+    "loss": ("hyper", "task", "params", "stats", "batch", "mask", "key", "anchor"),
 }
 """Function of an algorithm -> its arguments."""
 
@@ -532,7 +513,8 @@ def check_algorithm(
     fedvg_jax.UsageError: algorithm.residual: R has no leaf 'w'; expected the structure of the params: w
     """
     for name, arguments in _OF_ALGORITHM.items():
-        checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
+        if name != "loss" or algorithm.loss is not None:
+            checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
     trial = functools.partial(_run_algorithm, algorithm, task, num_clients, stats_too)
     with checks.without_notes():
         jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper))
@@ -553,6 +535,8 @@ def _run_algorithm(
         grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
     checks.shaped_like(grads, model.params, "algorithm.correct: gradients", "the params")
     checks.floating(grads, "algorithm.correct: gradients")
+    if algorithm.loss is not None:
+        _check_loss(algorithm, task, model, pool, hyper, tree.params_of(anchor))
     memory, summed, averaged = _returned(
         algorithm,
         "report",
@@ -577,6 +561,23 @@ def _run_algorithm(
     checks.same_arrays(memory, server, "algorithm.residual: memory", "algorithm.init's memory of the server")
 
 
+def _check_scalar(loss: Any, what: str) -> None:
+    """Raises UsageError unless a loss is one float."""
+    if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        got = f"{jnp.result_type(loss)} of shape {jnp.shape(loss)}"
+        raise UsageError(f"{what} returned a loss {got}; expected one float, of shape ()")
+
+
+def _check_loss(algorithm: Algorithm, task: Task, model: Variables, pool: Tree, hyper: Hyper, anchor: Anchor) -> None:
+    """Raises UsageError unless the algorithm's loss is one number of the parameters' dtype, and the statistics fit."""
+    batch, mask = _minibatch(pool, jnp.int32(0))
+    loss, stats = _returned(
+        algorithm, "loss", 2, "(loss, stats)", hyper, task, *model, batch, mask, jax.random.key(0), anchor
+    )
+    _check_scalar(loss, "algorithm.loss")
+    checks.shaped_like(stats, model.stats, "algorithm.loss: stats", "those before")
+
+
 def _returned(algorithm: Algorithm, name: str, count: int, expected: str, hyper: Hyper, *arguments: Any) -> tuple:
     """Returns what a function of the algorithm returns, a tuple of `count`.
 
@@ -585,11 +586,7 @@ def _returned(algorithm: Algorithm, name: str, count: int, expected: str, hyper:
     """
     with checks.calling(f"algorithm.{name}", hyper=hyper):
         returned = getattr(algorithm, name)(hyper, *arguments)
-    if not isinstance(returned, tuple | list) or isinstance(returned, Variables) or len(returned) != count:
-        kind = type(returned).__name__
-        got = f"a {kind} of {len(returned)}" if isinstance(returned, tuple | list) else kind
-        raise UsageError(f"algorithm.{name} returned {got}; expected {expected}")
-    return tuple(returned)
+    return _tuple_of(count, returned, f"algorithm.{name}", expected)
 
 
 def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:

@@ -3,6 +3,7 @@
 confusion             the confusion matrix
 calibration           bins of confidence, and the expected calibration error
 accuracy_by_client    accuracy on each client's own test rows, its mean and the mean of the worst decile
+personal_accuracy     the same of each client's own model: the global one with the client's local tensors
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedvg_jax.runs import contracts
 from fedvg_jax.runs.record.history import Record, number
 
 BY_CLIENT, CALIBRATION, CONFUSION = "accuracy_by_client", "calibration", "confusion"
+PERSONAL = "personal_accuracy"
 
 
 def is_detailed(config: Config) -> bool:
@@ -34,16 +36,48 @@ def is_detailed(config: Config) -> bool:
 
 def names(config: Config) -> tuple[str, ...]:
     """Returns the keys that `record` adds besides those of `history.is_reserved`."""
-    return (BY_CLIENT, f"{BY_CLIENT}_mean", "worst_decile") if BY_CLIENT in recorded_names(config) else ()
+    wanted = recorded_names(config)
+    of_global = (BY_CLIENT, f"{BY_CLIENT}_mean", "worst_decile") if BY_CLIENT in wanted else ()
+    return of_global + ((PERSONAL, f"{PERSONAL}_mean", "personal_worst_decile") if PERSONAL in wanted else ())
 
 
 def check_test_rows(config: Config, parts: Partition) -> None:
     """Raises UsageError where accuracies by client are recorded and the test rows belong to no client."""
-    if BY_CLIENT in recorded_names(config) and len(parts.test) != len(parts.train):
+    by_client = [name for name in (BY_CLIENT, PERSONAL) if name in recorded_names(config)]
+    if by_client and len(parts.test) != len(parts.train):
         raise UsageError(
-            f"record {BY_CLIENT} needs test rows of every client; they were held out before the division among clients"
-            f" (split {config.split}), so use --split client"
+            f"record {by_client[0]} needs test rows of every client; they were held out before the division among"
+            f" clients (split {config.split}), so use --split client"
         )
+
+
+def check_personal(config: Config, *, is_on_device: bool) -> None:
+    """Raises UsageError where personal accuracies are recorded without local tensors, or these are on the host."""
+    if PERSONAL in recorded_names(config) and not config.local:
+        raise UsageError(f"record {PERSONAL} is of the tensors that stay with clients; name them by --local REGEX")
+    if PERSONAL in recorded_names(config) and not is_on_device:
+        raise UsageError(
+            f"record {PERSONAL} needs the data set and the clients' tensors on the devices; use --pool device and"
+            " --memories device"
+        )
+
+
+def personal_rows(parts: Partition, batch_size: int) -> np.ndarray:
+    """Returns the test rows of every client as a table, int32 [N, V, B], -1 for padding."""
+    sizes = client_rows.sizes(parts.test)
+    table = np.full((len(sizes), max(1, -(-int(sizes.max(initial=0)) // batch_size)) * batch_size), -1, np.int32)
+    for row, own in zip(table, parts.test, strict=True):
+        row[: len(own)] = own
+    return table.reshape(len(sizes), -1, batch_size)
+
+
+def personal_entries(arrays: Arrays, parts: Partition, correct: np.ndarray) -> Record:
+    """Returns the personal accuracies from the number of correct labels of every client, int [N]."""
+    sizes = client_rows.sizes(parts.test)
+    shares = np.repeat(correct / np.maximum(sizes, 1) / math.prod(arrays.y.shape[1:]), sizes)
+    found = _by_client(shares, sizes)
+    renamed = {BY_CLIENT: PERSONAL, f"{BY_CLIENT}_mean": f"{PERSONAL}_mean", "worst_decile": "personal_worst_decile"}
+    return {renamed[name]: value for name, value in found.items()}
 
 
 def check_sums(config: Config, task: Task, pool: Any) -> None:

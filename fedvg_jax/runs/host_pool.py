@@ -22,7 +22,7 @@ from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import evaluate, executors, training_rows
-from fedvg_jax.runs import executables
+from fedvg_jax.runs import programs
 from fedvg_jax.runs.registry import probe_ratio
 
 CHUNK_BYTES = 2**28
@@ -199,14 +199,12 @@ def data_shapes(host: HostPool) -> Data:
     return host.resident._replace(training=_shapes(host.pool, host.num_devices * host.capacity, _sharding(host)))
 
 
-def shapes_on_device(host: HostPool, hardware: hw.Hardware | None = None) -> Tree:
-    """Returns the shapes of the rows that the memory of `hardware` holds at once: of two chunks, and of an evaluation.
+def shapes_on_device(host: HostPool) -> Tree:
+    """Returns the shapes of the rows that a device's memory holds at once: of two chunks, and of an evaluation.
 
-    Args:
-        host: of the run.
-        hardware: defaults to that of this process. The devices of a CPU share one memory.
+    The devices of a CPU share one memory.
     """
-    count = host.num_devices if (hardware or hw.current()).is_cpu else 1
+    count = host.num_devices if hw.current().is_cpu else 1
     return _shapes(host.pool, count * 2 * (host.capacity + host.piece)), host.resident.pool
 
 
@@ -240,9 +238,9 @@ def compile_evaluation(
 
     pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
     leaves, structure = jax.tree.flatten((variables, empty, pieces))
-    shapes, settings = tuple(map(executables.abstract, leaves)), executables.trace_settings()
+    shapes, settings = tuple(map(programs.abstract, leaves)), programs.trace_settings()
     key = (task, host.executor, is_detailed, structure, shapes, settings)
-    total, everywhere, compiled = (_stored if executables.is_hashable(key) else _compiled)(*key)
+    total, everywhere, compiled = (_stored if programs.is_hashable(key) else _compiled)(*key)
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
         totals, before, correct = empty, empty, []
@@ -270,7 +268,7 @@ def _compiled(
     }  # fmt: skip
 
 
-_stored = functools.lru_cache(executables.MAX_PROGRAMS)(_compiled)
+_stored = functools.lru_cache(programs.MAX_PROGRAMS)(_compiled)
 
 
 def _total(totals: Tree) -> Tree:

@@ -12,9 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvg_jax import config as configs
-from fedvg_jax.config import Config, sweep_points
-from fedvg_jax.config.uses import unused, with_passed
+from fedvg_jax.config import Config
+from fedvg_jax.config.uses import used, with_passed
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History
@@ -79,7 +78,7 @@ def description(sim: Simulation, history: History) -> dict[str, Any]:
         "class_names": list(arrays.class_names),
         "input_shape": list(arrays.x.shape[1:]),
         "normalise": sim.config.normalise,
-        "settings": {name: sweep_points.plain(value) for name, value in settings.items()},
+        "settings": settings,
         "versions": history.summary.get("versions", {}),
     }
 
@@ -89,8 +88,7 @@ def _settings(config: Config, given: Collection[str] = ()) -> dict[str, Any]:
 
     Objects that the caller passed stand in place of the settings that they replace, as "own weighting".
     """
-    left_out = {*sweep_points.HOST, *PLACES, *unused(config)}
-    settings = {name: value for name, value in configs.flatten(config).items() if name not in left_out}
+    settings = {name: value for name, value in used(config).items() if name not in PLACES}
     prefix, colon, folder = config.dataset.partition(":")
     if Path(folder).is_absolute():
         settings["dataset"] = f"{prefix}{colon}{Path(folder).name}"

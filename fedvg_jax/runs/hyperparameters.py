@@ -66,9 +66,7 @@ def check_kind(given: Any) -> None:
         raise UsageError(f"hyper must be a dict, name -> value; got {type(given).__name__}")
 
 
-def own_values(
-    config: Config, algorithm: Algorithm | None, weighting: Weighting | None, hyper: Hyper
-) -> dict[str, float]:
+def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper: Hyper) -> dict[str, float]:
     """Returns the declared values that no field of the config determines: those of a user's own functions.
 
     Args:
@@ -77,14 +75,13 @@ def own_values(
         weighting: of the run; likewise.
         hyper: all hyperparameters of the run.
 
-    >>> from fedvg_jax import algorithms
+    >>> from fedvg_jax import algorithms, weightings
     >>> fedboost = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
-    >>> own_values(Config(), fedboost, None, {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
+    >>> own_values(Config(), fedboost, weightings.samples(), {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
     {'boost': 3.0}
     """
     fields = {name: float(value) for name, value in registry.make_hyper(config, algorithm).items()}
-    names = [parameter.name for part in (algorithm, weighting) if part for parameter in part.defaults]
-    own = {name: float(hyper[name]) for name in names}
+    own = {p.name: float(hyper[p.name]) for p in (*algorithm.defaults, *weighting.defaults)}
     return {name: value for name, value in own.items() if fields.get(name) != value}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import logging
@@ -16,17 +17,17 @@ import jax
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import files, hardware, processes
-from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import to_rows
 from fedvg_jax.runs import (
     chunks,
     client_memories,
     contracts,
     divergence,
+    early_stopping,
     shared_start,
     simulation,
     stop_signals,
-    sweep_objects,
 )
 from fedvg_jax.runs.hyperparameters import own_values
 from fedvg_jax.runs.record import history, provenance
@@ -42,37 +43,29 @@ Callback = Callable[[Record, SimState], None]
 class Observers(NamedTuple):
     """What a run reports to."""
 
-    callbacks: Sequence[Callback]
-    on_records: Callable[[list[Record]], None]
-    log: Callable[[str], None]
-    exit_message: Callable[[], str] | None
-    on_stop: Callable[[str], None]
+    callbacks: Sequence[Callback] = ()
+    """called after every round with (a copy of the record, state); chunks are then one round long"""
+    on_records: Callable[[list[Record]], None] = lambda records: None
+    """called with the records of every chunk; first with those before a resumed run's checkpoint"""
+    log: Callable[[str], None] = _log_warning
+    """called with one line about a resumed run, about the first round that averages no client, and at the end with the
+    number of such rounds"""
+    exit_message: Callable[[], str] | None = None
+    """see `stop_signals.watch`"""
+    on_stop: Callable[[str], None] = lambda name: None
+    """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
+    on_start: Callable[[], None] = lambda: None
+    """called when the run folder is open, before anything is compiled"""
     on_resume: Callable[[int], None] = lambda number: None
+    """called with the number of rounds before a resumed run's checkpoint, before `on_records`"""
 
 
-def run_simulation(
-    sim: simulation.Simulation,
-    *,
-    callbacks: Sequence[Callback] = (),
-    on_records: Callable[[list[Record]], None] = lambda records: None,
-    log: Callable[[str], None] = _log_warning,
-    exit_message: Callable[[], str] | None = None,
-    on_stop: Callable[[str], None] = lambda name: None,
-    on_start: Callable[[], None] = lambda: None,
-    on_resume: Callable[[int], None] = lambda number: None,
-) -> History:
+def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     """Runs a simulation to its end, or until a signal stops it.
 
     Args:
-        callbacks: called after every round with (a copy of the record, state); chunks are then one round long.
-        on_records: called with the records of every chunk; first with those before a resumed run's checkpoint.
-        log: called with one line about a resumed run, about the first round that averages no client, and at the end
-            with the number of such rounds.
-        exit_message: see `stop_signals.watch`.
-        on_stop: called at the end with the name of the first stop signal, also of one that came too late to stop the
-            run.
-        on_start: called when the run folder is open, before anything is compiled.
-        on_resume: called with the number of rounds before a resumed run's checkpoint, before `on_records`.
+        sim: the simulation.
+        listeners: fields of `Observers`.
 
     Returns:
         The history so far; `summary["stopped_by"]` names the signal that stopped the run.
@@ -82,10 +75,12 @@ def run_simulation(
         MisfitError: the files of the folder are not as its run left them.
         UsageError: the run folder cannot be used.
     """
-    _make_trace_folder(sim.config.profile)
-    observers = Observers(callbacks, on_records, log, exit_message, on_stop, on_resume)
-    with open_recorder(sim, log) as recorder:
-        on_start()
+    observers = Observers(**listeners)
+    if folder := sim.config.profile:  # jax would report one that it cannot write with a traceback
+        with files.writing(f"a trace to {folder}", "--profile"):
+            folder.mkdir(parents=True, exist_ok=True)
+    with open_recorder(sim, observers.log) as recorder:
+        observers.on_start()
         start = recorder.start
         if start.records:
             observers.on_resume(len(start.records))
@@ -95,16 +90,25 @@ def run_simulation(
 
 @contextlib.contextmanager
 def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
-    """Yields the recorder of a run; see `recorder.open_run_folder`."""
+    """Yields the recorder of a run, see `recorder.open_run_folder`; of several processes, only the first writes.
+
+    All begin at the start that process 0 finds.
+    """
     config = sim.config
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
     sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
-    described = sweep_objects.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
+    described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim)
-    with shared_start.open_run_folder(config, sim.state, documents, sources, log, given) as recorder:
+    settings = config if processes.is_first() else dataclasses.replace(config, out=None)
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            opening = recording.open_run_folder(settings, sim.state, documents, sources, log, given)
+            recorder = stack.enter_context(opening)
+        if config.resume:
+            recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
         if config.export_partition and processes.is_first():
             to_rows.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
         yield recorder
@@ -154,7 +158,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     if "task" in sim.given and (hint := contracts.label_hint(sim.task, sim.data.pool)):
         observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
-    compiled = chunks.compile_programs(sim) if num_done < config.rounds else None
+    is_over = num_done >= config.rounds or bool(early_stopping.reason(config, start.records))
+    compiled = None if is_over else chunks.compile_programs(sim)
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
@@ -169,13 +174,14 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     if len(run.records) > len(new):  # the first chunk is one round
                         stop_tracing()
                 agreed = stop_signals.agree(requests, processes.largest)
-                if agreed.stop:
+                is_over = "test_loss" in new[-1] and bool(early_stopping.reason(config, run.records))
+                if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
                 if agreed.save:
                     with processes.together():
                         _answer_save_requests(run, agreed.save)
-        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds
+        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
         return finish(run, state, agreed.stop[0] if is_stopped else None)
 
@@ -190,8 +196,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     sim = run.sim
-    if sim.weighting is not None:
-        contracts.refuse_wrong_weights(sim.weighting, new)
+    contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new
@@ -238,8 +243,8 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
         stopped_by: the signal that stopped it, or None.
     """
     with processes.together():
-        if run.warnings:
-            _log_rounds_of_no_client(run)
+        if run.warnings and (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
+            run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
     if run.records:
         save_checkpoint(run, state, is_last=True)
     with processes.together():
@@ -274,31 +279,10 @@ def _warn_of_no_client(run: Run, new: list[Record]) -> None:
         run.observers.log(message)
 
 
-def _log_rounds_of_no_client(run: Run) -> None:
-    if (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
-        run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
-
-
 def _answer_save_requests(run: Run, signals: list[str]) -> None:
     """Logs which checkpoint was made for the signals that request one."""
-    if signals:
-        number = len(run.records)
-        answer = f"checkpoint of round {number}" if run.recorder.keeps_checkpoints else "no checkpoints are kept"
-        run.observers.log(f"{signals[0]}: {answer}")
-
-
-def _make_trace_folder(folder: Path | None) -> None:
-    """Makes the folder of `--profile`.
-
-    Raises:
-        UsageError: it cannot be made. JAX would report one that it cannot write with a traceback.
-    """
-    try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = files.reason(error)
-        raise UsageError(f"profile {folder} is not a folder to write a trace into: {reason}; name another") from None
+    kept = f"checkpoint of round {len(run.records)}"
+    run.observers.log(f"{signals[0]}: {kept if run.recorder.keeps_checkpoints else 'no checkpoints are kept'}")
 
 
 @contextlib.contextmanager
@@ -323,10 +307,12 @@ def _summary(
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in stop_signals.STOPPING],
         "stopped_by": stopped_by,
+        "stopped_early": early_stopping.reason(config, records) or None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
         "select": config.select,
         **history.summarise(records),
+        **history.bytes_sent(records),
         "corrupt_clients": corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),

@@ -21,9 +21,9 @@ STATE = "state of the server and the clients"
 """The part of an estimate that memories of clients are in."""
 
 
-def available(hardware: hw.Hardware | None = None) -> float:
+def available() -> float:
     """Returns the bytes of one accelerator, or of the host on a CPU; infinity where they are unknown."""
-    num_bytes = (hardware or hw.current()).memory_bytes
+    num_bytes = hw.current().memory_bytes
     return math.inf if num_bytes is None else num_bytes
 
 

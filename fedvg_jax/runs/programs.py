@@ -8,7 +8,7 @@ alpha or learning rate needs no compilation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core import collection
+from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
 from fedvg_jax.core.types import (
@@ -38,14 +38,33 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import contracts, evaluation_records, executables
-from fedvg_jax.runs.devices import make_executor
-from fedvg_jax.runs.registry import ALGORITHMS, make_hooks, make_live, make_optimiser, make_weighting, named_task
+from fedvg_jax.runs import contracts, evaluation_records
+from fedvg_jax.runs.registry import (
+    ALGORITHMS,
+    make_executor,
+    make_hooks,
+    make_live,
+    make_local,
+    make_optimiser,
+    make_weighting,
+    named_task,
+)
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
 
+MAX_PROGRAMS = 16
+"""Size of a store; the least recently used program is dropped first."""
+
+TRACE_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+"""Settings of jax, also of its context managers, that change what a program computes."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 """A weighting, or a function that makes it for the task of the run."""
@@ -121,7 +140,7 @@ def make_program(
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
-    return _stored(*key) if executables.is_hashable(key) else _make(*key)
+    return _stored(*key) if is_hashable(key) else _make(*key)
 
 
 def _make(
@@ -138,6 +157,8 @@ def _make(
     if task is None:
         assert images is not None, "a named model needs the shape of its images"
         task = named_task(config, images.shape, images.num_classes, hardware)
+    if (local := make_local(config)) is not None:
+        local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     live = FULL_SUPPORT if algorithm else make_live(config, task)
     algorithm = algorithm or ALGORITHMS[config.algorithm](config)
@@ -164,7 +185,7 @@ def _make(
     )
 
 
-_stored = functools.lru_cache(executables.MAX_PROGRAMS)(_make)
+_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
 def chunk_placement(executor: Executor) -> Any:
@@ -198,6 +219,7 @@ def make_round(
         weigh_untrained=config.untrained == "weighed",
         check_weights=check_weights,
         hardware=hardware,
+        local=make_local(config),
     )
 
 
@@ -214,11 +236,11 @@ def compile_for(
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
     leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
-    shapes = tuple(map(executables.abstract, leaves))
-    return _compiled(chunk, evaluate, structure, shapes, executables.trace_settings())
+    shapes = tuple(map(abstract, leaves))
+    return _compiled(chunk, evaluate, structure, shapes, trace_settings())
 
 
-@functools.lru_cache(executables.MAX_PROGRAMS)
+@functools.lru_cache(MAX_PROGRAMS)
 def _compiled(
     chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], settings: tuple
 ) -> Executables:
@@ -251,3 +273,28 @@ def _lengthened(rows: jax.Array, count: int) -> jax.Array:
     """Returns a table of rows [..., V, B] with empty groups at its end, [..., count, B]."""
     padding = [(0, 0)] * (rows.ndim - 2) + [(0, count - rows.shape[-2]), (0, 0)]
     return jnp.pad(rows, padding, constant_values=-1)
+
+
+# --- keys of the stores
+
+
+def trace_settings() -> tuple[Hashable, ...]:
+    """Returns the values of `TRACE_SETTINGS` where it is called."""
+    return tuple(getattr(jax.config, name) for name in TRACE_SETTINGS)
+
+
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    is_placed = isinstance(leaf, jax.Array) and leaf.committed
+    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
+
+
+def is_hashable(key: Hashable) -> bool:
+    """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True

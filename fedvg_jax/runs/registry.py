@@ -1,11 +1,12 @@
-"""Builds algorithms, models, weightings, optimisers and hooks from their names in the config."""
+"""Builds algorithms, models, weightings, optimisers, hooks and executors from their names in the config."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +16,15 @@ import optax
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import SETTINGS, Config, FedVG, num_corrupt
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_multipliers, parse_weighting
+from fedvg_jax.config import SETTINGS, Config, FedVG, block_size, cohort_size, num_corrupt
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
+from fedvg_jax.core import checks
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core.local_part import LocalPart, local_part
 from fedvg_jax.core.types import (
     Algorithm,
+    Executor,
     GradientSupport,
     Hyper,
     Hyperparameter,
@@ -33,7 +36,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import attacks, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
@@ -58,6 +61,9 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant),
     "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant),
     "fednova": lambda config: algorithms.fednova(),
+    "moon": lambda config: algorithms.moon(),
+    "fedntd": lambda config: algorithms.fedntd(),
+    "feddecorr": lambda config: algorithms.feddecorr(),
 }
 
 
@@ -92,10 +98,10 @@ def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | N
     return make(classes, selection.convolution(name, hardware), hardware=hardware, **options)
 
 
-def make_task(config: Config, arrays: Arrays, hardware: hw.Hardware | None = None) -> Task:
-    """The config's model for the images and classes of a data set; `hardware` as in `named_task`."""
+def make_task(config: Config, arrays: Arrays) -> Task:
+    """The config's model for the images and classes of a data set."""
     check_images(config, arrays)
-    return named_task(config, arrays.x.shape[1:], len(arrays.class_names), hardware)
+    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
 
 
 def check_images(config: Config, arrays: Arrays) -> None:
@@ -129,13 +135,26 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
 
 
-def make_variables(config: Config, init: Callable[[jax.Array], Variables]) -> Variables:
-    """The initial model: random from the seed, that of another run, or a file's weights with a random head.
+def make_variables(
+    config: Config, init: Callable[[jax.Array], Variables], initial: Variables | None = None
+) -> Variables:
+    """The initial model: random from the seed, given, that of another run, or a file's weights with a random head.
 
     Args:
         init: key -> variables, e.g. a jitted `Task.init`.
+        initial: given variables.
+
+    Raises:
+        UsageError: there are two sources, or `initial` has other tensors, shapes or dtypes than the model.
     """
     key = jax.random.key(config.seed)
+    if initial is not None:
+        if config.init or config.pretrained:
+            raise UsageError("initial gives the initial model, and so does init or pretrained of the config; use one")
+        if not isinstance(initial, tuple) or len(initial) != 2:
+            raise UsageError(f"initial must be Variables(params, stats); got a {type(initial).__name__}")
+        checks.same_arrays(Variables(*initial), jax.eval_shape(init, key), "initial", "the model")
+        return jax.tree.map(jnp.array, Variables(*initial))
     if config.init and config.pretrained:
         raise UsageError(f"init {config.init} and pretrained {config.pretrained} both give the initial model; use one")
     if config.init:
@@ -176,6 +195,11 @@ def _changes_without_gradient(config: Config) -> bool:
     is_linear = config.algorithm == "feddyn" and config.feddyn.regulariser == "linear"
     has_noise = config.algorithm in ("feddyn", "scaffold") and config.attack.kind == "noise"
     return has_decay or is_linear or has_noise
+
+
+def make_local(config: Config) -> LocalPart | None:
+    """The part of the model that stays with each client; None for none."""
+    return local_part(config.local, config.local_first) if config.local else None
 
 
 def make_hooks(config: Config, task: Task, hardware: hw.Hardware | None = None) -> dict[str, Any]:
@@ -290,26 +314,16 @@ def make_fedvg(
     return fedvg(task, **_fedvg_options(config, gradient, hardware))
 
 
-def make_multipliers(config: Config, task: Task) -> Hyper:
-    """The factors of the tensors' norms as the hyperparameter `multipliers`; {} for other weightings.
-
-    Raises:
-        UsageError: a pattern matches no tensor.
-    """
-    if "generalised" not in config.weighting:
-        return {}
-    params = _shapes(task).params
-    paths, patterns = tree.paths(params), parse_multipliers(config.fedvg.multipliers)
-    for pattern, _ in patterns:
-        if not any(re.search(pattern, path) for path in paths):
-            raise UsageError(f"fedvg.multipliers {pattern} matches no tensor; there are {', '.join(paths)}")
-    factors = [next((factor for pattern, factor in patterns if re.search(pattern, path)), 1.0) for path in paths]
-    return {"multipliers": jax.tree.structure(params).unflatten([jnp.float32(factor) for factor in factors])}
+def _scored(config: Config) -> FedVG:
+    """The settings of FedVG, which scores none of the tensors that stay with clients."""
+    if not config.local:
+        return config.fedvg
+    return dataclasses.replace(config.fedvg, include=f"^(?!.*(?:{config.local})).*(?:{config.fedvg.include})")
 
 
 def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
     """The arguments of `fedvg` beside the task."""
-    options = config.fedvg
+    options = _scored(config)
     return _layer_options(options) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
@@ -333,7 +347,7 @@ def _layer_options(options: FedVG) -> dict[str, Any]:
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     return (
-        [layer.name for layer in layers_of(task, **_layer_options(config.fedvg))]
+        [layer.name for layer in layers_of(task, **_layer_options(_scored(config)))]
         if re.search("fedvg|generalised", config.weighting)
         else []
     )
@@ -350,11 +364,6 @@ def _native_name(algorithm: Algorithm) -> str:
     return name
 
 
-def _shapes(task: Task) -> Variables:
-    with jax.enable_x64(False):  # models start in single precision
-        return jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
-
-
 WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "samples": lambda *_: basic.samples(),
     "uniform": lambda *_: basic.uniform(),
@@ -369,3 +378,80 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
 }
 """Name -> function (config, task, gradient, hardware) -> weighting, as in `make_fedvg`."""
+
+
+# --- executors
+
+
+def make_executor(
+    config: Config,
+    hardware: hw.Hardware | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Executor:
+    """Returns the executor for the settings `lanes` and `devices`.
+
+    Args:
+        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
+        hardware: defaults to `hardware.current()`.
+        devices: jax's devices of that hardware; defaults to those of all processes.
+    """
+    count = num_devices(config, hardware)
+    if config.lanes == "all":
+        return executors.vmapped()
+    chosen = hw.choices(hardware)
+    max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
+    num_lanes = min(max_lanes, -(-block_size(config) // count))
+    if count > 1:
+        return executors.sharded(count, num_lanes, devices, chosen.is_packed)
+    return executors.lanes(num_lanes, chosen.is_packed)
+
+
+def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:
+    """Returns how many devices share a cohort: at most one for each client.
+
+    Args:
+        config: its `devices` is a number, or "auto": as `hardware.auto_devices` in every process.
+        hardware: defaults to `hardware.current()`.
+
+    Raises:
+        UsageError: for more devices or processes than there are, or than clients in a cohort; for devices that are no
+            multiple of the processes; for several CPU devices of a process in double precision.
+    """
+    hardware = hardware or hw.current()
+    available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
+    double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
+    most = processes * hw.auto_devices(config.model, double, hardware)
+    _check_processes(config, processes, size)
+    if config.devices == "auto":
+        return min(most, processes * -(-size // processes))
+    wanted = int(config.devices)
+    if wanted > processes and double and not hw.choices(hardware).is_float64_safe_on_many_devices:
+        raise UsageError(
+            f"devices {wanted} of a CPU in double precision, where XLA's results were wrong; use --devices 1, "
+            "or unset JAX_ENABLE_X64"
+        )
+    if wanted > available:
+        raise UsageError(
+            f"devices {wanted} of {available} {hardware.platform} device(s); use --devices auto"
+            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
+        )
+    if wanted > size:
+        raise UsageError(f"devices {wanted} for {_unit(config, size)}; use --devices {size} or fewer")
+    return wanted
+
+
+def _check_processes(config: Config, processes: int, size: int) -> None:
+    """Raises UsageError for settings that several processes cannot share."""
+    if processes == 1:
+        return
+    if config.lanes == "all":
+        raise UsageError(f"lanes all is one vmap on one device; got {processes} processes; use --lanes auto")
+    if processes > size:
+        raise UsageError(f"{processes} processes for {_unit(config, size)}; start {size} or fewer")
+    if config.devices != "auto" and int(config.devices) % processes:
+        raise UsageError(f"devices {config.devices} for {processes} processes; use a multiple of {processes}")
+
+
+def _unit(config: Config, size: int) -> str:
+    """Returns "a cohort of 4" or "blocks of 4"."""
+    return f"{'a cohort' if size == cohort_size(config) else 'blocks'} of {size}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.runs import client_memories
 from fedvg_jax.runs.record import checkpoint, provenance
-from fedvg_jax.runs.record import recorder as recording
+from fedvg_jax.runs.record.recorder import BestModel, Start
 from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
@@ -66,30 +65,7 @@ def refuse_different_data(sim: Simulation) -> None:
         refuse_different(values, "give all the same files, --pool and --memories")
 
 
-@contextlib.contextmanager
-def open_run_folder(
-    config: Config,
-    state: SimState,
-    documents: Mapping[str, Any],
-    sources: Callable[[], dict[str, str]],
-    log: recording.Log,
-    given: Mapping[str, str],
-) -> Iterator[recording.Recorder]:
-    """Yields the recorder of a run: as `recorder.open_run_folder` in process 0, in memory only in the others.
-
-    All begin at the start that process 0 finds.
-    """
-    with contextlib.ExitStack() as stack:
-        settings = config if processes.is_first() else dataclasses.replace(config, out=None)
-        with processes.together():
-            opening = recording.open_run_folder(settings, state, documents, sources, log, given)
-            recorder = stack.enter_context(opening)
-        if config.resume:
-            recorder.follow(_start_of_first(recorder.start, state))
-        yield recorder
-
-
-def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
+def start_of_first(start: Start, state: SimState) -> Start:
     """Returns the start that process 0 restored, with the clients' memories where the run keeps them.
 
     Args:
@@ -105,8 +81,8 @@ def _start_of_first(start: recording.Start, state: SimState) -> recording.Start:
         others, variables = processes.from_first(own if processes.is_first() else shapes)
         others = checkpoint.place_like(shapes[0], others)
         fields["state"] = start.state._replace(round=others.round, variables=others.variables, server=others.server)
-        fields["best"] = recording.BestModel(*fields["best"][:3], variables=variables) if has_best else None
-        start = recording.Start(**fields | {"seconds": tuple(fields["seconds"])})
+        fields["best"] = BestModel(*fields["best"][:3], variables=variables) if has_best else None
+        start = Start(**fields | {"seconds": tuple(fields["seconds"])})
     is_restored = start.has_state and bool(start.records)
     return start._replace(state=client_memories.place(state, start.state)) if is_restored else start
 

@@ -23,7 +23,9 @@ from fedvg_jax.core.types import (
     Data,
     Executor,
     Hyper,
+    Metrics,
     Schedule,
+    Selection,
     SimState,
     Task,
     Tree,
@@ -39,34 +41,29 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
+from fedvg_jax.engine.evaluate import mean_loss
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
     client_memories,
+    cohorts,
+    communication,
     contracts,
+    early_stopping,
     evaluation_records,
     host_pool,
     memory,
     programs,
 )
-from fedvg_jax.runs.devices import make_executor, num_devices
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.registry import (
-    ALGORITHMS,
-    MODELS,
     check_images,
-    corrupt_clients,
-    make_fedvg,
-    make_hyper,
-    make_live,
-    make_multipliers,
-    make_optimiser,
+    make_local,
     make_task,
     make_variables,
-    make_weighting,
     probe_ratio,
 )
 
@@ -100,25 +97,65 @@ class Simulation(NamedTuple):
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
-    schedule: Callable[[int], Schedule]
-    """round, from 0 -> its schedule, NumPy arrays"""
+    schedule: Callable[..., Schedule]
+    """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
+    state; without one it takes all losses as equal."""
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
     """(variables, pool, rows) -> added sums of `task.measure`, or an `evaluate.Detailed` where `record` asks for what
     they do not hold; jitted"""
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: Optimiser
+    given: frozenset[str]
+    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
+    host_pool: host_pool.HostPool | None
+    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
+    memories: client_memories.Placement
+    """where the clients' memories are (`--memories`)"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
-    algorithm: Algorithm | None = None
-    weighting: Weighting | None = None
-    executor: Executor | None = None
-    optimiser: Optimiser | None = None
-    given: frozenset[str] = frozenset()
-    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
-    host_pool: host_pool.HostPool | None = None
-    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
-    memories: client_memories.Placement = client_memories.Placement(None, max_rounds=MAX_ROUNDS)
-    """where the clients' memories are (`--memories`)"""
+    selection: Selection | None = None
+    """of the cohorts; None for uniform sampling"""
+    traffic: communication.Traffic = communication.Traffic()
+    """bytes that a client of a cohort receives and sends in a round"""
+
+    def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
+        """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.
+
+        Args:
+            state: before the round, such as `sim.state`; it stays valid.
+            round: its number, from 0, from which its cohort and minibatches follow.
+
+        Raises:
+            UsageError: rows or memories of clients stay on the host.
+
+        >>> sim = simulation(Config(clients=4, alpha=10.0))
+        >>> state, metrics = sim.step(sim.state, 0)
+        >>> int(state.round), metrics.weights.shape
+        (1, (2,))
+        """
+        if self.host_pool or self.memories.is_on_host:
+            raise UsageError("sim.step needs rows and memories on the device; use pool and memories device, or fv.run")
+        rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
+        after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
+        return after, tree.take(metrics, 0)
+
+    def validation_loss(self, model: SimState | Variables) -> jax.Array:
+        """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
+
+        With `select` held_out it is of the half of D_val that the weights do not use.
+
+        Raises:
+            UsageError: the rows stay on the host.
+        """
+        if self.host_pool:
+            raise UsageError("sim.validation_loss needs the rows on the device; use pool device, or fv.evaluate")
+        variables = model.variables if isinstance(model, SimState) else model
+        rows = self.data.val if self.data.selection is None else self.data.selection
+        return mean_loss(self.task, variables, self.data.pool, rows)
 
 
 class _Population(NamedTuple):
@@ -130,6 +167,18 @@ class _Population(NamedTuple):
     is_given: bool
     """whether the caller passed the partition"""
 
+    @property
+    def pool(self) -> Batch:
+        return Batch(self.shared.x, self.shared.y)
+
+
+class _Own(NamedTuple):
+    """What the caller passed in place of what the config names."""
+
+    task: Task | None
+    algorithm: Algorithm | None
+    weighting: programs.WeightingOrFactory | None
+
 
 def simulation(
     config: Config,
@@ -139,7 +188,9 @@ def simulation(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
     hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
     progress: Progress | None = None,
     reading: Progress | None = None,
 ) -> Simulation:
@@ -153,7 +204,9 @@ def simulation(
         task: a model and its loss.
         algorithm: a federated algorithm.
         weighting: aggregation weights, or a function task -> `Weighting`.
+        selection: of the cohorts.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        initial: variables to start from, in place of `task.init`, `init` and `pretrained`.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
 
@@ -164,39 +217,28 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    contracts.check_kinds(task, algorithm, weighting)
-    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
-    cache_dir = config.cache_dir or default_cache_dir()
-    config = check(dataclasses.replace(config, cache_dir=cache_dir))
-    files.private_folder(cache_dir, config.trust_cache)
-    if config.pretrained:  # checked before the data are read, which may take minutes
-        pretrained.read(config.pretrained)
+    own = _Own(task, algorithm, weighting)
+    contracts.check_kinds(*own)
+    config = _check_settings(config)
     population = _make_population(config, data, partition, progress, reading)
-    arrays, parts = population.arrays, population.partition
-    evaluation_records.check_test_rows(config, parts)
-    pool = Batch(population.shared.x, population.shared.y)
-    program = _make_program(config, arrays, pool, task, algorithm, weighting)
-    num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
-    is_on_host = host_pool.is_chosen(config, num_bytes, hw.current())
+    program = _make_program(config, population, own)
+    values = _make_hyper(config, program, own, hyper)
+    arrays, parts, executor = population.arrays, population.partition, program.executor
+    is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes, hw.current())
+    chosen = cohorts.make_selection(config) if selection is None else selection
+    cohorts.check(config, chosen, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
-    own = (*([program.algorithm] if algorithm else []), *([program.weighting] if weighting else []))
-    scalars = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, own)
-    values = {**scalars, **make_multipliers(config, program.task)}
-    _check_weighting(config, program.weighting if weighting else None, program.task, of_round, values)
-    _check_accuracies(config, None if weighting else program.algorithm, task and program.task, pool, arrays)
-    if algorithm:
-        is_official = config.server_stats == "official"
-        contracts.check_algorithm(
-            algorithm, program.task, of_round.pool, values, num_clients=config.clients, stats_too=is_official
-        )
+    _check_own(config, own, program, population, of_round, values)
+    early_stopping.check(config, program.task, Batch(population.shared.x, population.shared.y))
+    host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
+    on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    placement = program.executor.placement
-    on_host = (
-        host_pool.make(config, tables, of_round, parts, program.executor, program.algorithm) if is_on_host else None
-    )
-    on_devices = host_pool.shapes_on_device(on_host, hw.current()) if on_host else tables.pool
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None, initial)
+    evaluation_records.check_personal(config, is_on_device=not (is_on_host or memories.is_on_host))
+    placed = tables if host else processes.place(tables, executor.placement)
+    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
+    passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
         arrays=arrays,
@@ -204,40 +246,40 @@ def simulation(
         statistics=describe(config, arrays, parts, population.shared, population.is_given),
         task=program.task,
         state=state,
-        data=tables if on_host else processes.place(tables, placement),
+        data=placed,
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
         schedule=make_schedule(
-            config, arrays, parts, program.executor, task=program.task, memories=memories, algorithm=program.algorithm
+            config,
+            arrays,
+            parts,
+            executor,
+            task=program.task,
+            memories=memories,
+            algorithm=program.algorithm,
+            select=select,
         ),
+        selection=chosen,
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
         weighting=program.weighting,
-        executor=program.executor,
+        executor=executor,
         optimiser=program.optimiser,
-        given=frozenset(name for name, value in replacements.items() if value is not None),
-        host_pool=on_host._replace(resident=processes.place(of_round, placement)) if on_host else None,
+        given=frozenset(name for name, value in passed.items() if value is not None),
+        host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
         memories=memories,
+        traffic=communication.of_round(config, program, state, tables.pool, values, chosen),
     )
 
 
-def _make_program(
-    config: Config,
-    arrays: Arrays,
-    pool: Batch,
-    task: Task | None,
-    algorithm: Algorithm | None,
-    weighting: programs.WeightingOrFactory | None,
-) -> programs.Program:
-    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
-    if task is None:
-        check_images(config, arrays)
-        images = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-        return programs.make_program(config, images, None, algorithm, weighting)
-    contracts.check_task(task, pool)
-    task = fast_task(task)
-    _check_settings_of_task(config, task, pool, has_named_algorithm=algorithm is None)
-    return programs.make_program(config, None, task, algorithm, weighting)
+def _check_settings(config: Config) -> Config:
+    """Returns the settings, checked, with the cache folder, also where that is the default."""
+    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
+    assert config.cache_dir is not None, "it is set above"
+    files.private_folder(config.cache_dir, config.trust_cache)
+    if config.pretrained:  # checked before the data are read, which may take minutes
+        pretrained.read(config.pretrained)
+    return config
 
 
 def _make_population(
@@ -254,21 +296,55 @@ def _make_population(
     user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
-    return _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
+    population = _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
+    evaluation_records.check_test_rows(config, parts)
+    return population
 
 
-def _check_weighting(config: Config, weighting: Weighting | None, task: Task, tables: Data, hyper: Hyper) -> None:
-    """Checks the contract of a user's weighting; None for a named one.
+def _make_program(config: Config, population: _Population, own: _Own) -> programs.Program:
+    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
+    arrays, task = population.arrays, own.task
+    if task is None:
+        check_images(config, arrays)
+        images = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
+        return programs.make_program(config, images, *own)
+    contracts.check_task(task, population.pool)
+    task = fast_task(task)
+    _check_settings_of_task(config, task, population.pool, has_named_algorithm=own.algorithm is None)
+    return programs.make_program(config, None, task, own.algorithm, own.weighting)
 
-    Raises:
-        UsageError: it does not.
+
+def _make_hyper(config: Config, program: programs.Program, own: _Own, given: Mapping[str, float] | None) -> Hyper:
+    """Returns the hyperparameters of a run; `given` has values of those that the caller's own functions declare."""
+    passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
+    return merge_hyperparameters(config, program.algorithm, program.weighting, given, tuple(filter(None, passed)))
+
+
+def _check_own(
+    config: Config, own: _Own, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
+) -> None:
+    """Raises UsageError if the caller's weighting or algorithm breaks its contract, or accuracies cannot be computed.
+
+    Args:
+        tables: the rows that a round reads.
     """
-    if weighting:
+    if own.weighting:
         size = cohort_size(config)
         is_one_block = block_size(config) >= size
-        contracts.check_weighting(weighting, task, tables, hyper, size if is_one_block else None)
+        contracts.check_weighting(program.weighting, program.task, tables, hyper, size if is_one_block else None)
         if not is_one_block:
-            contracts.check_terms(weighting, task, tables, hyper)
+            contracts.check_terms(program.weighting, program.task, tables, hyper)
+    algorithm = None if own.weighting else program.algorithm
+    _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
+    if own.algorithm:
+        contracts.check_algorithm(
+            own.algorithm,
+            program.task,
+            tables.pool,
+            hyper,
+            num_clients=config.clients,
+            stats_too=config.server_stats == "official",
+        )
 
 
 def _check_accuracies(
@@ -291,7 +367,12 @@ def _check_accuracies(
         is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
         if is_native or "val_accuracy" in config.weighting:
             consumers.append(("weighting val_accuracy", "use val_loss"))
-    for name in ("client_accuracy", evaluation_records.BY_CLIENT, evaluation_records.CALIBRATION):
+    for name in (
+        "client_accuracy",
+        evaluation_records.BY_CLIENT,
+        evaluation_records.CALIBRATION,
+        evaluation_records.PERSONAL,
+    ):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))
     num_classes = len(arrays.class_names)
@@ -300,7 +381,7 @@ def _check_accuracies(
     for consumer, instead in consumers:
         user_data.integer_labels(arrays, consumer, instead)
         if task:
-            contracts.check_scores(task, pool, len(arrays.class_names), consumer, instead)
+            contracts.check_output(task, pool, consumer, instead, len(arrays.class_names))
 
 
 def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_named_algorithm: bool) -> None:
@@ -333,6 +414,8 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
+    is_uniform: bool = True,
+    initial: Variables | None = None,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
 
@@ -340,15 +423,19 @@ def make_state(
         num_rows: T, rows of the data set.
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
+        is_uniform: whether cohorts follow from (seed, round) alone; otherwise every client has a row.
+        initial: initial variables in place of the config's.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init))
+    init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init, initial))
     one_client = jax.eval_shape(init)
     client_bytes = memory.num_bytes(client_memories.memories_of(one_client))
     rows = program.executor.rows
-    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), rows)
+    memories = client_memories.Placement(None, max_rounds=MAX_ROUNDS, sharding=rows)
+    if is_uniform:
+        memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), rows)
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
@@ -365,7 +452,8 @@ def _init_state(config: Config, program: programs.Program, hyper: Hyper, variabl
     kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
-    return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1)
+    local = make_local(config)
+    return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1, local=local)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
@@ -485,14 +573,16 @@ def make_schedule(
     task: Task | None = None,
     memories: client_memories.Placement | None = None,
     algorithm: Algorithm | None = None,
-) -> Callable[[int], Schedule]:
-    """Returns a function from the number of a round, from 0, to its schedule.
+    select: cohorts.Cohorts | None = None,
+) -> Callable[..., Schedule]:
+    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
         task: the model that is trained; defaults to the config's.
         memories: where the clients' memories are; by default every client has a row on the devices.
         algorithm: of the run, whose probe may read rows; defaults to the config's.
+        select: the cohorts; by default those of the config's `cohorts`.
     """
     rows_of_round = client_memories.rows_of_rounds(config, memories) if memories else lambda number: None
     sizes = client_rows.sizes(parts.train)
@@ -500,13 +590,14 @@ def make_schedule(
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
-    cohort_of = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    cohort_of = select or (lambda number, state: official(number) if official else None)
     probed = probe_ratio(config, algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
-    def schedule_of(number: int) -> Schedule:
+    def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         planned = schedule.make(
             number,
             parts.train,
@@ -522,32 +613,9 @@ def make_schedule(
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
-            clients=cohort_of(number) if cohort_of else None,
+            clients=cohort_of(number, state),
             block_size=block_size(config),
         )
         return planned._replace(memory_rows=rows_of_round(number))
 
     return schedule_of
-
-
-__all__ = [
-    "ALGORITHMS",
-    "EVAL_BATCH",
-    "MAX_ROUNDS",
-    "MODELS",
-    "Simulation",
-    "corrupt_clients",
-    "fitting_width",
-    "make_executor",
-    "make_fedvg",
-    "make_hyper",
-    "make_live",
-    "make_optimiser",
-    "make_partition",
-    "make_shared",
-    "make_task",
-    "make_variables",
-    "make_weighting",
-    "num_devices",
-    "simulation",
-]

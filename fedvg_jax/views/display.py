@@ -18,7 +18,7 @@ from fedvg_jax.core import hardware, tree
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry, simulation
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
@@ -59,7 +59,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     """
     config, machine = sim.config, hardware.current()
     devices = f"{os.cpu_count()} cores" if machine.is_cpu else f"{machine.num_devices} x {machine.kind}"
-    num_devices = simulation.num_devices(config)
+    num_devices = registry.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
     sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
@@ -114,7 +114,7 @@ def method_text(config: Config, given: Collection[str] = ()) -> str:
     options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in config.weighting else ""
     if "algorithm" in given:
         return f"given, weights {config.weighting}{options}"
-    native = simulation.ALGORITHMS[config.algorithm](config).native_weighting
+    native = registry.ALGORITHMS[config.algorithm](config).native_weighting
     own = f", which are {native}" if "native" in config.weighting else ""
     return f"{config.algorithm}, weights {config.weighting}{own}{options}"
 
@@ -227,6 +227,11 @@ def result_table(history: History, uses_validation: bool = True) -> Table:
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
+    if summary.get("stopped_early"):
+        table.add_row("stopped early", summary["stopped_early"])
+    if "bytes_down" in summary:
+        down, up = (_mib(summary[name]) for name in ("bytes_down", "bytes_up"))
+        table.add_row("sent to clients, and back", f"{down}, {up}")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
         table.add_row("parts", f"{summary['parts']}, the last resumed from round {summary['resumed_from']}")

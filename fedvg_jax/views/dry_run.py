@@ -132,18 +132,34 @@ def predict(sim: simulation.Simulation, num_done: int = 0, rates: Rates | None =
 
 
 def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, groups: int) -> Rates:
-    """Times samples of each part of a run."""
+    """Times samples of each part of a run: shortened runs of the first round."""
     first = sim.schedule(0)
-    ready = run_chunks.prepare_chunk(sim, [first])
-    executor = sim.executor or simulation.make_executor(sim.config)
-    sample = _Sample(sim, programs, first._replace(rows=ready.rounds.rows), executor, ready.data)
-    step = slope(sample.training, int(first.num_steps.max()))
-    group = slope(lambda size: sample.scoring(size - 1), groups + 1)  # from none: one pass may hold them all
-    per_round = slope(sample.rounds, simulation.MAX_ROUNDS)  # of one step
-    chunk = sample.rounds(1)[1] - per_round
+    ready, start = run_chunks.prepare_chunk(sim, [first]), _state_of_chunk(sim)
+
+    def sample(steps: int, groups: int, count: int = 1) -> tuple[int, float]:
+        """Returns (longest lane, seconds) of rounds of at most `steps` local steps per client and that many groups."""
+        shortened = _shortened(first._replace(rows=ready.rounds.rows), steps, sim.executor)
+        stacked = schedules.stack([shortened], simulation.MAX_ROUNDS)._replace(rows=ready.rounds.rows)
+        data = _with_groups(ready.data, groups)
+        seconds = _seconds(lambda: programs.chunk(tree.copies(start), np.int32(count), stacked, data, sim.hyper))
+        return _longest_lane(shortened), seconds
+
+    step = slope(lambda steps: sample(steps, 0), int(first.num_steps.max()))
+    group = slope(lambda size: (size, sample(1, size - 1)[1]), groups + 1)  # from none: one pass may hold them all
+    per_round = slope(lambda count: (count, sample(1, 0, count)[1]), simulation.MAX_ROUNDS)  # of one step
+    lane, one_round = sample(1, 0)
     evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state))
-    empty = max(0.0, per_round - step * _longest_lane(sample.shorten(1)))
-    return Rates(empty, step, group, max(0.0, chunk) + _exchange_seconds(sim), evaluation)
+    chunk = max(0.0, one_round - per_round) + _exchange_seconds(sim)
+    return Rates(max(0.0, per_round - step * lane), step, group, chunk, evaluation)
+
+
+def _shortened(schedule: Schedule, steps: int, executor: Executor) -> Schedule:
+    """Returns a round with at most `steps` local steps per client, and no probes."""
+    fewer = np.minimum(schedule.num_steps, steps)
+    plan = lane_plan.plan_blocks(
+        fewer, executor.num_lanes, executor.lanes_together, lane_plan.block_size(schedule.plan)
+    )
+    return schedule._replace(num_steps=fewer, probe_steps=np.zeros_like(schedule.probe_steps), plan=plan)
 
 
 def _copy_seconds(sim: simulation.Simulation) -> float:
@@ -165,49 +181,6 @@ def _state_of_chunk(sim: simulation.Simulation) -> SimState:
     """Returns the state before the first round as the devices hold it."""
     store = client_memories.open_store(sim.memories, sim.config, sim.state)
     return client_memories.take(sim.memories, store, sim.state, np.zeros(0, int))
-
-
-class _Sample(NamedTuple):
-    """Shortened runs of the first round."""
-
-    sim: simulation.Simulation
-    programs: run_chunks.Programs
-    schedule: Schedule
-    """with the numbers that the rows have in `data`"""
-    executor: Executor
-    data: Any = None
-    """`Data` of the chunk"""
-
-    def training(self, steps: int) -> tuple[int, float]:
-        """Returns (longest lane, seconds) of a round of at most `steps` local steps per client, without scoring."""
-        shortened = self.shorten(steps)
-        return _longest_lane(shortened), self._seconds(shortened, 0)
-
-    def scoring(self, groups: int) -> tuple[int, float]:
-        """Returns (groups, seconds) of a round of one local step per client."""
-        return groups, self._seconds(self.shorten(1), groups)
-
-    def rounds(self, count: int) -> tuple[int, float]:
-        """Returns (rounds, seconds) of rounds of one local step per client, without scoring."""
-        return count, self._seconds(self.shorten(1), 0, count)
-
-    def shorten(self, steps: int) -> Schedule:
-        """Returns the first round with at most `steps` local steps per client, and no probes."""
-        fewer = np.minimum(self.schedule.num_steps, steps)
-        old, none = self.schedule.plan, np.zeros_like(self.schedule.probe_steps)
-        executor, size = self.executor, lane_plan.block_size(old)
-        plan = lane_plan.plan_blocks(fewer, executor.num_lanes, executor.lanes_together, size)
-        return self.schedule._replace(num_steps=fewer, probe_steps=none, plan=plan)
-
-    def _seconds(self, schedule: Schedule, groups: int, count: int = 1) -> float:
-        stacked = schedules.stack([schedule], simulation.MAX_ROUNDS)._replace(rows=self.schedule.rows)
-        data, start = _with_groups(self.data, groups), _state_of_chunk(self.sim)
-
-        def run():
-            state = tree.copies(start)
-            return self.programs.chunk(state, np.int32(count), stacked, data, self.sim.hyper)
-
-        return _seconds(run)
 
 
 def slope(sample: Callable[[int], tuple[int, float]], most: int) -> float:
@@ -269,22 +242,14 @@ def scoring_passes(config: Config) -> int:
 
 def _work(sim: simulation.Simulation, schedule: Schedule) -> tuple[float, int, int]:
     """Returns (consecutive local steps on the longest lane, local steps, images trained on) of a round."""
-    longest = _longest_lane(schedule) + _probes(sim, schedule)
-    return longest, int(schedule.num_steps.sum()), _images(schedule)
+    placement = sim.executor.placement
+    probes = float(schedule.probe_steps.sum()) / (len(placement.device_set) if placement else 1)  # of one device
+    images = int((schedule.rows[: schedules.num_minibatches(schedule)] >= 0).sum())
+    return _longest_lane(schedule) + probes, int(schedule.num_steps.sum()), images
 
 
 def _longest_lane(schedule: Schedule) -> int:
     return int(schedule.plan.length.sum())
-
-
-def _probes(sim: simulation.Simulation, schedule: Schedule) -> float:
-    """Returns the probe minibatches of one device."""
-    placement = simulation.make_executor(sim.config).placement
-    return float(schedule.probe_steps.sum()) / (len(placement.device_set) if placement else 1)
-
-
-def _images(schedule: Schedule) -> int:
-    return int((schedule.rows[: schedules.num_minibatches(schedule)] >= 0).sum())
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -15,9 +15,9 @@ from fedvg_jax.core import gradient_support, tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables
 from fedvg_jax.engine import attacks, local_training
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 
-every_algorithm = pytest.mark.parametrize("name", simulation.ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 WORLD = worlds.uneven()
 EVEN = worlds.quadratics(np.ones((5, 3)), np.random.default_rng(1).normal(size=(5, 3)), [4] * 5, 3)
 
@@ -310,7 +310,7 @@ STORING = {
     "feddyn": {},
     "feddyn, noise": {"attack.kind": "noise"},
     "feddyn, linear": {"feddyn.regulariser": "linear"},
-    **{f"{name}, noise": {"attack.kind": "noise"} for name in simulation.ALGORITHMS},
+    **{f"{name}, noise": {"attack.kind": "noise"} for name in registry.ALGORITHMS},
 }
 """Name of an algorithm, with other settings than the defaults -> these settings."""
 
@@ -324,7 +324,7 @@ def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes
     """In two rounds, in which all clients are corrupt where any is."""
     name, settings = case.partition(",")[0], STORING[case]
     chosen = config.apply(config.Config(), {"algorithm": name, **settings}, "test")
-    algorithm = simulation.ALGORITHMS[name](chosen)
+    algorithm = registry.ALGORITHMS[name](chosen)
     disturb = attacks.BY_KIND[chosen.attack.kind](np.arange(5), 5)
 
     def last_state(support):
@@ -336,7 +336,7 @@ def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes
 
     pairs = zip(*(jax.tree.leaves(last_state(support)) for support in (SUPPORT, FULL_SUPPORT)), strict=True)
     is_same = all(np.allclose(part, whole, rtol=1e-12, atol=1e-12) for part, whole in pairs)
-    assert simulation.make_live(chosen, worlds.QUADRATIC._replace(support=SUPPORT)) is (
+    assert registry.make_live(chosen, worlds.QUADRATIC._replace(support=SUPPORT)) is (
         SUPPORT if is_same else FULL_SUPPORT
     )
 

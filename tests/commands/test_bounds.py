@@ -11,7 +11,7 @@ import fedvg_jax
 from fedvg_jax import bounds, config
 from fedvg_jax.bounds import Bound
 from fedvg_jax.config import Corrupt, Robust, Tuning, Validation
-from fedvg_jax.runs import chunks, host_pool, simulation
+from fedvg_jax.runs import chunks, host_pool, population, simulation
 
 SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1)
 
@@ -31,7 +31,7 @@ def measured(tmp_path_factory):
 def test_bounds_are_pooled_validation_and_every_client(measured):
     settings, results = measured
     arrays = simulation.load_data(settings)
-    parts = simulation.make_partition(settings, arrays)
+    parts = population.make_partition(settings, arrays)
     sizes = [sum(map(len, parts.train)), sum(map(len, parts.val)), *map(len, parts.train)]
     models = [("pooled", None), ("validation", None), ("alone", 0), ("alone", 1), ("alone", 2)]
     assert [bound[:3] for bound in results] == [(*model, size) for model, size in zip(models, sizes, strict=True)]
@@ -41,7 +41,7 @@ def test_bounds_are_pooled_validation_and_every_client(measured):
 def test_bound_equals_a_federation_of_one_client(measured, which):
     """It trains for 3 rounds x 2/3, as many as a client takes part in."""
     settings, results = measured
-    parts = simulation.make_partition(settings, simulation.load_data(settings))
+    parts = population.make_partition(settings, simulation.load_data(settings))
     train = [np.concatenate(parts.train)] if which == "pooled" else [parts.train[which]]
     others = ([np.concatenate(part)] for part in parts[1:])
     alone = replace(SETTINGS, clients=1, join_ratio=1.0, rounds=2, eval_every=2, cache_dir=settings.cache_dir)

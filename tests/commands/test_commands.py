@@ -17,8 +17,9 @@ import numpy as np
 import programs
 import pytest
 
-from fedvg_jax import bounds, prepare, sim, sweep_arguments
+from fedvg_jax import bounds, prepare, sim
 from fedvg_jax.runs import chunks, launch, simulation
+from fedvg_jax.study import sweep_arguments
 from fedvg_jax.views import dry_run, plots
 
 ROOT = Path(__file__).parents[2]

@@ -3,19 +3,12 @@
 import pytest
 from run_folders import write_run, write_sweep
 
-pytest.importorskip("statsmodels", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax import report
-from fedvg_jax.views.report import page
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
-
-
-@pytest.fixture(autouse=True)
-def bundle(monkeypatch):
-    """The real JavaScript takes five seconds."""
-    monkeypatch.setattr(page, "bundle", lambda: "")
 
 
 def accuracies(values):
@@ -85,7 +78,7 @@ def test_incomplete_study_needs_partial(tmp_path, capsys):
 
 
 def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
-    monkeypatch.setattr("fedvg_jax.views.report.EXTRA", ("scipy", "no_such_package"))
+    monkeypatch.setattr("fedvg_jax.study.report.EXTRA", ("scipy", "no_such_package"))
     assert report.main([str(sweep)]) == 2
     assert "reports need no_such_package; pip install 'fedvg_jax[report]'" in capsys.readouterr().err
 

@@ -18,14 +18,14 @@ import pytest
 from processes import started
 
 import fedvg_jax
-from fedvg_jax import sweep, sweep_arguments
-from fedvg_jax.config import sweep_points
+from fedvg_jax import sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import chunks, loop, sweep_folder, sweep_workers, sweeps
+from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs import programs as run_programs
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.views import dry_run, report
+from fedvg_jax.study import report, sweep_arguments, sweep_folder, sweep_points, sweeps, workers
+from fedvg_jax.views import dry_run
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
 SHORT |= {"--jobs": "1"}
@@ -246,9 +246,9 @@ def test_finished_point_counts_with_the_rounds_of_its_last_part(tmp_path, resume
     folder = sweep_folder.point_folder(tmp_path, point.name)
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"resumed_from": resumed_from, "run_seconds": 20.0}))
-    assert sweep._last_part(tmp_path, point) == part
+    assert sweep._last_part(tmp_path, point) == (point, *part)
     sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 8, "client 1 diverged"))
-    assert sweep._last_part(tmp_path, point)[:2] == (part[0], 8)
+    assert sweep._last_part(tmp_path, point)[1:3] == (part[0], 8)
 
 
 def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
@@ -262,11 +262,11 @@ def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, mon
 
 def test_dry_run_lists_only_the_unfinished_points_of_its_shard(run, monkeypatch):
     monkeypatch.setattr(sweep, "_estimate", lambda group: (60.0 * len(group), 0.0))
-    monkeypatch.setattr(sweep, "_is_done", lambda out, point: point.name == "seed=1")
+    monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name == "seed=1")
     code, out, _ = run("--seed", "0:6", "--shard", "1/2", "--dry-run")
     assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == ["  seed=0", "  seed=2"]
     assert "2 points, 1 program: about 2 min" in out and "; 1 of 3 points finished" in out
-    monkeypatch.setattr(sweep, "_is_done", lambda out, point: True)
+    monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: True)
     code, out, _ = run("--seed", "0:6", "--dry-run")
     assert code == 0 and "nothing to compute; 6 of 6 points finished" in out
 
@@ -374,7 +374,7 @@ def test_shard_reports_failures_of_its_own_points_only(run, monkeypatch):
 def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_path, monkeypatch, shard, is_lost):
     """Workers that a signal kills leave their points unfinished, and their command with nothing else to do."""
     words = ["--seed", "0", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7", *shard]
-    simulate, run_local = loop.run_simulation, sweep_workers.run_local
+    simulate, run_local = loop.run_simulation, workers.run_local
 
     def fail(sim, **arguments):
         if sim.config.lr == 0.2:
@@ -382,7 +382,7 @@ def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_pa
         return simulate(sim, **arguments)
 
     if is_lost:
-        monkeypatch.setattr(sweep_workers, "run_local", lambda command, count, on_poll: on_poll())
+        monkeypatch.setattr(workers, "run_local", lambda command, count, on_poll: on_poll())
         code, out, err = run(*words, "--jobs", "2")
         message = "2 tuning runs not finished, such as lr=1e-06; the same command continues them"
     else:
@@ -394,7 +394,7 @@ def test_sweep_chooses_nothing_without_all_tuning_runs_and_continues(run, tmp_pa
     assert (code, err) == (2, f"error: {message}\n") and "validation accuracy" not in out
     assert not (tmp_path / "out" / "points").exists() and not (tmp_path / "out" / "sweep.json").exists()
     monkeypatch.setattr(loop, "run_simulation", simulate)
-    monkeypatch.setattr(sweep_workers, "run_local", run_local)
+    monkeypatch.setattr(workers, "run_local", run_local)
     code, out, err = run(*words)
     assert (code, err) == (0, "") and "lr 0.2 (validation accuracy" in out
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import string
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -129,33 +127,6 @@ def test_malformed_weighting_is_refused(text):
         parse_weighting(text)
 
 
-_KEYS = st.text(string.ascii_letters + "_", min_size=1, max_size=8) | st.sampled_from(list(config.flatten(Config())))
-_VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
-
-
-@given(st.dictionaries(_KEYS, _VALUES, max_size=3))
-def test_any_settings_give_a_config_in_range_or_a_usage_error(settings):
-    try:
-        made = config.check(config.apply(Config(), settings, "test"))
-    except UsageError as error:
-        assert "\n" not in str(error).replace(repr(settings), "")
-    else:
-        assert config.apply(Config(), config.flatten(made), "test") == made
-
-
-@given(st.text(max_size=40))
-def test_any_text_is_toml_or_a_usage_error(tmp_path_factory, text):
-    path = tmp_path_factory.getbasetemp() / "fuzz.toml"
-    path.write_text(text, encoding="utf-8", newline="")
-    try:
-        tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError:
-        with pytest.raises(UsageError):
-            config.read_toml(path)
-    else:
-        config.read_toml(path)
-
-
 @pytest.mark.parametrize("text", ["lr = {}", "[lr]", "fedvg.norm = {}", "[fedvg.norm]", "[fedvgg]", "resume = {}"])
 def test_an_empty_table_in_place_of_a_setting_is_refused(tmp_path, text):
     path = tmp_path / "c.toml"
@@ -237,7 +208,9 @@ def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_i
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_cohort_too_small_to_be_trimmed_is_refused(clients):
-    with pytest.raises(UsageError, match=f"robust.trim 0.49 needs a cohort of 3 .* got a cohort of {clients}"):
+    with pytest.raises(
+        UsageError, match=f"0.49 leaves out no client of a cohort of {clients}; use a larger --join-ratio"
+    ):
         config.check(trimmed(clients, 0.49))
     config.check(trimmed(clients, 0.0))
 
@@ -276,14 +249,14 @@ def test_number_that_float32_cannot_hold_is_refused():
 
 def test_every_hyperparameter_of_a_round_must_fit_float32():
     """Every setting that changes a traced scalar of a round is in the list."""
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs import registry
 
     for name, value in config.flatten(Config()).items():
         if type(value) is float:
             for algorithm in ("fedavgm", "fedadam"):
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (simulation.make_hyper(made) for made in (before, after))
+                old, new = (registry.make_hyper(made) for made in (before, after))
                 assert all(old[h] == new[h] for h in old) or name in SCALARS, name
 
 
@@ -292,7 +265,6 @@ def test_every_hyperparameter_of_a_round_must_fit_float32():
     [
         ("weighting", "permuted(" * 2000 + "fedvg" + ")" * 2000),
         *(("fedvg.include", text) for text in ("(" * 3000, "a{99999999999}", "(" * 3000 + ")" * 3000)),
-        *(("fedvg.multipliers", f"{text}=1") for text in ("(" * 3000 + ")" * 3000, "a{99999999999}")),
     ],
 )
 def test_text_that_exhausts_python_is_one_short_line(setting, value):

@@ -5,7 +5,7 @@ import pytest
 from fedvg_jax import config, sim
 from fedvg_jax.config import presets
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 WEIGHTS = {  # of the algorithms' own papers; FedVG's alone, except FedAvg + FedVG, which is the mean of both
@@ -27,7 +27,7 @@ def test_paper_has_thirteen_methods():
 def test_method_is_an_algorithm_and_its_weights():
     for name, expected in WEIGHTS.items():
         made = config.Config(method=name)
-        native = simulation.ALGORITHMS[made.algorithm](made).native_weighting
+        native = registry.ALGORITHMS[made.algorithm](made).native_weighting
         assert (made.algorithm, made.weighting.replace("native", native)) == expected
 
 

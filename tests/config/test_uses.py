@@ -14,7 +14,7 @@ from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs import chunks, registry, simulation
+from fedvg_jax.runs import chunks, registry
 from fedvg_jax.views import plots
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
@@ -23,6 +23,7 @@ VALUES = {
     "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "export_partition": [None, "rows.json"],
+    "local": ["", "^classifier/"],
     "momentum": [0.0, 0.9],
     "keep": [0, 2],
     "tuning.steps": [0, 1],
@@ -52,7 +53,7 @@ def test_models_that_use_server_stats_are_those_with_running_statistics():
     models = [("mlp", "batch"), ("tinycnn", "batch"), ("cnn", "batch"), ("lenet5", "batch"), ("vit_s16", "batch")]
     for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
         options = {"norm": norm} if model.startswith("resnet") else {}
-        module = simulation.MODELS[model](3, "lax", **options)
+        module = registry.MODELS[model](3, "lax", **options)
         init = functools.partial(module.init, train=False)
         images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))

@@ -15,7 +15,7 @@ from fedvg_jax.core.types import Batch, Report, UsageError
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.models import layers, live_taps, resnet
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic, signals
 
 
@@ -89,7 +89,7 @@ WITH_MEMORIES = ("scaffold", "feddyn")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in WITH_MEMORIES else pytest.mark.slow) for n in simulation.ALGORITHMS]
+    "name", [pytest.param(n, marks=[] if n in WITH_MEMORIES else pytest.mark.slow) for n in registry.ALGORITHMS]
 )
 def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
     """Two rounds with their memories, under weights that measure nothing."""
@@ -147,7 +147,7 @@ def test_client_carries_the_support_only():
 )
 def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes, is_all):
     """Weight decay moves them, and a kept optimiser state covers them."""
-    support = simulation.make_live(dataclasses.replace(config.Config(), **changes), TASK)
+    support = registry.make_live(dataclasses.replace(config.Config(), **changes), TASK)
     assert support is (gradient_support.FULL_SUPPORT if is_all else TASK.support)
 
 

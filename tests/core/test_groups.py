@@ -13,7 +13,7 @@ from fedvg_jax import config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import inverse_norm_weights, inverse_norms
 from fedvg_jax.weightings.norm_parts import NormParts
@@ -26,7 +26,7 @@ SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel
 
 
 def make(**options):
-    return simulation.make_fedvg(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK)
+    return registry.make_fedvg(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK)
 
 
 def tensors(seed=0):
@@ -72,14 +72,6 @@ def concatenated(grads, module):
 
 
 # --- layers
-
-
-def test_the_module_of_a_tensor_is_its_parent_path():
-    assert [groups.module_of(path) for path in ("a/b/kernel", "fc/bias", "token")] == ["a/b", "fc", "token"]
-
-
-def test_every_tensor_is_a_layer_by_default():
-    assert [layer.tensors for layer in groups.layers(MODEL.params)] == [(path,) for path in PATHS]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 from test_architecture import sources
 
 from fedvg_jax.config import Config
@@ -15,7 +14,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.models import layers
 from fedvg_jax.models.conv import patches, selection, winograd
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import registry
 
 CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
@@ -27,10 +26,6 @@ def test_current_hardware_is_what_jax_computes_on():
     hardware = hw.current()
     assert (hardware.platform, hardware.num_devices) == (jax.default_backend(), len(jax.devices()))
     assert hardware.kind == jax.devices()[0].device_kind and hardware.cores >= 1
-
-
-def test_choices_default_to_the_current_hardware():
-    assert hw.choices() is hw.choices(hw.current())
 
 
 def test_a_cpu_gets_images_last_and_winograd_for_any_size():
@@ -74,11 +69,6 @@ def test_only_a_cpu_gets_fusion_barriers():
     assert ["cond" in program for program in programs] == [True, False, False]
 
 
-def test_only_a_cpu_trains_vision_transformers_by_microbatches():
-    assert {model for model in registry.MODELS if hw.choices(CPU).microbatch_rows.get(model)} == {"vit_s16", "vit_b16"}
-    assert not hw.choices(GPU).microbatch_rows and not hw.choices(TPU).microbatch_rows
-
-
 @pytest.mark.parametrize(
     ("hardware", "batch_size", "groups"), [(CPU, 1, 1), (CPU, 64, 1), (GPU, 64, 16), (GPU, 1000, 1), (GPU, 2048, 1)]
 )
@@ -104,13 +94,13 @@ def test_scoring_takes_about_1024_rows_at_once_on_an_accelerator_and_one_group_o
 )
 def test_auto_shares_a_cohort_among_the_devices_that_pay(hardware, changes, devices):
     config = dataclasses.replace(Config(clients=10, join_ratio=1.0), **changes)
-    assert simulation.num_devices(config, hardware) == devices
+    assert registry.num_devices(config, hardware) == devices
 
 
 def test_a_cohort_in_double_precision_is_shared_on_accelerators_only():
     config = Config(clients=10, join_ratio=1.0, model="resnet18")
     with jax.enable_x64(True):
-        assert [simulation.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
+        assert [registry.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
 
 
 def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop():
@@ -129,7 +119,7 @@ def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop(
 def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
     config = Config(clients=10, join_ratio=1.0, model="mlp")
     machines = CPU, GPU._replace(num_devices=1)
-    assert [simulation.make_executor(config, machine).lanes_together for machine in machines] == [1, 4]
+    assert [registry.make_executor(config, machine).lanes_together for machine in machines] == [1, 4]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max\n", None), ("4096\n", 4096)])
@@ -174,13 +164,3 @@ def test_no_other_module_asks_jax_for_the_back_end_to_choose():
         if isinstance(node.value, ast.Name) and node.value.id == "jax"
     }
     assert asking == set(ASKS_JAX)
-
-
-def test_the_convolution_of_a_network_is_the_hardware_s():
-    """Flax's convolution calls what `selection` returns, with the hardware bound."""
-
-    def program_of(name):
-        layer = nn.Conv(16, (3, 3), conv_general_dilated=selection.convolution(name, GPU), use_bias=False)
-        return str(jax.make_jaxpr(lambda x: layer.init_with_output(jax.random.key(0), x)[0])(jnp.ones((1, 4, 4, 16))))
-
-    assert program_of("auto") == program_of("gemm") != program_of("winograd")

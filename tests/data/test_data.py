@@ -1,4 +1,4 @@
-"""Readers of digits, CIFAR and .npz, from tiny files in the real formats."""
+"""Readers of digits and .npz, from tiny files in the real formats."""
 
 import warnings
 import zipfile
@@ -20,16 +20,6 @@ def images(*shape):
     return RNG.integers(0, 256, shape, np.uint8)
 
 
-def write_bins(folder: Path, rows=3):
-    """Writes the six official files; returns the expected (x, y)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    x, y = images(6 * rows, 32, 32, 3), RNG.integers(0, 10, 6 * rows, np.uint8)
-    records = np.concatenate([y[:, None], x.transpose(0, 3, 1, 2).reshape(len(x), -1)], 1)
-    for name, part in zip(cifar.FILES, np.split(records, 6), strict=True):
-        (folder / name).write_bytes(part.tobytes())
-    return x, y
-
-
 def write_npz(file: Path, **members):
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(file, **members)
@@ -41,16 +31,6 @@ def test_digits_need_no_folder_and_are_scaled_to_uint8():
     assert digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8 and digits.x.max() == 255
     assert digits.y.dtype == np.int32 and set(digits.y) == set(range(10)) and digits.num_train == 1797
     assert set(np.unique(digits.x)) == {round(v * 255 / 16) for v in range(17)}
-
-
-@pytest.mark.parametrize("folder", [".", cifar.FOLDER])
-def test_cifar_binary_files_are_pooled_with_the_training_set_first(tmp_path, folder):
-    x, y = write_bins(tmp_path / folder)
-    for _ in range(2):  # decoded, then from the cache
-        arrays = data.load("cifar10", tmp_path, tmp_path / "cache")
-        np.testing.assert_array_equal(arrays.x, x)
-        np.testing.assert_array_equal(arrays.y, y)
-        assert (arrays.name, arrays.num_train, arrays.class_names) == ("cifar10", 15, cifar.CLASS_NAMES)
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -115,34 +95,11 @@ def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
             data.load("npz", folder)
 
 
-def test_missing_cifar_file_is_named(tmp_path):
-    write_bins(tmp_path)
-    (tmp_path / "data_batch_4.bin").unlink()
-    with usage_error(str(tmp_path), "data_batch_4.bin missing"):
-        data.load("cifar10", tmp_path)
-
-
 def test_folder_of_several_npz_files_is_refused(tmp_path):
     for name in ("a", "b"):
         write_npz(tmp_path / f"{name}.npz", x=images(1, 2, 2), y=np.array([0]))
     with usage_error("a.npz, b.npz", "--data-dir FILE"):
         data.load("npz", tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", bytes(3072), bytes(3073 + 5)])
-def test_truncated_cifar_file_is_refused_with_its_size(tmp_path, content):
-    write_bins(tmp_path)
-    (tmp_path / "data_batch_2.bin").write_bytes(content)
-    with usage_error("data_batch_2.bin", f"{len(content)} bytes", "3073"):
-        data.load("cifar10", tmp_path, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_cifar_file_with_a_label_out_of_range_is_named(tmp_path):
-    write_bins(tmp_path)
-    (tmp_path / "test_batch.bin").write_bytes(bytes([10]) + bytes(3072))
-    with usage_error("test_batch.bin", "0..9", "10"):
-        data.load("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])

@@ -75,8 +75,6 @@ EVERY = [*SPLITS, "extra", "unsupervised"]
     ("form", "names"),
     [
         *((form, EVERY) for form in [*HUB, "{}", "{}/part-0", "config/my_{}"]),
-        *((form, [*SPLITS, "train_extra"]) for form in HUB),
-        *((form, ["extra", "test"]) for form in HUB),
         *((form, ["extra", "more"]) for form in HUB[:3]),
     ],
 )

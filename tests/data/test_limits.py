@@ -75,6 +75,7 @@ def test_client_of_each_row_is_read_in_any_integer_dtype(tmp_path, dtype):
         np.array([0, -(2**63)], np.int64),
         np.array([0, -2]),
         np.array([0, 2]),
+        np.array([0, 10**12]),
         np.array([0.0, 1.0]),
         np.array([[0, 1]]),
         np.array(0),

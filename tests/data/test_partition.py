@@ -37,15 +37,6 @@ def test_partition_is_a_disjoint_cover_with_the_minimum_and_published_rounding(k
         assert n >= 10 and (len(test), len(val)) == (int(0.25 * n), int(0.1 * n)) and len(train) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", ["redraw", "top_up"])
-def test_partition_is_determined_by_its_arguments_and_seed(kind, rule):
-    first = make(kind=kind, rule=rule)
-    assert same(first, make(kind=kind, rule=rule))
-    assert not same(first, make(kind=kind, rule=rule, seed=43))
-    assert not same(first, make(kind=kind, rule=rule, alpha=0.6))
-
-
 GOLDEN = [
     (100, 1, [605, 595, 600, 612, 597], (556, 655), (39076, 5957, 14967)),
     (10, 1, [616, 653, 554, 693, 668], (430, 808), (39081, 5955, 14964)),

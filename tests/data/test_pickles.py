@@ -3,7 +3,6 @@
 import pickle
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -71,28 +70,27 @@ def test_pickle_without_forged_parts_is_read():
         (forged(SHAPE, content="N"), ["do not fit"]),
         (forged(SHAPE, content="]"), ["do not fit"]),
         (forged(SHAPE).replace(b"K\x01K\x02", b"K\x02"), ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\nndarray\n)R.", ["odd way"]),
-        (b"\x80\x02cnumpy\nndarray\n)\x81.", ["NEWOBJ"]),
+        (b"\x80\x02cnumpy\nndarray\n)R.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\ndtype\nU\x02u1\x85\x81.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nNb.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
         (b"\x80\x02]}b.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.", ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\ndtype\nU\x02u1R.", ["odd way"]),
-        (b"\x80\x02cnumpy\ndtype\nN" + b"q\x00h\x00\x86" * 60 + b"\x85R.", ["dtype 'tuple'"]),
-        (b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\ndtype\nU\x02u1R.", ["not a complete pickle"]),
+        (b"\x80\x02cnumpy\ndtype\nN" + b"q\x00h\x00\x86" * 20 + b"\x85R.", ["dtype 'tuple'"]),
+        (b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.", ["32 tuples"]),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
         (b"\x80\x04\x8c\x01\n\x8c\x01\r\x93.", ["asks for"]),
         (b"\x80\x04\x8c\x0fnumpy.core.test\x8c\x01x\x93.", ["numpy.core.test"]),
-        (b"\x80\x02}K\x01K\x01s.", ["not a complete pickle"]),
         (b"\x80\x02}]]s.", ["not a complete pickle"]),
         (b"\x80\x02" + b"(" * 1000 + b".", ["not a complete pickle"]),
+        (b"\x80\x02Nr\xff\xff\xff\xff.", ["beyond its opcodes"]),
         (b"\x80\x02j\xff\xff\xff\xff.", ["not a complete pickle"]),
         (b"\x80\x02T\xff\xff\xff\x7fa.", ["not a complete pickle"]),
         (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fa.", ["not a complete pickle"]),
         (b"\x80\x02\x8b\xff\xff\x00\x00" + b"\x7f" * 65535 + b".", ["more than 64 bits"]),
-        (b"\x80\x02S'a'\n.", ["STRING"]),
         (b"\x80\x02N", ["not a complete pickle"]),
-        (b"\x80\x02NN.", ["not a complete pickle"]),
         (b".", ["not a complete pickle"]),
     ],
 )
@@ -104,29 +102,15 @@ def test_forged_pickle_is_refused_in_one_line(content, parts):
 def test_deep_nesting_is_read_and_freed_without_recursion():
     depth = 60_000
     assert len(pickles.loads(b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b".", "file")) == 1
-    pickles.loads(b"\x80\x02)" + b"\x85" * depth + b".", "file")
 
 
-def test_sparse_memo_index_takes_no_memory():
-    tracemalloc.start()
-    try:
-        pickles.loads(b"\x80\x02Nr\xff\xff\xff\xff.", "file")
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
-
-
-def test_repeated_encoding_of_text_is_bounded():
+def test_repeated_copies_of_text_and_arrays_are_refused():
     once = b"X\x10\x27\x00\x00" + b"a" * 10_000 + b"q\x00"
     again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
-    with usage_error("more text than bytes"):
-        pickles.loads(b"\x80\x02](" + once + again * 1000 + b"e.", "file")
-
-
-def test_repeated_content_of_arrays_is_bounded():
     array = forged("K\xfa\x85", content="h\x00")[2:-1]
-    with usage_error("more text than bytes"):
-        pickles.loads(b"\x80\x02]U\xfa" + b"a" * 250 + b"q\x00a(" + array * 1000 + b"e.", "file")
+    for content in ((once + again * 1000), b"U\xfa" + b"a" * 250 + b"q\x00" + array * 1000):
+        with usage_error("32 tuples"):
+            pickles.loads(b"\x80\x02](" + content + b"e.", "file")
 
 
 def test_pickle_beyond_a_limit_is_refused(monkeypatch):

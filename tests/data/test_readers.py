@@ -28,6 +28,7 @@ def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, folder):
     ("file", "content", "parts"),
     [
         ("train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
+        ("train_X.bin", b"", ["train_X.bin", "0 bytes", "27648"]),
         ("test_y.bin", bytes([1]), ["test_y.bin", "1 labels for 2 images"]),
         ("train_y.bin", bytes([1, 0, 2]), ["train_y.bin", "1..10, got 0"]),
         ("train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
@@ -38,7 +39,8 @@ def test_damaged_stl_file_is_named(tmp_path, file, content, parts):
     write_stl(tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
     with usage_error(*parts):
-        data.load("stl10", tmp_path)
+        data.load("stl10", tmp_path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 # --- MedMNIST

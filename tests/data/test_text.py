@@ -5,7 +5,7 @@ import pytest
 from files import usage_error
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import scikit_learn, tables, text
+from fedvg_jax.data.readers import scikit_learn, text
 
 ENGLISH = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. "
 
@@ -76,7 +76,7 @@ def test_tables_equal_those_of_scikit_learn_with_and_without_importing_it(monkey
         assert (scikit_learn._folder() / scikit_learn.FILES[name]).is_file()
 
 
-@pytest.mark.parametrize("name", tables.TABLES)
+@pytest.mark.parametrize("name", scikit_learn.TABLES)
 def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
     arrays = data.load(name)
     measurements, labels, names = scikit_learn.load(name)
@@ -88,4 +88,4 @@ def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
 
 
 def test_breast_cancer_is_the_table_with_the_most_rows():
-    assert max(tables.TABLES, key=lambda name: len(data.load(name).y)) == "breast_cancer"
+    assert max(scikit_learn.TABLES, key=lambda name: len(data.load(name).y)) == "breast_cancer"

@@ -105,7 +105,7 @@ def test_groups_are_one_per_row_whatever_the_labels(y, names):
         arrays = user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, groups))
         assert arrays.groups.tolist() == [1, 0, 1, 2, 0, 0] and arrays.groups.dtype == np.int32
     for wrong in (np.arange(5), np.arange(7), np.arange(12).reshape(6, 2), np.ones(6), [None] * 6):
-        with pytest.raises(UsageError, match=r"data: groups must be integers or strings \[6\], one per row, got"):
+        with pytest.raises(UsageError, match=r"data: groups must be integers or strings \[6\], one per row; got"):
             user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, wrong))
 
 

@@ -13,7 +13,7 @@ import worlds
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import population, registry, simulation
 
 WORLD = worlds.uneven()
 MAX_ROUNDS = 5
@@ -73,10 +73,10 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
     sizes = set()
     for change in changes:
         other = replace(config, **change)
-        parts = simulation.make_partition(other, first.arrays)
+        parts = population.make_partition(other, first.arrays)
         sizes.add(tuple(len(rows) for rows in parts.train))
-        data, hyper = simulation.make_data(other, first.arrays, parts), simulation.make_hyper(other)
-        of_round = simulation.make_schedule(other, first.arrays, parts, simulation.make_executor(other))
+        data, hyper = simulation.make_data(other, first.arrays, parts), registry.make_hyper(other)
+        of_round = simulation.make_schedule(other, first.arrays, parts, registry.make_executor(other))
         state = first.state
         for done, count in ((0, 1), (1, 2)):
             rounds = schedules.stack([of_round(done + i) for i in range(count)], simulation.MAX_ROUNDS)
@@ -94,7 +94,7 @@ import hashlib, pathlib, sys
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs import simulation as build
+from fedvg_jax.runs import population, registry, simulation as build
 images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
 folder = pathlib.Path(sys.argv[1])
 sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1", cache_dir=folder), data=images)
@@ -122,8 +122,8 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; 4 clients have more."""
     config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
     arrays = simulation.load_data(config)
-    parts = simulation.make_partition(config, arrays)
-    schedule = simulation.make_schedule(config, arrays, parts, simulation.make_executor(config))(0)
+    parts = population.make_partition(config, arrays)
+    schedule = simulation.make_schedule(config, arrays, parts, registry.make_executor(config))(0)
     assert schedule.rows.shape[1] == width
     for place, (client, first, count) in enumerate(
         zip(schedule.clients, schedule.start, schedule.num_steps, strict=True)

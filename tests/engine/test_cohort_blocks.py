@@ -16,7 +16,7 @@ from fedvg_jax.core.types import Batch, Returns, UsageError
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, robust
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs import contracts, simulation
+from fedvg_jax.runs import contracts, registry
 from fedvg_jax.runs.record import history
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
@@ -78,7 +78,7 @@ def after_two_rounds(step, state, size, hyper):
 
 def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3)):
     """With momentum that is kept for every client."""
-    optimiser = simulation.make_optimiser(config.Config(momentum=0.5))
+    optimiser = registry.make_optimiser(config.Config(momentum=0.5))
     hyper = worlds.hyper(momentum=0.5)
     step = worlds.make_round(world(), algorithm, menu(algorithm, rules), optimiser=optimiser)
     start = worlds.state(world(), algorithm, TASK)
@@ -99,7 +99,7 @@ def test_cohort_blocks_of_any_size_equal_the_whole_cohort(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", simulation.ALGORITHMS)
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
 def test_cohort_blocks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, name):
     assert_blocks_are_whole(worlds.algorithm(name), RULES)
 
@@ -294,6 +294,6 @@ def test_the_command_line_refuses_hold_with_fltrust_in_one_line(capsys):
 
 def test_a_dry_run_shortens_the_plans_of_cohort_blocks():
     schedule = schedule_of(0, 3)
-    cut = dry_run._Sample(None, None, schedule, executors.lanes(2)).shorten(1)
+    cut = dry_run._shortened(schedule, 1, executors.lanes(2))
     assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3 + 2)  # H clients and 2 lanes
     assert cut.num_steps.tolist() == [1, 1, 0, 1, 1] and dry_run._longest_lane(cut) == 2

@@ -13,10 +13,10 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import registry
 
 ROUNDS = 3
-ALGORITHMS = tuple(simulation.ALGORITHMS)
+ALGORITHMS = tuple(registry.ALGORITHMS)
 IN, OUT = 6, 4
 
 

@@ -31,7 +31,7 @@ def train(params, x):
 def test_double_precision_on_devices_at_once_equals_one_device_in_every_call(x64, count):
     """The smallest program of the kind that once differed between calls. It has passed with jax 0.10.2 and 0.12.0.1.
 
-    A failure is the defect that the refusal in `runs.devices` is for. The refusal can go once the cause is known.
+    A failure is the defect that the refusal in `runs.registry` is for. The refusal can go once the cause is known.
     """
     rng = np.random.default_rng(0)
     params = [rng.standard_normal((a, b)) / np.sqrt(a) for a, b in itertools.pairwise(WIDTHS)]

@@ -15,7 +15,7 @@ from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Client, UsageError
 from fedvg_jax.engine import differentiable, executors, local_training
 from fedvg_jax.engine import federated_round as round
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
@@ -204,15 +204,15 @@ FEW = Config(clients=6, join_ratio=0.5)
 )
 def test_auto_uses_the_devices_that_are_faster(changes, double, expected):
     with jax.enable_x64(double):
-        assert simulation.num_devices(dataclasses.replace(FEW, **changes)) == expected
+        assert registry.num_devices(dataclasses.replace(FEW, **changes)) == expected
 
 
 @pytest.mark.parametrize(("gibibytes", "expected"), [(1, 1), (2, 1), (3, 2), (4, 3), (64, 3)])
 def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(gibibytes, expected):
     """A client of ViT-S/16 takes 640 MiB, so each needs 1.25 GiB of the host's memory."""
     machine = hardware.current()._replace(memory_bytes=gibibytes * 2**30)
-    assert simulation.num_devices(dataclasses.replace(FEW, model="vit_s16"), machine) == expected
-    assert simulation.num_devices(dataclasses.replace(FEW, model="vit_s16", devices="3"), machine) == 3
+    assert registry.num_devices(dataclasses.replace(FEW, model="vit_s16"), machine) == expected
+    assert registry.num_devices(dataclasses.replace(FEW, model="vit_s16", devices="3"), machine) == 3
 
 
 @pytest.mark.parametrize(
@@ -226,4 +226,4 @@ def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(g
 )
 def test_unavailable_devices_are_refused(changes, double, message):
     with jax.enable_x64(double), pytest.raises(UsageError, match=message):
-        simulation.num_devices(dataclasses.replace(FEW, **changes))
+        registry.num_devices(dataclasses.replace(FEW, **changes))

@@ -17,7 +17,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, federated_round, local_training, robust, server_tuning
-from fedvg_jax.runs import chunks, loop
+from fedvg_jax.runs import chunks, loop, population, registry
 from fedvg_jax.runs import simulation as build
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import baselines, basic
@@ -33,7 +33,7 @@ RULES = [
 ANY_RULE = worlds.any_of(
     [worlds.weighting(rule, worlds.full_algorithm(), granularity=granularity) for rule, granularity in RULES]
 )
-every_algorithm = pytest.mark.parametrize("name", build.ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 THREE = WORLD._replace(cohort_size=3)
 
 
@@ -172,10 +172,10 @@ def poisoned(tmp_path_factory):
     settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
     settings = replace(settings, cache_dir=tmp_path_factory.mktemp("cache"))
     arrays = user_data.as_arrays(worlds.images(120))
-    parts = build.make_partition(settings, arrays)
+    parts = population.make_partition(settings, arrays)
     who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
     arrays.x[parts.train[who][0]] = 255
-    task = build.make_task(settings, arrays)
+    task = registry.make_task(settings, arrays)
 
     def loss(params, stats, batch, mask, train):
         value, stats = task.loss(params, stats, batch, mask, train)
@@ -304,7 +304,7 @@ def optimised(settings, hyper, number, x):
 
     @worlds.jit
     def steps(hyper, number, x):
-        rule = build.make_optimiser(settings)(hyper, number)
+        rule = registry.make_optimiser(settings)(hyper, number)
         memory = rule.init(x)
         for _ in range(3):
             with local_training.standard_promotion():
@@ -369,7 +369,7 @@ def test_an_optimiser_restarts_every_round(x64, name):
     """A client of three minibatches is the whole cohort."""
     settings, numpy_steps = RESTARTED[name]
     world, algorithm = worlds.quadratics(A[None], B[None], [6], 1), worlds.algorithm("fedavg")
-    step = worlds.make_round(world, algorithm, optimiser=build.make_optimiser(settings))
+    step = worlds.make_round(world, algorithm, optimiser=registry.make_optimiser(settings))
     hyper = worlds.hyper(lr=0.25, momentum=0.5, weight_decay=0.125, lr_decay=0.75)
     state = worlds.state(world, algorithm, TASK)
     x = np.concatenate(jax.tree.leaves(state.variables))
@@ -386,7 +386,7 @@ def test_kept_momentum_continues_when_a_client_is_sampled_again(x64):
     world, algorithm, optimiser = (
         worlds.quadratics(a, b, [4, 4, 4], 2),
         worlds.algorithm("fedavg"),
-        build.make_optimiser(settings),
+        registry.make_optimiser(settings),
     )
     step, hyper = worlds.make_round(world, algorithm, optimiser=optimiser), worlds.hyper(lr=0.25, momentum=0.5)
     kept = optimiser(hyper, jnp.int32(0)).init(worlds.state(world, algorithm, TASK).variables.params)
@@ -432,7 +432,7 @@ def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, 
 
 def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
-    optimiser = build.make_optimiser(Config(lr_schedule="exponential"))
+    optimiser = registry.make_optimiser(Config(lr_schedule="exponential"))
     algorithm, hyper = worlds.full_algorithm(), worlds.hyper(lr_decay=0.5)
     step, state = worlds.make_round(WORLD, algorithm, optimiser=optimiser), worlds.state(WORLD, algorithm, TASK)
     moved = []
@@ -472,7 +472,7 @@ STATS_TOO = ("feddyn", "elastic")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in STATS_TOO else pytest.mark.slow) for n in build.ALGORITHMS]
+    "name", [pytest.param(n, marks=[] if n in STATS_TOO else pytest.mark.slow) for n in registry.ALGORITHMS]
 )
 def test_acting_on_running_statistics_does_not_change_models_without_them(x64, name):
     """Elastic has a sensitivity for statistics in the published form only."""
@@ -544,7 +544,7 @@ def test_half_precision_parameters_take_a_loss_and_weights_of_single_precision(n
     np.testing.assert_allclose(losses[jnp.bfloat16], losses[jnp.float32], rtol=0.05)
 
 
-HALVES = {name: (name, "uniform", {}) for name in build.ALGORITHMS} | {
+HALVES = {name: (name, "uniform", {}) for name in worlds.ON_QUADRATICS} | {
     "optimiser with a memory": ("fedavg", "uniform", {"optimiser": lambda hyper, round: optax.sgd(hyper["lr"], 0.9)}),
     "attack": ("fedavg", "uniform", {"disturb": attacks.by(attacks.noise, np.array([0]), 5)}),
     "rule": ("fedavg", "samples", {"aggregate": robust.clipped_mean}),

@@ -14,13 +14,13 @@ from fedvg_jax import config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import inverse_norms
 from fedvg_jax.weightings.norm_parts import NormParts
 
 WORLD = worlds.small()
-ALGORITHMS = [*simulation.ALGORITHMS, "full_algorithm"]
+ALGORITHMS = [*registry.ALGORITHMS, "full_algorithm"]
 HEARD = np.array([True, False, True, True, False])
 
 

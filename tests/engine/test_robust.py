@@ -13,7 +13,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.engine import robust, schedule, server_tuning
 from fedvg_jax.models import pixels
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
@@ -307,7 +307,7 @@ def test_settings_reach_the_round():
     changes = {"attack.kind": "scaling", "attack.scale": 3.0, "robust.rule": "clipped_mean", "robust.noise": 0.1}
     changes |= {"robust.clip_norm": 2.0, "tuning.steps": 2, "augment": "flip_crop"}
     settings = config.apply(config.Config(), changes, "test")
-    hooks, hyper = registry.make_hooks(settings, worlds.TASK), simulation.make_hyper(settings)
+    hooks, hyper = registry.make_hooks(settings, worlds.TASK), registry.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
     assert hooks["augment"] is pixels.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
@@ -315,6 +315,6 @@ def test_settings_reach_the_round():
     clients = Variables({"w": jnp.ones(20)}, {})
     disturbed = hooks["disturb"](hyper, KEY, ids, Variables(model, {}), clients).params["w"]
     assert (
-        np.flatnonzero(disturbed == 3).tolist() == simulation.corrupt_clients(settings).tolist()
+        np.flatnonzero(disturbed == 3).tolist() == registry.corrupt_clients(settings).tolist()
         and (disturbed == 1).sum() == 16
     )

@@ -14,7 +14,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.mlp import MLP
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 
 CIFAR = (32, 32, 3)
 SMALL = ("tinycnn", "mlp", "cnn", "lenet5")
@@ -22,7 +22,7 @@ every_small_model = pytest.mark.parametrize("name", SMALL)
 
 
 def make(name, shape=CIFAR, classes=10, conv="gemm"):
-    return tasks.classification(simulation.MODELS[name](classes, conv), classes, shape)
+    return tasks.classification(registry.MODELS[name](classes, conv), classes, shape)
 
 
 @functools.cache

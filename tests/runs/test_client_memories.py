@@ -1,7 +1,6 @@
 """A run with memories for sampled clients only, on devices or on the host, equals one with a row for every client."""
 
 import json
-import sys
 import tracemalloc
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import worlds
 from linear import TASK
-from several_processes import free_port, started_together
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
@@ -275,27 +273,6 @@ def test_a_checkpoint_of_three_devices_resumes_on_one(run, tmp_path):
         for one, other in zip(found.records, expected.records, strict=True):
             assert one["clients"] == other["clients"]
             np.testing.assert_allclose(one["test_loss"], other["test_loss"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_keep_the_memories_on_their_hosts(tmp_path):
-    """Two processes write the history of two devices of one process, and resume the checkpoint of one."""
-    flags = ["--eval-every", "1", "--clients", "8", "--devices", "2", "--local-epochs", "1", "--algorithm", "scaffold"]
-    common = [sys.executable, "-c", "import sys; from fedvg_jax.sim import main; sys.exit(main(sys.argv[1:]))", *flags]
-    cache = ["--cache-dir", str(tmp_path / "cache")]
-    for rounds, memories, name in (("4", "device", "one"), ("2", "host", "two")):
-        command = [*common, "--rounds", rounds, "--memories", memories, *cache, "--out", str(tmp_path / name)]
-        with started_together([command], tmp_path, 2) as alone:
-            assert alone[0].wait(300) == 0, (tmp_path / "process0.log").read_text()
-    share = [*cache, "--resume", str(tmp_path / "two"), "--distributed", f"localhost:{free_port()}", "--processes", "2"]
-    command = [*common, "--rounds", "4", "--memories", "host", *share]
-    with started_together([[*command, "--process", str(i)] for i in range(2)], tmp_path) as pair:
-        assert [process.wait(300) for process in pair] == [0, 0], (tmp_path / "process0.log").read_text()
-    records = [(tmp_path / name / "history.jsonl").read_text().splitlines() for name in ("one", "two")]
-    one, two = ([json.loads(line) for line in lines] for lines in records)
-    for mine, other in zip(one, two, strict=True):
-        for entry in ("clients", "weights", "test_loss", "val_loss"):
-            np.testing.assert_allclose(mine[entry], other[entry], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -369,7 +369,7 @@ def test_a_metric_with_a_name_of_the_history_is_refused(name):
 def evaluated(metric):
     """The record of an evaluation, with one metric; the two models' sums are the test's own."""
     sums = {"loss": jnp.float32(1), "confusion": jnp.eye(3).reshape(-1)}
-    nothing = simulation.Simulation(*[None] * 11)
+    nothing = simulation.Simulation(*[None] * 18)
     sim = nothing._replace(config=fedvg_jax.Config(), task=TASK, data=WORLD.data(), metrics={"mine": metric})
     programs = chunks.Programs(None, lambda *args: sums, 0.0)
     return chunks.evaluate(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))

@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import exchanged
@@ -12,7 +11,7 @@ import linear
 import numpy as np
 import pytest
 import worlds
-from several_processes import free_port, started_together
+from several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
 from benchmarks.targets import hlo
@@ -197,42 +196,15 @@ def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_orde
             assert_equal_runs(run(devices, in_order, **changes, **more), run(1, in_order, **changes, **more))
 
 
-PROGRAM = """
-import sys
-from fedvg_jax.runs import client_memories
-client_memories.PIECE_BYTES = 2**20
-from fedvg_jax.sim import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""The command line, with pieces of a few rows."""
-FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local-epochs", "1", "--lr", "0.05"]
-
-
-def run_processes(folder, name, layout, *words):
-    """Runs the command line in (processes, devices of each)."""
-    count, devices = layout
-    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--cache-dir", str(folder / "cache"), "--devices"]
-    command += [str(count * devices), *words, "--resume" if (folder / name).exists() else "--out", str(folder / name)]
-    where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
-    commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
-    with started_together(commands, folder, devices) as started:
-        codes = [process.wait(600) for process in started]
-    assert codes == count * [0], "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
-
-
-def assert_equal_histories(folder, name, expected):
-    one, other = (
-        [json.loads(line) for line in (folder / each / "history.jsonl").read_text().splitlines()]
-        for each in (name, expected)
-    )
-    assert len(one) == len(other) == 4
-    for mine, its in zip(one, other, strict=True):
-        for entry in ("clients", "weights", "test_loss", "val_loss"):
-            np.testing.assert_allclose(mine[entry], its[entry], rtol=2e-5, err_msg=f"{name} {entry}")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [["--algorithm", "scaffold"], ["--momentum", "0.5", "--optimiser-state", "kept"]])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["--algorithm", "scaffold"],
+        ["--algorithm", "scaffold", "--memories", "host"],
+        ["--momentum", "0.5", "--optimiser-state", "kept"],
+    ],
+)
 def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, changes):
     """A run of two and of four processes, and runs that move between one process and several after two rounds."""
     single, two, four = (1, 1), (2, 2), (4, 1)

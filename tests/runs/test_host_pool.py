@@ -1,14 +1,12 @@
 """A run whose rows stay on the host gives the history of one whose rows are all on the devices, bit for bit."""
 
-import json
-import sys
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 import worlds
-from several_processes import free_port, started_together
+from several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config, Scaffold
@@ -115,20 +113,9 @@ def test_devices_blocks_and_probes_give_the_same_history_to_the_bit(run, changes
 @pytest.mark.slow
 def test_each_of_two_processes_reads_the_rows_of_its_clients(tmp_path):
     """Two processes with the rows on the host write the history of two devices of one process."""
-    flags = ["--rounds", "3", "--eval-every", "1", "--clients", "8", "--devices", "2", "--local-epochs", "1", "--pool"]
-    common = [sys.executable, "-c", "import sys; from fedvg_jax.sim import main; sys.exit(main(sys.argv[1:]))"]
-    cache = ["--cache-dir", str(tmp_path / "cache")]
-    with started_together([[*common, *flags, "device", *cache, "--out", str(tmp_path / "one")]], tmp_path, 2) as alone:
-        assert alone[0].wait(300) == 0, (tmp_path / "process0.log").read_text()
-    share = [*cache, "--out", str(tmp_path / "two"), "--distributed", f"localhost:{free_port()}", "--processes", "2"]
-    commands = [[*common, *flags, "host", *share, "--process", str(i)] for i in range(2)]
-    with started_together(commands, tmp_path) as pair:
-        assert [process.wait(300) for process in pair] == [0, 0], (tmp_path / "process0.log").read_text()
-    records = [(tmp_path / name / "history.jsonl").read_text().splitlines() for name in ("one", "two")]
-    one, two = ([json.loads(line) for line in lines] for lines in records)
-    for mine, other in zip(one, two, strict=True):
-        for name in ("clients", "weights", "scores", "test_loss", "val_loss"):
-            np.testing.assert_allclose(mine[name], other[name], rtol=1e-5)
+    run_processes(tmp_path, "one", (1, 2), "--rounds", "4", "--pool", "device")
+    run_processes(tmp_path, "two", (2, 1), "--rounds", "4", "--pool", "host")
+    assert_equal_histories(tmp_path, "two", "one")
 
 
 def test_a_process_reads_only_the_rows_of_its_own_devices(images, monkeypatch):

@@ -11,7 +11,7 @@ from files import usage_error
 import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import hub_folder, simulation
+from fedvg_jax.runs import hub_folder, registry, simulation
 
 SMALL = Config(clients=4, join_ratio=0.5, alpha=10.0, rounds=1, local_epochs=1)
 
@@ -33,7 +33,7 @@ def test_export_is_read_again_bit_for_bit(exported):
     back = pretrained.load(folder, template, "mlp", head=True)
     jax.tree.map(np.testing.assert_array_equal, back, history.variables)
     settings = SMALL.__class__(**{**vars(SMALL), "pretrained": folder, "seed": 5})
-    started = simulation.make_variables(settings, sim.task.init).params
+    started = registry.make_variables(settings, sim.task.init).params
     for name, tensors in history.variables.params.items():
         same = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (tensors, started[name])), strict=True)]
         assert all(same) != (name == "classifier")

@@ -9,7 +9,7 @@ import pytest
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import memory, simulation
+from fedvg_jax.runs import memory, registry, simulation
 
 SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0, min_samples=2)
 HUGE = 2**32 - 1
@@ -22,7 +22,7 @@ def settings(tmp_path_factory):
 
 def estimate_of(settings, made):
     width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
-    executor = simulation.make_executor(settings)
+    executor = registry.make_executor(settings)
     return memory.estimate(settings, made.data.pool, len(made.arrays.y), made.state, width, executor)
 
 

@@ -40,20 +40,20 @@ def elsewhere(tmp_path_factory):
     ("changes", "message"),
     [
         ({"partition": "file"}, "--partition-file FILE"),
-        ({"partition_file": "a.npz"}, "partition_file a.npz is for --partition file"),
+        ({"partition_file": "a.npz"}, "--partition-file is not used by --partition dirichlet"),
         ({"partition": "official", "split": "global"}, "split global"),
         ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
-        ({"partition": "iid", "min_samples_rule": "top_up"}, "min_samples_rule top_up"),
+        ({"partition": "iid", "min_samples_rule": "top_up"}, "--min-samples-rule is not used by"),
         ({"split": "outside"}, "unknown split"),
         *(({name: 0}, f"{name} must be >= 1") for name in ("shards_per_client", "classes_per_client")),
         ({"val_ratio": 0.0}, "external --validation.source"),
         ({"validation.source": "npz"}, "--validation.data-dir"),
-        ({"validation.data_dir": "x"}, "validation.data_dir x"),
-        ({"validation.clients": 0.5, "split": "global"}, "validation.clients 0.5"),
-        ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "validation.clients"),
+        ({"validation.data_dir": "x"}, "--validation.data-dir is not used by"),
+        ({"validation.clients": 0.5, "split": "global"}, "--validation.clients is not used by"),
+        ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "--validation.clients"),
         ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
         ({"validation.imbalance": "cut"}, "unknown validation.imbalance"),
-        ({"validation.classes": "all"}, "validation.classes all"),
+        ({"validation.classes": "all"}, "--validation.classes is not used by"),
         *(({f"validation.{n}": 1.5}, f"validation.{n}") for n in ("clients", "fraction", "rho", "label_noise")),
         *(({"validation.size": size}, "validation.size must be >= 2") for size in (1, -1)),
         ({"validation.pixel_noise": float("inf")}, "validation.pixel_noise"),
@@ -93,14 +93,14 @@ def test_shapes_do_not_depend_on_alpha_or_seeds(tmp_path, elsewhere, options):
     result = []
     for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
         made = settings(tmp_path, **options | change)
-        made_data = simulation.make_data(made, DIGITS, simulation.make_partition(made, DIGITS))
+        made_data = simulation.make_data(made, DIGITS, population.make_partition(made, DIGITS))
         result.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
     assert all(shapes == result[0] for shapes in result)
 
 
 def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
     made = settings(tmp_path, **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
-    parts = simulation.make_partition(made, DIGITS)
+    parts = population.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
     tables = simulation.make_data(made, DIGITS, parts)
     assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
@@ -112,9 +112,9 @@ def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
 
 def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
     made = settings(tmp_path, **{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
-    parts = simulation.make_partition(made, DIGITS)
+    parts = population.make_partition(made, DIGITS)
     y = np.asarray(simulation.make_data(made, DIGITS, parts).pool.y)
-    bad = simulation.corrupt_clients(made)
+    bad = registry.corrupt_clients(made)
     assert len(bad) == 3
     hit = np.concatenate([parts.train[k] for k in bad])
     np.testing.assert_array_equal(y[hit], 9 - DIGITS.y[hit])
@@ -124,8 +124,8 @@ def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
 
 def test_description_counts_partition_and_validation_set(tmp_path):
     made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
-    parts = simulation.make_partition(made, DIGITS)
-    description = population.describe(made, DIGITS, parts, simulation.make_shared(made, DIGITS, parts))
+    parts = population.make_partition(made, DIGITS)
+    description = population.describe(made, DIGITS, parts, population.make_shared(made, DIGITS, parts))
     assert description["partition"] == "dirichlet" and description["clients"] == 6
     clean = [np.bincount(DIGITS.y[client_rows], minlength=10).tolist() for client_rows in parts.train]
     assert description["counts"] == clean  # before any label was flipped
@@ -139,7 +139,7 @@ def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(tmp_path, kinds):
     made = settings(tmp_path, **{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
     alone = settings(tmp_path, **{"attack.kind": "noise"}, clients=20)
-    assert simulation.corrupt_clients(made).tolist() == simulation.corrupt_clients(alone).tolist()
+    assert registry.corrupt_clients(made).tolist() == registry.corrupt_clients(alone).tolist()
 
 
 def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
@@ -163,10 +163,10 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
 def test_partition_is_read_from_a_file(tmp_path):
     np.savez(tmp_path / "owners.npz", client=np.arange(1797) % 6)
     made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "owners.npz"))
-    parts = simulation.make_partition(made, DIGITS)
+    parts = population.make_partition(made, DIGITS)
     assert all(set(client_rows % 6) == {k} for k, client_rows in enumerate(parts.train))
     with pytest.raises(UsageError, match=r"owners\.npz: train holds 6 clients, and clients is 5"):
-        simulation.make_partition(replace(made, clients=5), DIGITS)
+        population.make_partition(replace(made, clients=5), DIGITS)
 
 
 def test_groups_of_an_npz_make_a_partition(tmp_path):
@@ -176,7 +176,7 @@ def test_groups_of_an_npz_make_a_partition(tmp_path):
     for _ in range(2):  # decoded, then from the cache
         arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
         assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
-    parts = simulation.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
+    parts = population.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
     assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
     for wrong in (patients[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
         np.savez(tmp_path / "b.npz", x=x, y=np.arange(270) % 3, groups=wrong)

@@ -27,7 +27,7 @@ from fedvg_jax import config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import chunks, contracts, loop, simulation
+from fedvg_jax.runs import chunks, contracts, loop, registry, simulation
 from fedvg_jax.runs.record import checkpoint, history, recorder, resume, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 
@@ -280,16 +280,16 @@ def test_damaged_manifest_stops_the_run(tiny, run, content):
 def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
     for path in (run / "checkpoints" / "000003", left_at(run, 4)):
         settings, init = replace(tiny().sim.config, init=path), tiny().sim.task.init
-        started = simulation.make_variables(settings, init)
+        started = registry.make_variables(settings, init)
         expected = checkpoint.final_variables(path)
         for one, other in zip(jax.tree.leaves(started), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
     with usage_error("init", "and pretrained", "both give the initial model; use one"):
-        simulation.make_variables(replace(settings, pretrained=run), init)
+        registry.make_variables(replace(settings, pretrained=run), init)
     with usage_error("nowhere holds no global model"):
-        simulation.make_variables(replace(settings, init=Path("nowhere")), init)
+        registry.make_variables(replace(settings, init=Path("nowhere")), init)
     with usage_error("holds no global model (round 4: other shapes: ", "use the settings of the model that it holds"):
-        simulation.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
+        registry.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
 
 
 # --- folders of format 1, whose seals have CRC-32s of the history and of its lines

@@ -14,7 +14,7 @@ from fedvg_jax import config, data
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import validation
-from fedvg_jax.runs import chunks, simulation
+from fedvg_jax.runs import chunks, population, simulation
 from fedvg_jax.views import display
 
 DIGITS = data.load("digits")
@@ -43,7 +43,7 @@ def rows_of(table):
 
 def tables(folder, select, partition_seed=42):
     settings = config.check(Config(cache_dir=folder, select=select, alpha=1.0, partition_seed=partition_seed))
-    parts = simulation.make_partition(settings, DIGITS)
+    parts = population.make_partition(settings, DIGITS)
     made = simulation.make_data(settings, DIGITS, parts)
     return made, chunks.evaluation_tables(made), np.concatenate(parts.val).tolist()
 

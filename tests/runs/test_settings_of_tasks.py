@@ -72,9 +72,9 @@ def test_every_use_of_an_accuracy_needs_scores(consumer):
 
 def test_scores_of_sequences_have_an_axis_for_their_places():
     batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
-    contracts.check_scores(scores(2), batch, 2, "it", "leave it")
+    contracts.check_output(scores(2), batch, "it", "leave it", 2)
     with pytest.raises(UsageError, match=r"it needs scores \[B, 5, C\].*shape \(3, 5\) for B = 3; leave it"):
-        contracts.check_scores(linear.TASK, batch, 2, "it", "leave it")
+        contracts.check_output(linear.TASK, batch, "it", "leave it", 2)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import executors, federated_round
-from fedvg_jax.runs import devices, launch, rendezvous, shared_start, stop_signals
+from fedvg_jax.runs import launch, registry, rendezvous, shared_start, stop_signals
 from fedvg_jax.runs.record import provenance
 
 # --- the command line
@@ -172,7 +172,7 @@ TWO = hw.Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=No
 )
 def test_every_process_contributes_equally_many_devices(hardware, changes, expected):
     settings = {"clients": 10, "join_ratio": 1.0, "model": "mlp"} | changes
-    assert devices.num_devices(Config(**settings), hardware) == expected
+    assert registry.num_devices(Config(**settings), hardware) == expected
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ def test_every_process_contributes_equally_many_devices(hardware, changes, expec
 )
 def test_settings_that_processes_cannot_share_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
-        devices.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes), TWO)
+        registry.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes), TWO)
 
 
 def test_processes_that_no_client_would_use_are_refused():
     three = TWO._replace(num_devices=3, num_processes=3)
     with pytest.raises(UsageError, match="3 processes for a cohort of 2; start 2 or fewer"):
-        devices.make_executor(Config(clients=2, join_ratio=1.0), three)
+        registry.make_executor(Config(clients=2, join_ratio=1.0), three)
 
 
 def test_double_precision_allows_one_cpu_device_a_process():
     config = Config(clients=10, join_ratio=1.0, model="resnet18", devices="2")
     with jax.enable_x64(True):
-        assert devices.num_devices(config, TWO._replace(platform="cpu")) == 2
+        assert registry.num_devices(config, TWO._replace(platform="cpu")) == 2
         with pytest.raises(UsageError, match="double precision"):
-            devices.num_devices(Config(clients=10, join_ratio=1.0, devices="4"), TWO._replace(platform="cpu"))
+            registry.num_devices(Config(clients=10, join_ratio=1.0, devices="4"), TWO._replace(platform="cpu"))
 
 
 COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pvary"}

@@ -9,7 +9,7 @@ from fedvg_jax import config, data, run
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry, simulation
 
 SIZES = [5, 4, 1]
 """Training rows of three clients, in minibatches of 2."""
@@ -20,7 +20,7 @@ def num_steps(arrays, task=None, **settings):
     settings = Config(clients=3, join_ratio=1.0, local_epochs=1, **{"batch_size": 2} | settings)
     *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
-    executor = simulation.make_executor(settings)
+    executor = registry.make_executor(settings)
     schedule = simulation.make_schedule(settings, arrays, parts, executor, task=task)(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 

@@ -14,7 +14,7 @@ from fedvg_jax.config.weighting_grammar import Mean, Permuted, parse_weighting
 from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Data, Report, Returns, Task, UsageError, Variables
 from fedvg_jax.engine import evaluate
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import baselines, basic, signals
 from fedvg_jax.weightings.aggregation import aggregate
 
@@ -28,7 +28,7 @@ SHUFFLE = np.array([2, 0, 3, 1])
 
 def make(name, **options):
     settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(**options))
-    return simulation.make_weighting(settings, worlds.TASK, worlds.algorithm("fedavg"))
+    return registry.make_weighting(settings, worlds.TASK, worlds.algorithm("fedavg"))
 
 
 def clients_of(seeds):

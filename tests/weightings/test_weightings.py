@@ -14,7 +14,7 @@ import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError, Variables
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic, family
 from fedvg_jax.weightings.fedvg import inverse_norms
 from fedvg_jax.weightings.norm_parts import NormParts
@@ -34,7 +34,7 @@ every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 @functools.cache
 def make(name, granularity, algorithm="fedavg"):
     settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(granularity=granularity))
-    return simulation.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
+    return registry.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
 @functools.cache
@@ -133,7 +133,7 @@ def test_samples_weights_are_proportional_to_the_number_of_rows():
     assert all(leaf.tolist() == [0.125, 0, 0.375, 0.5, 0] for leaf in jax.tree.leaves(weights))
 
 
-@pytest.mark.parametrize("algorithm", simulation.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
 def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_others(algorithm):
     """As in the algorithms' own papers."""
     rule = make("native", "modelwise", algorithm)
@@ -149,13 +149,13 @@ OWN = worlds.algorithm("fedavg")._replace(native_weighting="samples+fedvg")
 def test_an_unknown_native_weighting_is_refused_in_one_line_where_it_is_used(name, own):
     settings, algorithm = config.Config(weighting=name), OWN._replace(native_weighting=own)
     with pytest.raises(UsageError, match=r"\Aalgorithm.native_weighting must be one of samples, [^\n]*; got [^\n]*\Z"):
-        simulation.make_weighting(settings, worlds.TASK, algorithm)
+        registry.make_weighting(settings, worlds.TASK, algorithm)
 
 
 @pytest.mark.parametrize("name", ["samples", "fedvg", "samples+permuted(uniform)"])
 def test_an_unknown_native_weighting_does_not_matter_to_other_weightings(name):
     rules = [
-        simulation.make_weighting(config.Config(weighting=name), worlds.TASK, algorithm)
+        registry.make_weighting(config.Config(weighting=name), worlds.TASK, algorithm)
         for algorithm in (OWN, worlds.algorithm("fedavg"))
     ]
     assert rules[0].defaults == rules[1].defaults

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
+from fedvg_jax.data.arrays import check_groups
 from fedvg_jax.data.partitions import by_group, dirichlet, equal_size, label_limits, quantity
 from fedvg_jax.data.partitions.client_rows import from_sizes, joined, pack, sizes
 from fedvg_jax.data.partitions.split import Partition, Stream, hold_out, random_stream, refuse_small, split_clients
@@ -147,7 +148,7 @@ def draw_partition(
         shards_per_client, classes_per_client,
     )  # fmt: skip
     _check(settings, len(labels))
-    groups = None if groups is None or kind != "group" else _checked_groups(np.asarray(groups), len(labels))
+    groups = None if groups is None or kind != "group" else check_groups(np.asarray(groups), len(labels))
     name = cache.digest(VERSION, labels, groups, *settings)
     entry = None if cache_dir is None else Path(cache_dir) / f"partition-{name}.npz"
     partition = entry and _load(entry, len(labels))
@@ -181,14 +182,6 @@ def _checked_labels(labels: np.ndarray) -> np.ndarray:
     if labels.size and not (labels.min() >= 0 and labels.max() < 2**31):
         raise UsageError(f"partition needs labels 0..{2**31 - 1}; got {labels.min()}..{labels.max()}")
     return labels.astype(np.int32)
-
-
-def _checked_groups(groups: np.ndarray, num_samples: int) -> np.ndarray:
-    """Returns the groups; a UsageError unless they are integers or strings, one for each row."""
-    if groups.shape != (num_samples,) or groups.dtype.kind not in "iuSU":
-        got = f"{groups.dtype} {list(groups.shape)}"
-        raise UsageError(f"groups must be integers or strings [{num_samples}], one per row; got {got}")
-    return groups
 
 
 def _check(s: Settings, num_samples: int) -> None:

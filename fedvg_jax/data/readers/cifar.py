@@ -34,25 +34,15 @@ PIXELS = 3 * 32 * 32
 """Bytes of an image [3, 32, 32]."""
 
 
-class Form(NamedTuple):
-    """One published form of a data set."""
-
-    folder: str
-    """Folder in the archive."""
-    archive: str
-    files: tuple[str, ...]
-    """Files of the data set; the last one is the test set."""
-    decode: Callable[[bytes, object, int], Split]
-    """(bytes of a file, its name, number of classes) -> (x uint8 [n, 32, 32, 3], y [n])."""
-
-
 class Published(NamedTuple):
     """One of the two data sets."""
 
     class_names: tuple[str, ...]
-    forms: tuple[Form, ...]
+    forms: tuple[archive.Form, ...]
+    """The last file of each is the test set."""
+    decoders: tuple[Callable[[bytes, object, int], Split], ...]
+    """By form: (bytes of a file, its name, number of classes) -> (x uint8 [n, 32, 32, 3], y [n])."""
     layout: str
-    source: str
 
 
 SOURCE = 'the "binary version" or "python version" of https://www.cs.toronto.edu/~kriz/cifar.html'
@@ -75,7 +65,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
     if file.is_file() and file.suffix == ".npz":
         return cache.cached(name, [file], lambda: _arrays_of(file, name, published.class_names), cache_dir)
-    files, read = _find(data_dir, published)
+    files, read = archive.find(data_dir, published.forms, published.layout, SOURCE)
     return cache.cached(name, files, lambda: _decode(name, published, *read()), cache_dir)
 
 
@@ -89,53 +79,17 @@ def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
     return arrays
 
 
-def _find(
-    data_dir: Path, published: Published
-) -> tuple[list[Path], Callable[[], tuple[Form, list[tuple[object, bytes]]]]]:
-    """Returns the files, and a function that reads them: the form, and the name and bytes of each part."""
-    if data_dir.is_file():
-        return [data_dir], lambda: _unpacked(data_dir, published)
-    if not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {published.layout}: {published.source}")
-    for form in published.forms:
-        for folder in (data_dir, data_dir / form.folder):
-            files = [folder / name for name in form.files]
-            missing = [file.name for file in files if not file.is_file()]
-            if not missing:
-                return files, lambda form=form, files=files: (form, [(f, cache.contents(f)) for f in files])
-            if len(missing) < len(files):
-                raise UsageError(f"{folder}: {', '.join(missing)} missing; unpack {published.source} there again")
-    for form in published.forms:
-        file = data_dir / form.archive
-        if file.is_file():
-            return [file], lambda file=file: _unpacked(file, published)
-    raise UsageError(f"{data_dir}: holds no {published.layout}; put {published.source} there")
-
-
-def _unpacked(file: Path, published: Published) -> tuple[Form, list[tuple[object, bytes]]]:
-    """Reads the members of an archive, with their names; nothing is written to the disk."""
-    contents = archive.of_tar(file, {name for form in published.forms for name in form.files}, published.source)
-    for form in published.forms:
-        if all(name in contents for name in form.files):
-            return form, [(f"{file} ({name})", contents[name]) for name in form.files]
-    raise UsageError(
-        f"{file}: does not hold {' .. '.join(published.forms[0].files[::5])}; fetch {published.source} again"
-    )
-
-
-def _decode(name: str, published: Published, form: Form, parts: list[tuple[object, bytes]]) -> Arrays:
-    splits = [form.decode(content, source, len(published.class_names)) for source, content in parts]
+def _decode(name: str, published: Published, form: int, parts: archive.Parts) -> Arrays:
+    decode, num_classes = published.decoders[form], len(published.class_names)
+    splits = [decode(content, source, num_classes) for source, content in parts]
     x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
     return pool(name, [(x, y), splits[-1]], published.class_names, parts[0][0])
 
 
 def _records(content: bytes, source: object, num_classes: int, *, labels: int) -> Split:
     """Decodes a binary file of records: `labels` label bytes, of which the last is the class, then the image."""
-    data, record = np.frombuffer(content, np.uint8), labels + PIXELS
-    if not data.size or data.size % record:
-        raise UsageError(f"{source}: {data.size} bytes is not a whole number of {record}-byte records; fetch it again")
-    records = data.reshape(-1, record)
-    return _images(records[:, labels:]), _in_range(records[:, labels - 1], source, num_classes)
+    records = archive.records(content, labels + PIXELS, source, SOURCE)
+    return _images(records[:, labels:]), archive.labels(records[:, labels - 1], 0, num_classes, source, SOURCE)
 
 
 def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> Split:
@@ -148,46 +102,36 @@ def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> 
         raise UsageError(f"{source}: must hold {key.decode()!r}, a list of numbers; fetch {SOURCE} again")
     if len(labels) != len(data):
         raise UsageError(f"{source}: {len(data)} images but {len(labels)} labels; fetch {SOURCE} again")
-    return _images(data), _in_range(np.array(labels, object), source, num_classes).astype(np.int64)
+    return _images(np.asarray(data)), archive.labels(np.array(labels, object), 0, num_classes, source, SOURCE).astype(
+        np.int64
+    )
 
 
 def _images(flat: np.ndarray) -> np.ndarray:
     return flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
-def _in_range(labels: np.ndarray, source: object, num_classes: int) -> np.ndarray:
-    wrong = labels[(labels < 0) | (labels >= num_classes)]
-    if wrong.size:
-        raise UsageError(f"{source}: labels must be 0..{num_classes - 1}, got {wrong[0]}; fetch {SOURCE} again")
-    return labels
-
-
 SETS = {
     "cifar10": Published(
         CLASS_NAMES,
         (
-            Form(FOLDER, "cifar-10-binary.tar.gz", FILES, partial(_records, labels=1)),
-            Form(
-                "cifar-10-batches-py",
-                "cifar-10-python.tar.gz",
-                tuple(name.removesuffix(".bin") for name in FILES),
-                partial(_pickle, key=b"labels"),
+            archive.Form(FOLDER, "cifar-10-binary.tar.gz", FILES),
+            archive.Form(
+                "cifar-10-batches-py", "cifar-10-python.tar.gz", tuple(name.removesuffix(".bin") for name in FILES)
             ),
         ),
+        (partial(_records, labels=1), partial(_pickle, key=b"labels")),
         f"data_batch_1.bin .. test_batch.bin (there or in {FOLDER}/), the python files data_batch_1 .. test_batch"
         " (there or in cifar-10-batches-py/), cifar-10-binary.tar.gz, cifar-10-python.tar.gz, or cifar10.npz",
-        SOURCE,
     ),
     "cifar100": Published(
         CLASS_NAMES_100,
         (
-            Form("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin"), partial(_records, labels=2)),
-            Form(
-                "cifar-100-python", "cifar-100-python.tar.gz", ("train", "test"), partial(_pickle, key=b"fine_labels")
-            ),
+            archive.Form("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin")),
+            archive.Form("cifar-100-python", "cifar-100-python.tar.gz", ("train", "test")),
         ),
+        (partial(_records, labels=2), partial(_pickle, key=b"fine_labels")),
         "train.bin and test.bin (there or in cifar-100-binary/), the python files train and test (there or in"
         " cifar-100-python/), cifar-100-binary.tar.gz, cifar-100-python.tar.gz, or cifar100.npz",
-        SOURCE,
     ),
 }

@@ -62,7 +62,7 @@ def decode(
     y = np.repeat(np.arange(len(of_class)), [len(members) for members in of_class.values()])
 
     def read() -> Arrays:
-        x = images.stack(len(files), lambda i: (cache.contents(files[i]), files[i]), size=size, progress=progress)
+        x = images.stack(len(files), lambda i: (archive.contents(files[i]), files[i]), size=size, progress=progress)
         return check(Arrays(name, x, y, tuple(of_class), len(x)), root)
 
     arrays = cache.cached("folder", [*sources(root, files), f"{size}"], read, cache_dir)

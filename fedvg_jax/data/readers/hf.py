@@ -176,7 +176,7 @@ def _saved(library: Any, folder: Path) -> list[_Split]:
 
 
 def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
-    """Returns the splits of parquet files to pool, each named by its file or by the folder of the file.
+    """Returns the splits of parquet files; files of no split are the training set if there is no other.
 
     Raises:
         UsageError: a split has files in several folders, which are several configurations of the set.
@@ -184,79 +184,30 @@ def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
     import pyarrow  # pyright: ignore[reportMissingImports]  part of the extra
     import pyarrow.parquet  # pyright: ignore[reportMissingImports]
 
-    of_split = _by_split(files, folder)
-    for members in of_split.values():
-        places = sorted({path.parent for path in members})
-        if len(places) > 1:
-            listed = ", ".join(str(place.relative_to(folder)) for place in places[:4])
-            raise UsageError(f"{folder}: holds several configurations ({listed}); name the folder of one")
+    of_split: dict[str, list[Path]] = {}
+    for file in files:
+        of_split.setdefault(_split_of(file.relative_to(folder)), []).append(file)
+    others = of_split.pop("", [])
+    of_split.setdefault("train", others)
     splits = []
     for name, members in of_split.items():
-        table = pyarrow.concat_tables([pyarrow.parquet.ParquetFile(file).read() for file in members])
-        splits.append(_Split(name, _validated(library.Dataset(table))))
+        if len({path.parent for path in members}) > 1:
+            listed = ", ".join(sorted({str(path.parent.relative_to(folder)) for path in members})[:4])
+            raise UsageError(f"{folder}: holds several configurations ({listed}); name the folder of one")
+        if members:
+            table = pyarrow.concat_tables([pyarrow.parquet.ParquetFile(file).read() for file in members])
+            splits.append(_Split(name, _validated(library.Dataset(table))))
     return splits
 
 
-def _by_split(files: Sequence[Path], folder: Path) -> dict[str, list[Path]]:
-    """Returns split of `SPLITS` -> its files; if no file names one of them, all files as train.
+def _split_of(file: Path) -> str:
+    """Returns the split that is a word of a file's name, or of its folders' from the inner one; "" if none is.
 
-    Files of splits with other names are left out, as those of a saved set. A file whose name is none of the hub's, such
-    as `rows.parquet`, is train where no other file is, and is left out otherwise.
+    >>> names = ("data/val-0-of-2", "set-test-0-of-1", "test/0000", "my_val-0", "rows")
+    >>> [_split_of(Path(f"{name}.parquet")) for name in names]
+    ['validation', 'test', 'test', 'validation', '']
     """
-    of_name: dict[str, list[Path]] = {}
-    for file in files:
-        of_name.setdefault(_split_named(file, folder), []).append(file)
-    if of_name.get("") and "train" not in of_name:
-        of_name["train"] = of_name.pop("")
-    known = {name: members for name, members in of_name.items() if name in SPLITS}
-    if known:
-        return known
-    by_words: dict[str, list[Path]] = {}
-    for file in files:
-        by_words.setdefault(_split_of(file, folder) or "train", []).append(file)
-    return by_words
-
-
-def _split_named(file: Path, folder: Path) -> str:
-    """Returns the split that a file names; "" if it has a name that is none, train if it has no name.
-
-    The hub names files SPLIT-00000-of-00002, datasets DATASET-SPLIT-00000-of-00002, and the hub's conversion
-    SPLIT/0000. These splits may have any name. Other files belong to a split of `SPLITS`, as in `_split_of`.
-
-    >>> names = ("extra-00000-of-00002", "data/val-0-of-2", "unsupervised/0000", "test/part-0", "rows", "0")
-    >>> [_split_named(Path(f"a/{name}.parquet"), Path("a")) for name in names]
-    ['extra', 'validation', 'unsupervised', 'test', '', 'train']
-    """
-    stem, places = file.stem.lower(), _places(file, folder)
-    shard = re.fullmatch(r"(.+)-\d+-of-\d+(?:-[0-9a-f]+)?", stem)
-    is_converted = bool(places) and re.fullmatch(r"\d{4}", stem) is not None
-    if not shard and not is_converted:
-        return _split_of(file, folder) or ("" if re.search("[a-z]", stem) else "train")
-    pieces = (shard[1] if shard else places[0]).split("-")[::-1]
-    others = places if shard else places[1:]
-    return _known_split([[piece] for piece in pieces]) or _known_split(_words(others)) or pieces[0]
-
-
-def _split_of(file: Path, folder: Path) -> str:
-    """Returns the split of `SPLITS` that is a word of a file's name, or of its folders' from the inner one; "" if none.
-
-    >>> [_split_of(Path(f"a/{name}.parquet"), Path("a")) for name in ("my_val-0", "my-test/0", "0")]
-    ['validation', 'test', '']
-    """
-    return _known_split(_words([file.stem, *_places(file, folder)]))
-
-
-def _places(file: Path, folder: Path) -> list[str]:
-    """Returns the names of the folders of a file, from the inner one, except `data`."""
-    return [part.lower() for part in file.relative_to(folder).parent.parts[::-1] if part != "data"]
-
-
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    return [re.split(r"[^a-z]+", text.lower()) for text in texts]
-
-
-def _known_split(texts: Sequence[Sequence[str]]) -> str:
-    """Returns the split of `SPLITS` that the first text with a known word names; "" if there is none."""
+    texts = [re.split(r"[^a-z]+", text.lower()) for text in (file.stem, *file.parts[-2::-1])]
     return next((split for words in texts for split, names in SPLITS.items() if set(names) & set(words)), "")
 
 

@@ -55,7 +55,7 @@ def _load(root: Place, cache_dir: Path | None, size: images.Size | None, progres
     y = np.array([label for _, label in train + val])
 
     def read() -> Arrays:
-        x = images.stack(len(files), lambda i: (cache.contents(files[i]), files[i]), size=size, progress=progress)
+        x = images.stack(len(files), lambda i: (archive.contents(files[i]), files[i]), size=size, progress=progress)
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
     texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
@@ -125,7 +125,7 @@ def _names(root: Place, wnids: list[str]) -> tuple[str, ...]:
 
 def _lines(file: Place) -> list[str]:
     try:
-        lines = [line.strip() for line in cache.contents(file).decode().splitlines() if line.strip()]
+        lines = [line.strip() for line in archive.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: not a text file; download it again from {SOURCE}") from error
     if not lines:

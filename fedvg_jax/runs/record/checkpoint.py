@@ -227,19 +227,13 @@ def _refuse_other_shapes(expected: Mapping[str, Any], shapes: Mapping[str, Any])
         raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
 
 
-def place_like(template: Tree, state: Tree, sharding: Any = None) -> Tree:
-    """Returns `state` on the devices, with the key types of `template`, whose NumPy arrays stay here.
-
-    Args:
-        template: arrays.
-        state: on the host.
-        sharding: of all arrays; None for those of the template.
-    """
+def place_like(template: Tree, state: Tree) -> Tree:
+    """Returns `state`, which is on the host, on the devices of `template` with its key types; its NumPy arrays stay."""
 
     def placed(expected, value):
         if isinstance(expected, np.ndarray):
             return value
-        return typed_like(expected, processes.place(value, sharding or expected.sharding))
+        return typed_like(expected, processes.place(value, expected.sharding))
 
     return jax.tree.map(placed, template, state)
 

@@ -91,8 +91,8 @@ def refuse_sweep(folder: Path) -> None:
         raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
 
 
-NO_SETTINGS = (("target", None),)
-"""Entries of a config.json that are no settings, and had no effect at this value."""
+NO_SETTINGS = (("target", None), ("fedvg.multipliers", ""))
+"""Entries of a config.json that are no settings, and have no effect at this value."""
 
 
 def config_from_json(settings: dict, source: str) -> Config:
@@ -106,12 +106,12 @@ def config_from_json(settings: dict, source: str) -> Config:
     """
     if not isinstance(settings, dict):
         raise UsageError(f"{source} is damaged (no table of settings); the run cannot be resumed")
-    stored = {name: value for name, value in settings.items() if (name, value) not in NO_SETTINGS and name != "unused"}
     try:
-        flat = configs.dotted(stored)
+        flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
     except RecursionError:
         raise UsageError(f"{source} is damaged (tables in tables); the run cannot be resumed") from None
-    return configs.apply(Config(), flat, source)
+    stored = {name: value for name, value in flat.items() if (name, value) not in NO_SETTINGS}
+    return configs.apply(Config(), stored, source)
 
 
 def refuse_taken(folder: Path) -> None:

@@ -24,6 +24,11 @@ Record = dict[str, Any]
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
 RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
 
+SENT = ("bytes_down", "bytes_up")
+"""Bytes that a cohort receives and sends in a round; in the summary, over all rounds."""
+
+RESERVED_NAMES += SENT
+
 
 def is_reserved(name: str) -> bool:
     """Returns whether records use this name, so that no metric and no weighting's detail may have it."""
@@ -105,10 +110,16 @@ class History(_Results):
         return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def _repr_html_(self) -> str:
-        """A small table and curves over rounds, which notebooks show without a script, style sheet or network."""
+        """A table, and test accuracy from 0 to 1 over rounds, which need no script, style sheet or network."""
         entries = [*self._results(), ("run folder", str(self.folder))]
         rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
-        return f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>{_curves(self.records)}"
+        table = f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
+        points = [(r["round"], r["test_accuracy"]) for r in self.records if r.get("test_accuracy") is not None]
+        if len(points) < 2:
+            return table
+        line = " ".join(f"{400 * number / points[-1][0]:.1f},{120 * (1 - v):.1f}" for number, v in points)
+        curve = f'<polyline points="{line}" fill="none" stroke="currentColor"/>'
+        return f'{table}<svg viewBox="-2 -2 404 124" width="404">{curve}</svg>'
 
     def _title(self) -> str:
         stopped_by = self.summary.get("stopped_by")
@@ -156,35 +167,6 @@ class DivergedError(UsageError):
         self.history = history
         """the rounds up to the one in which a client diverged, and that one; the run folder has the same records. Its
         model may be that of a later round."""
-
-
-def _curves(records: Sequence[Record], width: int = 420, height: int = 140, most: int = 300) -> str:
-    """Returns test and validation accuracy, or loss, over rounds as SVG; empty below two evaluations.
-
-    Args:
-        records: of a run.
-        width, height: of the picture, pixels.
-        most: points of one curve; of longer ones some are drawn.
-    """
-    metric = "accuracy" if any(r.get("test_accuracy") is not None for r in records) else "loss"
-    lines, parts = [], {part: _finite(records, f"{part}_{metric}") for part in ("test", "val")}
-    if len(parts["test"]) < 2:
-        return ""
-    values = [value for points in parts.values() for _, value in points]
-    low, high, last = min(values), max(values), parts["test"][-1][0]
-    for part, dashes in (("test", ""), ("val", ' stroke-dasharray="5 3"')):
-        shown = parts[part][::-1][:: len(parts[part]) // most + 1]
-        places = ((width * number / last, height * (high - v) / (high - low or 1)) for number, v in shown)
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        lines.append(f'<polyline points="{line}" fill="none" stroke="currentColor"{dashes}/>')
-    box = f'viewBox="-2 -2 {width + 4} {height + 4}" width="{width}" height="{height}"'
-    text = f"{metric} {low:.4g} to {high:.4g} over {last} rounds; test solid, validation dashed"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{"".join(lines)}</svg><div>{text}</div>'
-
-
-def _finite(records: Sequence[Record], name: str) -> list[tuple[int, float]]:
-    pairs = ((r["round"], r.get(name)) for r in records)
-    return [(number, v) for number, v in pairs if isinstance(v, (int, float)) and math.isfinite(v)]
 
 
 def _is_result(name: str, value: Any) -> bool:
@@ -267,6 +249,16 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
         f"test_{name}_{extreme}": most[f"test_{name}"],
         **({"majority_accuracy": final[majority]} if majority in final else {}),
     }
+
+
+def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
+    """Returns the bytes of all rounds; {} where an older version has computed some and not recorded them.
+
+    >>> bytes_sent([{"bytes_down": 4, "bytes_up": 2}, {"bytes_down": 4, "bytes_up": 1}])
+    {'bytes_down': 8, 'bytes_up': 3}
+    """
+    are_recorded = bool(records) and all(name in record for record in records for name in SENT)
+    return {name: sum(record[name] for record in records) for name in SENT} if are_recorded else {}
 
 
 _METRICS = {"accuracy": (1, "max"), "loss": (-1, "min")}

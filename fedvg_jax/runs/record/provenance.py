@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedvg_jax.config.io import python_scalar
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import Batch
-from fedvg_jax.data import cache
+from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
@@ -140,3 +142,32 @@ def _git(folder: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what identifies given objects: digests of arrays, values, and the names of functions.
+
+    >>> describe({"hyper": {"T": 0.5}, "task": None})
+    {'hyper': 'T=0.5'}
+    """
+    described = {}
+    for name, value in replacements.items():
+        if value is None:
+            continue
+        if name == "data":
+            arrays = user_data.as_arrays(value)
+            described[name] = cache.digest(arrays.x, arrays.y, arrays.groups, tuple(arrays.class_names))
+        elif name == "partition":
+            is_split = isinstance(value, tuple) and all(isinstance(part, Sequence) for part in value)
+            described[name] = cache.digest(*(itertools.chain(*value) if is_split else value))
+        elif name == "hyper":
+            described[name] = ", ".join(f"{key}={python_scalar(value[key])!r}" for key in sorted(value))
+        else:
+            parts = value if isinstance(value, tuple) else (value,)
+            described[name] = ", ".join(_name_of_function(part) for part in parts if callable(part))
+    return described
+
+
+def _name_of_function(function: Callable) -> str:
+    function = getattr(function, "func", function)  # of a partial
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.runs import client_memories, stop_signals
+from fedvg_jax.runs import client_memories, early_stopping, stop_signals
 from fedvg_jax.runs.record import checkpoint, history, provenance, resume, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import Record
@@ -232,7 +232,7 @@ def open_run_folder(
     documents: Mapping[str, Any],
     sources: Callable[[], dict[str, str]],
     log: Log,
-    given: Mapping[str, str] | None = None,
+    given: Mapping[str, str],
 ) -> Iterator[Recorder]:
     """Locks the folder of a new or resumed run, and yields its recorder.
 
@@ -251,7 +251,7 @@ def open_run_folder(
     if config.out is None:
         yield Recorder(config, Start(state, []))
         return
-    folder, sources, given = config.out, functools.cache(sources), given or {}
+    folder, sources = config.out, functools.cache(sources)
     with contextlib.ExitStack() as stack:
         with files.writing(f"the run folder {folder}", "--out"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ def open_run_folder(
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
         if config.resume:
             start, lines = _find_start(config, folder, state, sources(), given, log)
-            if len(start.records) < config.rounds:
+            if start.summary is None and len(start.records) < config.rounds:
                 with as_usage_error(folder):
                     _rewind(folder, len(start.records), lines, log)
                     run_folder.write_settings(folder, config, **documents)
@@ -321,10 +321,12 @@ def _find_start(
     manifest, summary = (_read_object(folder / name) for name in ("manifest.json", "summary.json"))
     if manifest:  # a run that was killed in its first seconds has none
         resume.refuse_other_sources(folder, manifest, digests, given)
-    is_finished = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None
     results = {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
     path = folder / "history.jsonl"
     lines = path.read_bytes() if path.exists() else b""
+    records = history.parse(lines) if summary else []
+    is_over = len(records) == config.rounds or bool(early_stopping.reason(config, records))
+    is_finished = is_over and summary.get("rounds") == len(records) and summary.get("stopped_by") is None
 
     def template(seal: checkpoint.SealEntries) -> Any:
         stored = client_memories.saved_shapes(state, seal["leaves"], config.clients)
@@ -332,7 +334,6 @@ def _find_start(
 
     restored = checkpoint.restore(folder, template, log)
     if restored is None and is_finished:  # with `--keep 0`
-        records = history.parse(lines)
         return Start(state, records, resumed_from=len(records), summary=results, has_state=False), lines
     parts = len(manifest.get("runs", [])) + 1
     if restored is None:
@@ -346,7 +347,7 @@ def _find_start(
         tuple(seal["seconds"]),
         parts,
         seal["round"],
-        results if is_finished and seal["round"] == config.rounds else None,
+        results if is_finished and seal["round"] == len(records) else None,
     )
     return start, lines
 

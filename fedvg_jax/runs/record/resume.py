@@ -12,37 +12,16 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder
 
 AUTO = "auto"
 
-RESUMABLE_CHANGES = frozenset(
-    {
-        "rounds",
-        "out",
-        "resume",
-        "dry_run",
-        "force",
-        "profile",
-        "export",
-        "checkpoint_every",
-        "keep",
-        "cache_dir",
-        "trust_cache",
-        "data_dir",
-        "config",
-        "nonfinite",
-        "track",
-        "export_partition",
-        "export_form",
-        "devices",
-        "pool",
-        "memories",
-    }
-)
+_HOST = frozenset(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
+
+RESUMABLE_CHANGES = _HOST | {"rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "pool", "memories"}
 """Settings that may differ when a run is resumed, because they change no result.
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another
@@ -134,7 +113,7 @@ def refuse_other_sources(
         digests: of data and partition, and hyperparameters, as in the manifest.
         given: objects from Python, by the setting that they replace.
     """
-    objects = ("algorithm", "task", "weighting")
+    objects = ("algorithm", "selection", "task", "weighting")
     ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
     if ran != passed:
         raise UsageError(

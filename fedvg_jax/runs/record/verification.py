@@ -1,9 +1,8 @@
 """Checks that the files of a run folder are as its run wrote them.
 
 Recomputes the results of summary.json from history.jsonl, and compares the files of the folder with the digests in the
-seals of its checkpoints, in manifest.json and in summary.json, and its settings with the point of a sweep that it is
-in. A run is resumed, and a report counts it, only if its folder passes. It detects accidents and careless edits, not a
-forger who also rewrites every digest: no key is involved.
+seals of its checkpoints, in manifest.json and in summary.json. A run is resumed, and a report counts it, only if its
+folder passes. It detects accidents and careless edits, not a forger who also rewrites every digest: no key is involved.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import sweep_folder
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, resume, seals
 from fedvg_jax.runs.record.history import Record
@@ -24,7 +22,7 @@ from fedvg_jax.runs.record.history import Record
 COMMAND = "python -m fedvg_jax.verify"
 
 
-class Report(NamedTuple):
+class Findings(NamedTuple):
     """Results of checking a run folder, one line each."""
 
     misfits: list[str]
@@ -65,7 +63,7 @@ def is_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("config.json", "history.jsonl", "summary.json", seals.FOLDER))
 
 
-def check(path: Path, *, with_arrays: bool = True) -> Report:
+def check(path: Path, *, with_arrays: bool = True) -> Findings:
     """Returns the report of comparing the files of a run folder with one another.
 
     Args:
@@ -81,11 +79,11 @@ def check(path: Path, *, with_arrays: bool = True) -> Report:
             raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
-    report = Report([], [], [])
+    report = Findings([], [], [])
     checkpoints = _read_checkpoints(path, report, with_arrays)
     manifest, summary = (_read_object(path / name, report) for name in ("manifest.json", "summary.json"))
     text, records = _read_history(path, report)
-    sealed = checkpoints | ({"summary.json": summary["seal"]} if summary and "seal" in summary else {})
+    sealed = checkpoints | ({"summary.json": summary.get("seal", {})} if summary is not None else {})
     if (checkpoints or summary is not None) and not (manifest or {}).keys() >= {"data", "partition"}:
         report.misfits.append("manifest.json is missing, or holds no digests of data and partition")
     for name, seal in [*sealed.items(), ("manifest.json", manifest or {})]:
@@ -98,7 +96,7 @@ def check(path: Path, *, with_arrays: bool = True) -> Report:
     return report._replace(misfits=list(dict.fromkeys(report.misfits)))
 
 
-def _read_checkpoints(path: Path, report: Report, with_arrays: bool) -> dict[str, seals.SealEntries]:
+def _read_checkpoints(path: Path, report: Findings, with_arrays: bool) -> dict[str, seals.SealEntries]:
     """Returns the seals of the checkpoints by folder name, oldest first, and reports those that cannot be used."""
     entries, unusable = {}, report.unusable
     for checkpoint in seals.checkpoint_folders(path):
@@ -118,24 +116,21 @@ def _read_checkpoints(path: Path, report: Report, with_arrays: bool) -> dict[str
     return entries
 
 
-def _read_object(path: Path, report: Report) -> dict[str, Any] | None:
+def _read_object(path: Path, report: Findings) -> dict[str, Any] | None:
     """Returns a JSON object that ends in a digest of itself; None if the file is missing or damaged."""
+    if not path.exists():
+        return None
     try:
-        value = json.loads(files.read_regular(path).decode("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        report.misfits.append(f"{path.name} is damaged: {files.reason(error)}")
-        return None
-    if not isinstance(value, dict):
-        report.misfits.append(f"{path.name} is damaged: it is not a JSON object")
+        value = files.read_object(path)
+    except UsageError as error:
+        report.misfits.append(str(error).removeprefix(f"{path.parent}/"))
         return None
     if not seals.has_own_digest(value):
         report.misfits.append(f"{path.name} is not as it was written: its digest differs")
     return value
 
 
-def _read_history(path: Path, report: Report) -> tuple[bytes, list[Record]]:
+def _read_history(path: Path, report: Findings) -> tuple[bytes, list[Record]]:
     """Returns bytes and records of history.jsonl."""
     try:
         text = files.read_regular(path / "history.jsonl")
@@ -183,15 +178,13 @@ def _contradictions(
     return misfits
 
 
-def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Report) -> None:
-    """Checks that config.json has the settings of the checkpoints, and of the point of a sweep."""
+def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Findings) -> None:
+    """Checks that config.json has the settings of the checkpoints."""
     try:
         config = run_folder.read_config(path)
     except UsageError as error:
         report.misfits.append(f"config.json: {error}")
         return
-    if contradiction := sweep_folder.contradiction(path, config):
-        report.misfits.append(contradiction)
     for name, seal in checkpoints.items():
         try:
             changed = resume.differences(run_folder.config_from_json(seal["config"], name), config)
@@ -207,13 +200,13 @@ def _check_results(
     text: bytes,
     records: Sequence[Record],
     summary: Mapping[str, Any] | None,
-    report: Report,
+    report: Findings,
 ) -> None:
     """Checks that the best models of the checkpoints, and the results of summary.json, are those of the history."""
     if text and not records:
         return  # the damage is already reported
     try:
-        expected: dict[str, Any] = {"rounds": len(records), **history.summarise(records)}
+        expected: dict[str, Any] = {"rounds": len(records), **history.summarise(records), **history.bytes_sent(records)}
         for name, seal in checkpoints.items():
             best, stored = history.summarise(records[: seal["round"]]).get("best_val_round"), seal["best"]
             if stored and stored["round"] != best:

@@ -21,10 +21,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvg_jax import config as configs
-from fedvg_jax.config import Config, method_name, sweep_points
+from fedvg_jax.config import Config, method_name
 from fedvg_jax.config.options import tracker_names
-from fedvg_jax.config.uses import unused, with_passed
+from fedvg_jax.config.uses import used, with_passed
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder
@@ -191,9 +190,7 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], gi
     method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     group = out.parent.parent.name if out and out.parent.name == "points" else ""
-    left_out = {*sweep_points.HOST, *unused(config)}
-    settings = {n: sweep_points.plain(v) for n, v in configs.flatten(config).items() if n not in left_out}
-    return TrackedRun(name, group, folder, with_passed(settings, given), dict(stored), stored["rounds"])
+    return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored), stored["rounds"])
 
 
 def _pictures(records: Sequence[Record], config: Config, scratch: Path, log: Callable[[str], None]) -> dict[str, Path]:

@@ -1,0 +1,53 @@
+"""FedDecorr: a penalty on correlated features keeps skewed local data from collapsing them to few dimensions.
+
+    loss <- loss + beta (1 / d^2) ||K||_F^2
+
+with the correlation matrix K [d, d] of the d features over the rows of the minibatch.
+
+Source: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning",
+ICLR 2023, equations 6 and 7, with weights n_k / sum_j n_j. Features are the input of the network's last layer.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms.losses import features_of, forward
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree
+
+DEFAULTS = (Hyperparameter("decorr_beta", 0.1, 0.0, doc="beta, weight of the penalty"),)
+
+EPS = 1e-8
+"""Added to the variance of a feature, which a ReLU that is never active has at 0."""
+
+
+def feddecorr() -> Algorithm:
+    """FedDecorr; reads `decorr_beta`. At decorr_beta = 0 it is FedAvg."""
+    return Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, "samples", DEFAULTS, loss)
+
+
+def loss(
+    hyper: Hyper, task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array, anchor: Anchor
+) -> tuple[Array, Tree]:
+    """The task's loss + beta (1 / d^2) ||K||_F^2."""
+    own, new_stats = forward(task, params, stats, batch, mask, key)
+    correlations = correlation(features_of(own), mask)
+    return own.loss + hyper["decorr_beta"] * (correlations**2).mean(), new_stats
+
+
+def correlation(features: Array, mask: Array) -> Array:
+    """Returns the correlation matrix [d, d] of features [B, d] over the rows of a mask [B].
+
+    >>> x = jnp.array([[1.0, 2.0, 1.0], [2.0, 4.0, 0.0], [9.0, 9.0, 9.0]])
+    >>> correlation(x, jnp.arange(3) < 2).round(3).tolist()
+    [[1.0, 1.0, -1.0], [1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]]
+    """
+    count = jnp.maximum(mask.sum(), 1).astype(features.dtype)
+    rows = mask[:, None]
+    mean = jnp.where(rows, features, 0).sum(0, keepdims=True) / count
+    centred = jnp.where(rows, features - mean, 0)
+    scaled = centred * jax.lax.rsqrt((centred**2).sum(0, keepdims=True) / count + EPS)
+    return scaled.T @ scaled / count

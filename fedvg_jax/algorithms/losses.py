@@ -1,0 +1,53 @@
+"""Parts of losses of one's own, which see the minibatch: the forward pass, its features, a mean over real rows."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.core.types import Outputs, Task, Tree, UsageError
+
+
+def forward(
+    task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array | None = None
+) -> tuple[Outputs, Tree]:
+    """Returns loss, outputs and features of a minibatch in training, and the new running statistics.
+
+    Args:
+        task: the model and its loss.
+        params, stats: the model's arrays, e.g. `anchor.params` of the global model.
+        batch, mask: the minibatch and its real rows.
+        key: of the local step; None for a model without randomness, such as one that is compared with.
+
+    Raises:
+        UsageError: the task has no `forward`.
+    """
+    if task.forward is None:
+        raise UsageError(
+            "this algorithm needs task.forward, as the tasks of linen_task and nnx_task have; give the task one"
+        )
+    return task.forward(params, stats, batch, mask, True, key)
+
+
+def features_of(outputs: Outputs) -> Array:
+    """Returns the features of the rows, flattened to [B, F].
+
+    Raises:
+        UsageError: they are not known.
+    """
+    if outputs.features is None:
+        raise UsageError(
+            "this algorithm needs features, and those of this model are not known: give task.forward Outputs.features,"
+            " [B, ...] the input of the last layer"
+        )
+    return outputs.features.reshape(len(outputs.features), -1)
+
+
+def mean_over_rows(values: Array, mask: Array) -> Array:
+    """Returns the mean [] of values [B, ...] over the real rows; 0 without any.
+
+    >>> float(mean_over_rows(jnp.array([1.0, 3.0, 100.0]), jnp.array([True, True, False])))
+    2.0
+    """
+    real = jnp.broadcast_to(mask.reshape(len(mask), *[1] * (values.ndim - 1)), values.shape)
+    return jnp.where(real, values, 0).sum() / jnp.maximum(real.sum(), 1).astype(values.dtype)

@@ -1,0 +1,83 @@
+"""The part of a model that stays with each client: neither sent, nor averaged, nor scored.
+
+A client starts a round from theta_g with its own local part, and keeps what training made of it. What the server gets
+has theta_g's own values there, so that it neither moves nor counts. Those never change, and are every client's start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Tree, UsageError, Variables
+
+
+class LocalPart(NamedTuple):
+    """Which tensors are local, trained or running statistics, and when they are trained."""
+
+    is_local: Callable[[str], bool]
+    """path of a tensor, "a/b/kernel" -> whether it stays with the client"""
+    first: float = 0.0
+    """Share of a client's local steps, the first ones, that train only the local part, and then only the other tensors.
+    0 trains all tensors in all steps."""
+
+    def of(self, variables: Variables) -> dict[str, Array]:
+        """Returns the local tensors by path."""
+        pairs = zip(tree.paths(variables), jax.tree.leaves(variables), strict=True)
+        return {path: leaf for path, leaf in pairs if self.is_local(_without_kind(path))}
+
+    def within(self, variables: Variables, part: dict[str, Array]) -> Variables:
+        """Returns the variables with the tensors of `part` in place of their own."""
+        leaves, structure = jax.tree.flatten(variables)
+        paths = tree.paths(variables)
+        return structure.unflatten([part.get(path, leaf) for path, leaf in zip(paths, leaves, strict=True)])
+
+    def restored(self, params: Tree, original: Tree) -> Tree:
+        """Returns trees like the parameters with the local tensors of `original`."""
+        return self.within(Variables(params, {}), self.of(Variables(original, {}))).params
+
+    def of_phase(self, step: Array, num_steps: Array, updates: Tree) -> Tree:
+        """Returns updates of the parameters, with zeros for those that this local step does not train."""
+        if not self.first:
+            return updates
+        is_first = step < jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
+        zeros = tree.zeros_like(updates)
+        return tree.where(is_first, self.restored(zeros, updates), self.restored(updates, zeros))
+
+
+def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> LocalPart:
+    r"""Returns the local part of the tensors whose path has the regular expression, or for which a function is true.
+
+    >>> part = local_part(r"^head/")
+    >>> variables = Variables({"body": {"w": jnp.ones(2)}, "head": {"w": jnp.zeros(1)}}, {})
+    >>> part.of(variables)
+    {'params/head/w': Array([0.], dtype=float32)}
+    >>> part.within(variables, {"params/head/w": jnp.ones(1)}).params["head"]
+    {'w': Array([1.], dtype=float32)}
+    """
+    return LocalPart(re.compile(pattern).search if isinstance(pattern, str) else pattern, first)  # pyright: ignore
+
+
+def check(part: LocalPart, variables: Variables, name: str) -> None:
+    """Raises UsageError unless some tensors are local, and some trained ones are not."""
+    paths = [_without_kind(path) for path in tree.paths(variables)]
+    if not any(map(part.is_local, paths)):
+        raise UsageError(f"{name} matches no tensor; there are {_listed(paths)}")
+    if all(map(part.is_local, tree.paths(variables.params))):
+        raise UsageError(f"{name} matches every trained tensor, so that nothing is shared; there are {_listed(paths)}")
+
+
+def _without_kind(path: str) -> str:
+    """Returns a path without "params" or "stats", the field of the variables."""
+    return path.partition("/")[2]
+
+
+def _listed(paths: Iterable[str]) -> str:
+    listed = list(paths)
+    return ", ".join(listed[:40]) + (" and more" if len(listed) > 40 else "")

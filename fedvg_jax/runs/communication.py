@@ -1,0 +1,95 @@
+"""Bytes that are sent between the server and the clients, from shapes alone.
+
+    down   theta_g with its running statistics, and those leaves of the server's memory that the algorithm's functions
+           on the client read: Scaffold's c, not FedAvgM's momentum
+    up     theta_k with its running statistics, the messages of `report`, and the result of `probe`
+
+Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) are not
+sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and configs are not counted,
+and neither is compression: arrays have their own dtypes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval
+
+from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.types import Anchor, Hyper, Probe, Selection, SimState, Tree
+from fedvg_jax.engine import local_training
+from fedvg_jax.runs.memory import num_bytes
+from fedvg_jax.runs.programs import Program
+from fedvg_jax.runs.record.history import SENT, Record
+from fedvg_jax.runs.registry import make_local
+
+
+class Traffic(NamedTuple):
+    """Bytes of a round: of one client, and of the candidates of a selection that measures losses."""
+
+    down: int = 0
+    up: int = 0
+    candidates_down: int = 0
+    """of all candidates of a selection together that are not in the cohort: theta_g"""
+    candidates_up: int = 0
+    """of all candidates together: their losses"""
+
+
+def of_round(
+    config: Config, program: Program, state: SimState, pool: Tree, hyper: Hyper, chosen: Selection | None
+) -> Traffic:
+    """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
+
+    Args:
+        config, program, hyper: of the run.
+        state: arrays or shapes; of clients' memories any number of rows.
+        pool: arrays or shapes [T, ...].
+        chosen: the selection; None for uniform sampling.
+    """
+    algorithm, task, stats_too = program.algorithm, program.task, config.server_stats == "official"
+    local = make_local(config)
+
+    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> tuple[Tree, Tree]:
+        theta = model if stats_too else model.params
+        anchor = Anchor(theta, server, client if local is None else client.memory)
+        batch = tree.gather(pool, jnp.zeros(2, jnp.int32))
+        grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
+        if algorithm.loss is not None:
+            received = tree.params_of(anchor)
+            rows, mask = batch
+            grads = (
+                grads,
+                algorithm.loss(hyper, task, model.params, model.stats, rows, mask, jax.random.key(0), received),
+            )
+        memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
+        probe = Probe(task, model, lambda i: batch, jnp.int32(1), jnp.int32(0), local_training.counted)
+        measured = algorithm.probe(hyper, probe)
+        return (grads, memory), (messages, measured if stats_too else tree.params_of(measured))
+
+    hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
+    arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    with checks.without_notes():
+        closed, (_, sent) = jax.make_jaxpr(on_client, return_shape=True)(*shapes)
+    _, is_read = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))
+    memory = jax.tree.leaves(state.server)
+    read = [leaf for leaf, used in zip(memory, is_read, strict=False) if used]  # the server's are the first arguments
+    kept = 0 if local is None else num_bytes(local.of(state.variables))
+    model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
+    others = max(0, num_candidates - cohort_size(config))
+    return Traffic(model + num_bytes(read), model + num_bytes(sent), others * model, 4 * num_candidates)
+
+
+def entries(traffic: Traffic, record: Record) -> Record:
+    """Returns the entries of a round's record.
+
+    >>> entries(Traffic(10, 20), {"clients": [3, 1, 4], "dropped": [1]})
+    {'bytes_down': 30, 'bytes_up': 40}
+    """
+    num_clients, num_dropped = len(record["clients"]), len(record.get("dropped", ()))
+    down = num_clients * traffic.down + traffic.candidates_down
+    up = (num_clients - num_dropped) * traffic.up + traffic.candidates_up
+    return dict(zip(SENT, (down, up), strict=True))

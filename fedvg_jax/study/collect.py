@@ -1,0 +1,420 @@
+"""Collects run folders into a study, and refuses those that cannot be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.runs import divergence
+from fedvg_jax.runs.record import verification
+from fedvg_jax.runs.record.history import History, Record
+from fedvg_jax.study import sweep_folder
+from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
+from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, passed_objects, places, shared_settings
+
+MAX_LISTED = 40
+"""Most lines of a refusal; a count of the others follows."""
+
+MEASURED = ("clients", "weights", "train_loss", "test_loss")
+"""Keys of a record in which runs of different seeds differ."""
+
+
+class _Folder(NamedTuple):
+    """What a run folder, or a point of a sweep, has to offer."""
+
+    point: Point
+    run: Run | None
+    """None where the run is missing, incomplete or has failed."""
+    missing: str = ""
+    """Why there is no result, except for a failure."""
+    failure: str = ""
+
+
+class _Sweep(NamedTuple):
+    """The content of sweep.json."""
+
+    title: str
+    axes: tuple[str, ...]
+    points: tuple[tuple[Path, Mapping[str, Any]], ...]
+    """Folder and values of every point."""
+    base: Mapping[str, Any]
+    """Settings that all points share, and given.NAME for every object that was given in place of one."""
+    tuned: Mapping[str, Mapping[str, Any]]
+    """Cell -> the values that were chosen for it on D_val."""
+    content: Mapping[str, Any]
+    """All of it."""
+
+
+def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
+    """Returns the study of run folders.
+
+    Args:
+        folders: sweep folders (with sweep.json), run folders, or folders of these.
+        partial: keep to the runs that are finished and mark the cells that lack some; settings that are mixed become
+            part of the scenario.
+
+    Raises:
+        UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, settings are mixed or
+            runs are missing. The message lists them.
+    """
+    run_folders, sweeps = _read_all([Path(folder) for folder in folders])
+    if not any(folder.run for folder in run_folders):
+        reasons = [folder.missing or folder.failure for folder in run_folders]
+        where = ", ".join(map(str, folders))
+        raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
+    placed = places([folder.point for folder in run_folders])
+    declared = [name for sweep in sweeps for name in sweep.axes]
+    mixed = mixtures([folder.point for folder in run_folders], placed, declared)
+    cells, notes = _cells(run_folders, placed)
+    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
+    cells = cells if is_one_sweep else _with_unpaired(cells, placed)
+    unplaced = [f.missing for f, place in zip(run_folders, placed, strict=True) if f.missing and not place.method]
+    missing = [line for cell in cells.values() for line in cell.missing] + unplaced
+    if sources := _mixed_sources(cells):
+        raise UsageError(
+            f"the runs are of different data or partitions, of which no mean is made: {_listed(sources)}; report them"
+            " apart, or sweep over dataset or data_dir"
+        )
+    different = _different_objects(cells) + _repeated(cells)
+    problems = mixed + missing + different
+    if problems and not partial:
+        raise UsageError(
+            f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
+            " or report with --partial"
+        )
+    has_accuracy = not any(_lacks_accuracy(folder.run) for folder in run_folders if folder.run)
+    metric = "accuracy" if has_accuracy else "loss"
+    cells = {key: _with_lost_results(cell._replace(metric=metric)) for key, cell in cells.items()}
+    title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
+    runs = [folder.point for folder in run_folders if folder.run]
+    scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
+    return Study(
+        title=title,
+        methods=tuple(dict.fromkeys(method for method, _ in cells)),
+        scenarios=tuple(scenarios),
+        cells=cells,
+        metric=metric,
+        settings=shared_settings(runs),
+        notes=tuple(_shared_partition(cells) + _tuned(sweeps) + notes + mixed + unplaced + different),
+    )
+
+
+def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line if some scenario has several seeds and one partition; it comes before all other notes."""
+    by_scenario: dict[Scenario, list[Run]] = {}
+    for (_, scenario), cell in cells.items():
+        by_scenario.setdefault(scenario, []).extend(cell.runs.values())
+    for runs in by_scenario.values():
+        partitions = {run.manifest.get("partition", run.config.partition_seed) for run in runs}
+        if len({run.config.seed for run in runs}) > 1 and len(partitions) == 1:
+            return [
+                "all seeds share one partition, so that differences and intervals hold for that partition only; a sweep"
+                " without --partition-seed draws one for every seed"
+            ]
+    return []
+
+
+def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:
+    """Returns a line with the values that were chosen for every cell; none without tuning."""
+    cells = [
+        f"{cell}: {', '.join(f'{name} {value_text(value)}' for name, value in values.items())}"
+        for sweep in sweeps
+        for cell, values in sweep.tuned.items()
+    ]
+    return [f"chosen on the validation set: {'; '.join(cells)}"] if cells else []
+
+
+def _order(scenario: Scenario) -> list[tuple[str, float, str]]:
+    """Returns the sorting key of a scenario: numbers by size, other values by their text."""
+    return [
+        (name, value, "") if isinstance(value, (int, float)) else (name, math.inf, str(value))
+        for name, value in scenario
+    ]
+
+
+def _listed(lines: Sequence[str]) -> str:
+    """Returns lines joined by semicolons, at most `MAX_LISTED` of them."""
+    shown = list(dict.fromkeys(line for line in lines if line))
+    more = [f"and {len(shown) - MAX_LISTED} more"] if len(shown) > MAX_LISTED else []
+    return "; ".join(shown[:MAX_LISTED] + more)
+
+
+def _title(folders: Sequence[Path | str]) -> str:
+    return ", ".join(Path(folder).resolve().name for folder in folders)
+
+
+def _lacks_accuracy(run: Run) -> bool:
+    return any("test_accuracy" not in record for record in run.records if _is_evaluated(record))
+
+
+def _is_evaluated(record: Record) -> bool:
+    """Returns whether a record has an evaluation, finite or not."""
+    return "test_loss" in record
+
+
+def _with_lost_results(cell: Cell) -> Cell:
+    """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
+    key, lines = f"test_{cell.metric}", []
+    for run in cell.runs.values():
+        evaluated = [record for record in run.records if key in record]
+        if evaluated and evaluated[-1][key] is None:
+            lines.append(f"{run.folder.name}: final test {cell.metric} is not finite")
+    return cell._replace(failures=cell.failures + tuple(lines))
+
+
+# --- reading
+
+
+def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
+    """Returns every run below the given folders, and their sweeps."""
+    run_folders: list[_Folder] = []
+    sweeps: list[_Sweep] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
+        if (folder / "sweep.json").exists():
+            sweep = _read_sweep(folder)
+            sweeps.append(sweep)
+            tuned = {name for chosen in sweep.tuned.values() for name in chosen}
+            points = [(path, Point(path.name, None, values, sweep.base, tuned)) for path, values in sweep.points]
+            run_folders += [_read_run(path, point, sweep.content) for path, point in points]
+        elif verification.is_run(folder):
+            run_folders.append(_read_run(folder, Point(folder.name, None)))
+        else:
+            inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_of_runs(path)]
+            if not inner:
+                points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
+                raise UsageError(
+                    f"{folder} holds no runs (no sweep.json, no config.json); name a sweep or a run{points}"
+                )
+            deeper, more = _read_all(inner)
+            run_folders += deeper
+            sweeps += more
+    return run_folders, sweeps
+
+
+def _is_of_runs(folder: Path) -> bool:
+    """Returns whether a folder is a run or a sweep."""
+    return verification.is_run(folder) or (folder / "sweep.json").exists()
+
+
+def _read_sweep(folder: Path) -> _Sweep:
+    """Returns the content of sweep.json.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    path = folder / "sweep.json"
+    content = files.read_object(path)
+    try:
+        names = [str(name) for axis in content["axes"] for name in ([axis] if isinstance(axis, str) else axis)]
+        points = [(folder / "points" / point["name"], dict(point["values"])) for point in content["points"]]
+        chosen = (content.get("tuning") or {}).get("chosen", {})
+        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
+        base = {**content.get("base", {}), **{f"given.{name}": True for name in content.get("given", {})}}
+        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), base, tuned, content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        advice = f"name {folder / 'points'} to report its runs without it"
+        raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))}); {advice}") from None
+
+
+def _read_run(folder: Path, empty: Point, sweep: Mapping[str, Any] | None = None) -> _Folder:
+    """Returns what a run folder has to offer; damaged files are one line.
+
+    Args:
+        folder: of the run.
+        empty: the point without its config.
+        sweep: content of sweep.json, for a point of a sweep.
+    """
+    name = empty.name
+    if not (folder / "config.json").exists():
+        lacking = "config.json is missing" if verification.is_run(folder) else "no run folder yet"
+        return _Folder(empty, None, f"{name}: {lacking}")
+    try:
+        history = History.load(folder)
+        partition, manifest, layers, failed = (
+            _document(folder / f"{stem}.json") for stem in ("partition", "manifest", "layers", "failure")
+        )
+    except UsageError as error:
+        return _Folder(empty, None, f"{name}: {one_line(str(error))}")
+    assert history.config is not None
+    misfit = sweep_folder.contradiction(sweep, name, history.config) if sweep else sweep_folder.misfit(folder)
+    if misfit:
+        return _Folder(empty, None, f"{name}: {misfit}")
+    point = empty._replace(config=history.config)
+    is_failed = failed is not None or history.summary.get("stopped_by") == "diverged"
+    if problem := "" if is_failed else _unfinished(history):
+        return _Folder(point, None, f"{name}: {problem}")
+    if misfits := verification.check(folder, with_arrays=False).misfits:
+        return _Folder(point, None, f"{name}: {misfits[0]}")
+    given = {f"given.{key}": True for key in (manifest or {}).get("given", {})}
+    point = point._replace(base={**point.base, **given})
+    if is_failed:
+        return _Folder(point, None, failure=f"{name}: {_failure(history, failed)}")
+    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), passed_objects(point)))
+
+
+def _document(path: Path) -> Any:
+    return files.read_json(path) if path.exists() else None
+
+
+def _failure(history: History, document: Any) -> str:
+    """Returns why a run ended early for good."""
+    if isinstance(document, dict):
+        kind, when = document.get("kind", "failed"), document.get("round")
+        reason = one_line(str(document.get("reason", "")))
+        return f"{kind} in round {when}: {reason}" if when else f"{kind}: {reason}"
+    return f"diverged in round {len(divergence.until_first(history.records))}"
+
+
+def _unfinished(history: History) -> str:
+    """Returns what a run lacks; empty for a finished one."""
+    assert history.config is not None
+    done, wanted = len(history.records), history.config.rounds
+    if done < wanted and not history.summary.get("stopped_early"):
+        return f"{done} of {wanted} rounds"
+    if not any(map(_is_evaluated, history.records)):
+        return "no evaluation in its history"
+    return "" if history.summary else "no summary.json yet"
+
+
+# --- cells
+
+
+def _cells(
+    run_folders: Sequence[_Folder], placed: Sequence[Place]
+) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
+    """Returns the cells in the order of their first run, and notes on runs that occur twice.
+
+    Raises:
+        UsageError: two runs have the same place and other results.
+    """
+    cells: dict[tuple[str, Scenario], Cell] = {}
+    notes = []
+    for folder, place in zip(run_folders, placed, strict=True):
+        if not place.method:
+            continue
+        key = place.method, place.scenario
+        cell = cells.get(key) or Cell(*key, {})
+        runs = dict(cell.runs)
+        if folder.run:
+            assert place.replicate is not None
+            if other := runs.get(place.replicate):
+                notes.append(_twin(other, folder.run))
+            else:
+                runs[place.replicate] = folder.run
+        missing = cell.missing + ((folder.missing,) if folder.missing else ())
+        failures = cell.failures + ((folder.failure,) if folder.failure else ())
+        cells[key] = Cell(*key, runs, missing, failures)
+    return cells, notes
+
+
+def _twin(first: Run, second: Run) -> str:
+    """Returns a note that of two equal runs the first is used.
+
+    Raises:
+        UsageError: their data or their results differ.
+    """
+    for name in ("data", "partition"):
+        if first.manifest[name] != second.manifest[name]:
+            raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; name only one")
+    names = ("test_accuracy_final", "test_loss_final")
+    if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
+        raise UsageError(
+            f"{first.folder} and {second.folder} have the same settings and seeds and other results; name only one"
+        )
+    return f"{second.folder.name} repeats {first.folder.name} and is left out"
+
+
+def _with_unpaired(
+    cells: Mapping[tuple[str, Scenario], Cell], placed: Sequence[Place]
+) -> dict[tuple[str, Scenario], Cell]:
+    """Returns cells with a line for every replicate and scenario that another method has and they lack.
+
+    Args:
+        cells: all cells.
+        placed: places of all runs, of the missing and failed ones too, for which there is a line already.
+    """
+    known: dict[tuple[str, Scenario], set[Replicate | None]] = {}
+    for place in placed:
+        known.setdefault((place.method, place.scenario), set()).add(place.replicate)
+    methods = sorted(dict.fromkeys(method for method, _ in cells), key=method_order)
+    scenarios = dict.fromkeys(scenario for _, scenario in cells)
+    complete = {}
+    for method in methods:
+        for scenario in scenarios:
+            cell = cells.get((method, scenario)) or Cell(method, scenario, {})
+            wanted = {r for other in methods for r in _runs(cells, other, scenario)}
+            absent = sorted(wanted - known.get((method, scenario), set()))
+            where = ", ".join(filter(None, (method, scenario_text(scenario))))
+            lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in absent)
+            complete[method, scenario] = cell._replace(missing=cell.missing + lines)
+    return complete
+
+
+def _runs(cells: Mapping[tuple[str, Scenario], Cell], method: str, scenario: Scenario) -> Mapping[Replicate, Run]:
+    cell = cells.get((method, scenario))
+    return cell.runs if cell else {}
+
+
+def _pairs(runs: Iterable[Run], key: Callable[[Run], Any], value: Callable[[Run], Any]) -> list[tuple[Run, Run]]:
+    """Returns the runs whose value differs from that of the first run with their key, each behind that first run."""
+    first: dict[Any, Run] = {}
+    return [(first[key(run)], run) for run in runs if value(first.setdefault(key(run), run)) != value(run)]
+
+
+def _mixed_sources(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every scenario of which runs have different data, or different partitions of one seed."""
+    lines = []
+    for scenario in dict.fromkeys(scenario for _, scenario in cells):
+        runs = [run for key, cell in cells.items() if key[1] == scenario for run in cell.runs.values()]
+        keys: dict[str, Callable[[Run], Any]] = {"data": lambda run: (), "partition": _seeds_of_partition}
+        for name, key in keys.items():
+            lines += [_mixed(name, *pair) for pair in _pairs(runs, key, lambda run, n=name: run.manifest[n])[:1]]
+    return lines
+
+
+def _seeds_of_partition(run: Run) -> tuple[int, ...]:
+    """Returns the seeds on which a run's partition depends; one from Python may depend on all."""
+    return (run.config.partition_seed, *([run.config.seed] if "partition" in run.given else []))
+
+
+def _mixed(name: str, first: Run, second: Run) -> str:
+    """Returns a line with the digests of the data, or of the partitions, of two runs."""
+    digests = [str(run.manifest[name])[:12] for run in (first, second)]
+    return f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
+
+
+def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every run whose objects from Python have other functions than those of its cell."""
+    lines = []
+    for cell in cells.values():
+        for name in ("task", "algorithm", "weighting", "selection"):
+            runs = [run for run in cell.runs.values() if name in run.manifest.get("given", {})]
+            for first, run in _pairs(runs, lambda run: (), lambda run, n=name: run.manifest["given"][n]):
+                functions = (each.manifest["given"][name] for each in (run, first))
+                lines.append("mixed {}: {} has {}, other runs have {}".format(name, run.folder.name, *functions))
+    return lines
+
+
+def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every run that equals another one of its cell in all but a seed that it does not use.
+
+    The rows of a partition from a file do not depend on the partition seed; such runs are no independent replicates.
+    """
+    return [
+        f"repeated run: {run.folder.name} has the seed, the rows and the results of {first.folder.name},"
+        " and is no further replicate"
+        for cell in cells.values()
+        for first, run in _pairs(cell.runs.values(), _content, lambda run: run.folder)
+    ]
+
+
+def _content(run: Run) -> str:
+    """Returns what independent runs do not have in common: seed, rows and results."""
+    digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
+    return repr((run.config.seed, digests, [[record.get(name) for name in MEASURED] for record in run.records]))

@@ -1,0 +1,41 @@
+"""The figures of a report by name; each returns its drawings, or one line that says what the runs lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.figures import against, answers, curves, partitions, weights
+from fedvg_jax.study.figures.base import Drawing, Style
+
+Figure = Callable[[Study, Style], list[Drawing] | str]
+"""Draws a study, or returns one line that says what its runs lack."""
+
+FIGURES: dict[str, Figure] = {
+    "curves": curves.learning_curves,
+    "bytes": curves.accuracy_against_bytes,
+    "alphas": against.accuracy_against_alpha,
+    "weights": weights.client_weights,
+    "effective_clients": weights.effective_number,
+    "partitions": partitions.partitions,
+    "validation_classes": partitions.validation_classes,
+    "classes": answers.recalls,
+    "calibration": answers.reliability,
+}
+"""Value of --figures -> the function that draws them."""
+
+CAPTIONS: dict[str, str] = {
+    "curves": "Means over runs, with bands of one standard deviation.",
+    "bytes": "Means over runs, with bands of one standard deviation, against what clients received and sent so far.",
+    "alphas": "Means over runs, with one standard deviation.",
+    "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
+    "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",
+    "partitions": "The area of a point is the number of training rows of a client and a class.",
+    "validation_classes": "Rows of each class in the validation set.",
+    "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
+    "calibration": "Accuracy of answers against the model's confidence; on the diagonal it is calibrated.",
+}
+"""Name of a drawing -> what it shows."""
+
+STEMS = tuple(CAPTIONS)
+"""Names of all drawings; the second one of a group of settings has "-2" behind it, and so on."""

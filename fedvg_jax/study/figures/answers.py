@@ -1,0 +1,145 @@
+"""Answers in the final round: recall of every class, and accuracy against confidence, under every method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedvg_jax.study.cells import Cell, Study, scenario_text
+from fedvg_jax.study.figures import base
+from fedvg_jax.study.figures.base import Drawing, Style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MATRIX = "test_confusion"
+"""Key of a record: the confusion matrix of the test set, [true, predicted]."""
+
+MAX_NUMBERS = 16
+"""Most classes of which the cells show their number."""
+
+BINS = "test_calibration"
+"""Key of a record: [labels, mean confidence, accuracy] of every bin of confidence, on the test set."""
+
+ERROR = "test_calibration_error"
+"""Key of a record: the expected calibration error, from 0 to 1."""
+
+LARGEST_MARKER = 60.0
+"""Area in square points of the marker of a bin that holds all labels; others are in proportion, at least `LEAST`."""
+LEAST_MARKER = 4.0
+
+
+def _recorded(cell: Cell, key: str) -> list[Any]:
+    """Returns an entry of the final records of a cell's runs, of those that have it."""
+    return [r[key] for run in cell.runs.values() for r in run.records[-1:] if r.get(key) is not None]
+
+
+def class_recalls(cell: Cell) -> np.ndarray | None:
+    """Returns the mean over runs of each class's recall in percent, [C]; None where no run records it.
+
+    A run has no part in the mean of a class of which it has no test row; a class without any is nan.
+    """
+    matrices = [np.array(matrix, float) for matrix in _recorded(cell, MATRIX)]
+    if not matrices:
+        return None
+    with np.errstate(invalid="ignore"):
+        shares = [100 * np.diag(matrix) / matrix.sum(1) for matrix in matrices]
+    return np.ma.masked_invalid(shares).mean(0).filled(np.nan)
+
+
+def recalls(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure of recall by method and class, a panel per scenario."""
+    by_cell = {key: values for key, cell in study.cells.items() if (values := class_recalls(cell)) is not None}
+    scenarios = [s for s in study.scenarios if any((method, s) in by_cell for method in study.methods)]
+    if not scenarios:
+        return "no run records the confusion matrix; --record confusion does"
+    height = (0.24 * len(study.methods) + 1.0) / style.panel_height
+    figure, axes = base.grid(style._replace(panels_per_row=1), len(scenarios), height)
+    rows, image = [], None
+    for panel, scenario in zip(axes, scenarios, strict=True):
+        methods = [method for method in study.methods if (method, scenario) in by_cell]
+        values = np.array([by_cell[method, scenario] for method in methods])
+        image = panel.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=100, interpolation="nearest")
+        run = next(iter(study.cell(methods[0], scenario).runs.values()))
+        names = [str(name) for name in run.partition.get("class_names", range(values.shape[1]))]
+        panel.set_yticks(range(len(methods)), [base.plain(method, 34) for method in methods])
+        if len(names) <= MAX_NUMBERS:
+            short = [base.plain(name, 10) for name in names]
+            panel.set_xticks(range(len(names)), short, rotation=0 if max(map(len, short)) <= 3 else 60)
+            for (i, j), value in np.ndenumerate(values):
+                if np.isfinite(value):
+                    ink = "black" if value > 55 else "white"
+                    panel.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=style.font - 2, color=ink)
+        panel.set(xlabel="class", title=base.plain(scenario_text(scenario)))
+        panel.tick_params(length=0)
+        cells = zip(methods, values, strict=True)
+        rows += [(scenario_text(scenario), m, n, v) for m, row in cells for n, v in zip(names, row, strict=True)]
+    if image is not None:
+        figure.colorbar(image, ax=axes, label="recall (%)", shrink=0.9, aspect=25)
+    title = "Recall of every class in the final round"
+    return [Drawing("classes", title, figure, ("setting", "method", "class", "recall"), rows)]
+
+
+def bins_of(cell: Cell) -> np.ndarray | None:
+    """Returns labels, mean confidence and accuracy of every bin over all runs in the final round, [bins, 3].
+
+    Labels of all runs count alike. None where no run records them.
+    """
+    recorded = [np.array(bins, float) for bins in _recorded(cell, BINS)]
+    if not recorded:
+        return None
+    labels = np.sum([bins[:, 0] for bins in recorded], 0)
+    sums = np.sum([np.where(bins[:, :1] > 0, bins[:, :1] * bins[:, 1:], 0) for bins in recorded], 0)
+    with np.errstate(invalid="ignore"):
+        means = sums / labels[:, None]
+    return np.column_stack([labels, means])
+
+
+def error_of(cell: Cell) -> float:
+    """Returns the mean over runs of the expected calibration error in the final round; nan without any."""
+    errors = _recorded(cell, ERROR)
+    return sum(errors) / len(errors) if errors else float("nan")
+
+
+def reliability(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure of accuracy against confidence, a panel per method and scenario."""
+    panels = [
+        (cell, bins)
+        for scenario in study.scenarios
+        for method in study.methods
+        if (bins := bins_of(cell := study.cell(method, scenario))) is not None
+    ]
+    if not panels:
+        return "no run records confidences; --record calibration does"
+    per_row = 1 if style.panels_per_row == 1 else 3  # panels are square
+    figure, axes = base.grid(style._replace(panels_per_row=per_row), len(panels), sharex=True, sharey=True)
+    styles, rows = base.line_styles(study.methods), []
+    for panel, (cell, bins) in zip(axes, panels, strict=True):
+        _panel(panel, bins, styles[cell.method].colour, style)
+        where = scenario_text(cell.scenario)
+        title = ", ".join(filter(None, (cell.method, where)))
+        panel.set_title(f"{base.plain(title, 30)}\ncalibration error {100 * error_of(cell):.1f} %")
+        limits = np.linspace(0, 1, len(bins) + 1)
+        rows += [
+            (where, cell.method, low, high, int(count), confidence, accuracy)
+            for low, high, (count, confidence, accuracy) in zip(limits[:-1], limits[1:], bins, strict=True)
+        ]
+    figure.supxlabel("confidence", fontsize=style.font)
+    figure.supylabel("accuracy", fontsize=style.font)
+    columns = ("setting", "method", "from", "to", "labels", "confidence", "accuracy")
+    title = "Accuracy by confidence on the test set, with the expected calibration error; area: labels"
+    return [Drawing("calibration", title, figure, columns, rows)]
+
+
+def _panel(axes: Axes, bins: np.ndarray, colour: str, style: Style) -> None:
+    """Draws the bins that hold labels, and the diagonal of perfect calibration."""
+    labels, confidence, accuracy = bins[bins[:, 0] > 0].T
+    axes.plot([0, 1], [0, 1], color=base.GREY, lw=0.9, ls="--")
+    axes.plot(confidence, accuracy, color=colour, lw=style.line)
+    areas = np.maximum(LEAST_MARKER, LARGEST_MARKER * labels / labels.sum())
+    axes.scatter(confidence, accuracy, s=areas.tolist(), color=colour, zorder=3, clip_on=False)
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes.annotate("overconfident", (0.97, 0.04), ha="right", color=base.GREY, fontsize=style.font - 2)
+    axes.annotate("underconfident", (0.03, 0.92), color=base.GREY, fontsize=style.font - 2)
+    base.clean(axes)

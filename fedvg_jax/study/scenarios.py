@@ -1,0 +1,261 @@
+"""Which settings of the runs vary, the names of their methods, and their scenarios."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedvg_jax.config import Config, declare, flatten, presets, shorthands
+from fedvg_jax.config.uses import PASSED, unused, with_passed
+from fedvg_jax.runs.record.resume import RESUMABLE_CHANGES
+from fedvg_jax.study.cells import Replicate, Scenario, value_text
+from fedvg_jax.study.sweep_points import PLACES
+
+NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
+"""Settings that name a place or an implementation: runs that differ in them are compared. A folder of data that is an
+axis of a sweep names the data."""
+
+REPLICATE = ("seed", "partition_seed")
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper")
+"""Groups of settings that belong to the name of the method where they vary."""
+
+FIRST = ("dataset", "model", "partition", "alpha")
+"""Settings that come first in a scenario, in this order."""
+
+
+class Point(NamedTuple):
+    """A run that exists or should exist."""
+
+    name: str
+    """Path of its folder."""
+    config: Config | None
+    """None for a run that a sweep lists and that has no readable folder."""
+    values: Mapping[str, Any] = {}
+    """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
+    base: Mapping[str, Any] = {}
+    """Settings that all points of the sweep share, of which a missing run has no other record; and given.NAME for every
+    object that Python passed in place of one."""
+    tuned: Collection[str] = ()
+    """Settings that the sweep has chosen on D_val."""
+
+
+class Place(NamedTuple):
+    """Where a run belongs in a study."""
+
+    method: str
+    """Empty for a point without settings that name it."""
+    scenario: Scenario
+    replicate: Replicate | None
+    """None for a point without settings that name it."""
+
+
+def used_settings(point: Point) -> Mapping[str, Any]:
+    """Returns the settings of a point that affect its results, by dotted name; {} without a config."""
+    if point.config is None:
+        return {}
+    values = point.values.items()
+    declared = {name: value for name, value in values if name.startswith("hyper.") or name in PLACES}
+    given = passed_objects(point)
+    return {**with_passed(_used(point.config), given), **declared} if declared or given else _used(point.config)
+
+
+def passed_objects(point: Point) -> frozenset[str]:
+    """Returns the names of the objects that Python passed in place of settings of a point."""
+    return frozenset(name for name in PASSED if f"given.{name}" in point.base)
+
+
+@functools.lru_cache(maxsize=4096)
+def _used(config: Config) -> Mapping[str, Any]:
+    ignored = NO_RESULT.union(unused(config))
+    return types.MappingProxyType({name: value for name, value in flatten(config).items() if name not in ignored})
+
+
+def varying(points: Sequence[Point]) -> list[str]:
+    """Returns the settings with more than one value, among the runs that use them."""
+    values: dict[str, list[Any]] = {}
+    for settings in map(used_settings, points):
+        for name, value in settings.items():
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
+    return [name for name, several in values.items() if len(several) > 1]
+
+
+def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
+    """Returns the settings that all runs use with the same value, by dotted name."""
+    used = [settings for settings in map(used_settings, points) if settings]
+    return {name: value for name, value in used[0].items() if all(name in s and s[name] == value for s in used)}
+
+
+def places(points: Sequence[Point]) -> list[Place]:
+    """Returns the place of every point.
+
+    A setting that was chosen on D_val for all points that use it is part of no scenario and no name, unless a cell
+    would then have runs at several of its values, as of two sweeps that were tuned apart.
+
+    Args:
+        points: all runs of the study, and those that are missing.
+    """
+    fixed = {name for point in points for name in used_settings(point) if name not in point.tuned}
+    placed = _places(points, fixed)
+    values: dict[tuple[str, Scenario, str], list[Any]] = {}
+    for point, place in zip(points, placed, strict=True):
+        settings = used_settings(point)
+        for name in settings.keys() & {*point.tuned} - fixed:
+            values.setdefault((place.method, place.scenario, name), []).append(settings[name])
+    pooled = {name for (_, _, name), several in values.items() if any(value != several[0] for value in several)}
+    return _places(points, fixed | pooled) if pooled else placed
+
+
+def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
+    """Returns the place of every point.
+
+    Args:
+        points: all runs of the study, and those that are missing.
+        fixed: settings that may be part of a scenario or a name.
+    """
+    differing = [name for name in varying(points) if name in fixed]
+    has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
+    names = _scenario_settings(points, differing, has_fidelity)
+    of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
+    result = []
+    for point in points:
+        listed = with_passed(_settings_of_values({**point.base, **point.values}), passed_objects(point))
+        settings = used_settings(point) or listed
+        scenario = tuple((name, settings[name]) for name in names if name in settings)
+        if has_fidelity:
+            scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
+        base = base_name(*(settings.get(name, "") for name in ("algorithm", "weighting")))
+        details = [
+            f"{_short(name, base)} {value_text(settings[name])}"
+            for name in of_method
+            if name in settings and not _goes_without_saying(name, settings[name], base)
+        ]
+        result.append(Place(", ".join(filter(None, [base, *details])), scenario, _replicate(settings)))
+    columns = [tuple(name for name, _ in place.scenario) for place in result]
+    whole = {names for names, point in zip(columns, points, strict=True) if point.config}
+    is_named = [bool(point.config or point.values or point.base) for point in points]
+    rows = zip(result, columns, is_named, strict=True)
+    return [place if named and names in whole else Place("", (), None) for place, names, named in rows]
+
+
+def _goes_without_saying(name: str, value: Any, base: str) -> bool:
+    """Returns whether a setting is the method's own, or a default that stands for nothing, such as no tuning steps.
+
+    >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.exponent", 0.0, "fedvg")
+    (True, False)
+    """
+    is_default = flatten(Config()).get(name) == value
+    return presets.METHODS.get(base, {}).get(name) == value or (is_default and value in (0, "none"))
+
+
+def _short(name: str, base: str) -> str:
+    """Returns the name of a setting without its group where that is part of the method's name, or says nothing.
+
+    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("robust.rule", "fedavg"), _short("hyper.T", "fedavg")
+    ('norm', 'robust.rule', 'T')
+    """
+    group, _, rest = name.partition(".")
+    return rest if group in base or group == "hyper" else name
+
+
+def _replicate(settings: Mapping[str, Any]) -> Replicate | None:
+    if "seed" not in settings:
+        return None
+    return settings["seed"], settings.get("partition_seed", Config.partition_seed)
+
+
+def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a point without a folder that place it: its method, and what the sweep names."""
+    method = shorthands.meaning({"method": values["method"]}) if "method" in values else {}
+    named: dict[str, Any] = {"algorithm": Config.algorithm, "weighting": Config.weighting}
+    named |= {name: value for name, value in method.items() if "." not in name}
+    is_own = method and values.get("weighting") == "native"
+    named |= {n: v for n, v in values.items() if n not in presets.SHORTHANDS and not (is_own and n == "weighting")}
+    if named.get("partition_seed") == "follow":
+        named["partition_seed"] = named.get("seed", Config.seed)
+    return named
+
+
+def base_name(algorithm: str, weighting: str) -> str:
+    """Returns the name of a method, which `--method` takes: that of the paper, else WEIGHTING or ALGORITHM+WEIGHTING.
+
+    >>> base_name("fedavg", "samples+fedvg"), base_name("fedavg", "uniform"), base_name("fedprox", "uniform")
+    ('fedavg+fedvg', 'uniform', 'fedprox+uniform')
+    >>> base_name("fedavg", "samples"), base_name("fedavg", "native")
+    ('fedavg', 'fedavg')
+    """
+    if (algorithm, weighting) == ("fedavg", "samples"):
+        return "fedavg"
+    for name, preset in presets.METHODS.items():
+        if (preset["algorithm"], preset["weighting"]) == (algorithm, weighting):
+            return name
+    return weighting if algorithm == "fedavg" else f"{algorithm}+{weighting}".removesuffix("+native")
+
+
+def method_order(name: str) -> int:
+    """Returns the position of a method among the paper's; others come last."""
+    return list(presets.METHODS).index(name) if name in presets.METHODS else len(presets.METHODS)
+
+
+def _scenario_settings(points: Sequence[Point], differing: Sequence[str], has_fidelity: bool) -> list[str]:
+    """Returns the settings of a scenario, those of `FIRST` first.
+
+    Left out are settings of the method, seeds, those that the shorthand fidelity stands for, and those that follow
+    from data set and model, as the presets' do.
+    """
+    skipped = {"algorithm", "weighting", *REPLICATE}
+    if has_fidelity:
+        skipped.update(presets.FIDELITY["official"])
+    names = [name for name in differing if name not in skipped and name.split(".")[0] not in METHOD_GROUPS]
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    keys = [name for name in ("dataset", "model") if name in names]
+    return [name for name in names if name in keys or not (keys and _follows(points, name, keys))]
+
+
+def _follows(points: Sequence[Point], name: str, keys: Sequence[str]) -> bool:
+    """Returns whether a setting has one value for every combination of values of the settings `keys`."""
+    values: dict[tuple, Any] = {}
+    for settings in map(used_settings, points):
+        key = tuple(settings.get(k) for k in keys)
+        if settings and values.setdefault(key, settings.get(name)) != settings.get(name):
+            return False
+    return True
+
+
+def mixtures(points: Sequence[Point], placed: Sequence[Place], declared: Sequence[str]) -> list[str]:
+    """Returns a line for every setting that varies without being an axis of all methods.
+
+    Args:
+        points: all runs.
+        placed: their places.
+        declared: axes of the sweeps; empty where there is none. Then a setting is an axis if every method has runs at
+            each of its values.
+    """
+    lines = []
+    names = list(dict.fromkeys(name for place in placed for name, _ in place.scenario))
+    for name in names:
+        by_method: dict[str, list[Any]] = {}
+        for place in placed:
+            value = dict(place.scenario).get(name)
+            if value not in by_method.setdefault(place.method, []):
+                by_method[place.method].append(value)
+        first = next(iter(by_method.values()))
+        differs = any(not _same(values, first) for values in by_method.values())
+        if (declared and name not in declared) or (not declared and differs):
+            lines.append(f"mixed settings: {name} is {_by_value(by_method)}")
+    return lines
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(value in others for value in some)
+
+
+def _by_value(by_method: Mapping[str, Sequence[Any]]) -> str:
+    """Returns the values of a setting with the methods that have each."""
+    methods: dict[str, list[str]] = {}
+    for method, values in by_method.items():
+        for value in values:
+            methods.setdefault(value_text(value), []).append(repr(method))
+    return "; ".join(f"{value} for {', '.join(several)}" for value, several in methods.items())

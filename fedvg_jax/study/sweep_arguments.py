@@ -1,0 +1,256 @@
+"""The command line of a sweep: its own flags, the settings that all points share, and the axes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import command_line
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.study import axes, sweep_folder, sweep_points, workers
+from fedvg_jax.study.axes import Axis
+from fedvg_jax.study.sweep_points import Layer, Points, Sweep
+from fedvg_jax.study.tuning import Tuning, make_tuning, tuning_points
+from fedvg_jax.study.workers import Share
+
+PROG = "python -m fedvg_jax.sweep"
+
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+"""Flags of the sweep itself with one value, or none."""
+
+HIDDEN = ("worker", "phase")
+"""Flags that a sweep gives to its workers."""
+
+OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", *HIDDEN)
+"""Flags that are no settings of a run."""
+
+EXECUTION = ("jobs", "executor", "slurm", "out", *HIDDEN)
+"""Flags that a worker does not get as they are."""
+
+EXECUTORS = ("processes", "submitit")
+
+SHARED = ("cache_dir", "trust_cache", "deterministic", "track")
+"""Settings of the process, which all points share."""
+
+
+class Grid(NamedTuple):
+    """The tuning runs of a sweep."""
+
+    tuning: Tuning
+    sweep: Sweep
+    points: Points
+
+
+class CommandLine(NamedTuple):
+    """What a command line asks for."""
+
+    sweep: Sweep
+    points: Points
+    """of the sweep; where settings are tuned, with values that are replaced by the chosen ones"""
+    out: Path
+    grid: Grid | None = None
+    """None without tuning"""
+    dry_run: bool = False
+    jobs: int | None = None
+    """processes; None: as `workers.auto_jobs`"""
+    shard: Share | None = None
+    """the part of the points to compute; None for all"""
+    slurm: dict[str, Any] | None = None
+    """parameters of submitit's executor; None without it"""
+    worker: Share | None = None
+    """which process of another one's `jobs` this is"""
+    phase: str = ""
+    """of a worker: the part of the sweep that it computes"""
+    words: tuple[str, ...] = ()
+    """the command line of a worker, without its share and phase"""
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Returns the sweep that a command line asks for, with all its points checked.
+
+    Raises:
+        UsageError: for an option that cannot work at some point, or that no point uses.
+    """
+    flags = split_flags(argv)
+    words = [word for name, values in flags.items() if name not in EXECUTION for word in _joined(name, values)]
+    own = {name: _single(name, flags.pop(name)) for name in (*OWN, *HIDDEN) if name in flags}
+    slurm = workers.parse_options(flags.pop("slurm", []))
+    tuned = {name: flags.pop(name) for name in list(flags) if name.startswith("tune ")}
+    seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
+    file = _read_file(own)
+    if (tuned or file.tune) and flags.get("select") == ["val"]:
+        del flags["select"]
+    sweep = make_sweep(flags, file, str(own.get("config")))
+    _refuse_set_and_tuned(sweep, file.tune or {}, {name.removeprefix("tune ").replace("-", "_") for name in tuned})
+    points = sweep_points.make_points(sweep)
+    tuning = make_tuning(
+        (file.tune or {}) | _typed_lists(tuned),
+        file.tune_seeds if seeds is None else seeds,
+        _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
+    )
+    grid = Grid(tuning, *tuning_points(sweep, tuning)) if tuning else None
+    out = Path(own["out"]) if "out" in own else default_folder(sweep, points, tuning)
+    return CommandLine(
+        sweep=sweep,
+        points=points,
+        out=out,
+        grid=grid,
+        dry_run="dry_run" in own,
+        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
+        shard=workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
+        slurm=_executor_options(own.get("executor", "processes"), slurm),
+        worker=workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
+        phase=own.get("phase", ""),
+        words=(*words, f"--out={out}"),
+    )
+
+
+def _refuse_set_and_tuned(sweep: Sweep, in_file: Collection[str], in_words: Collection[str]) -> None:
+    """Raises UsageError for a setting with a value that tuning would replace; words may tune a setting of the file."""
+    file, words = (layer.settings for layer in sweep.layers[-2:])
+    if both := sorted((words.keys() & {*in_file, *in_words}) | (file.keys() & set(in_file))):
+        raise UsageError(f"{both[0]} has a value and is tuned; leave out the value, or the tuning")
+
+
+def _read_file(own: dict[str, str]) -> axes.SweepFile:
+    if "config" in own:
+        return axes.read_file(Path(own["config"]), own.get("scale", "full"))
+    if "scale" in own:
+        raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
+    return axes.SweepFile({})
+
+
+def make_sweep(flags: dict[str, list[str]], file: axes.SweepFile, source: str) -> Sweep:
+    """Returns the sweep of a file and of the flags that are settings, which override the file.
+
+    Args:
+        flags: words by name; see `split_flags`.
+        file: its content.
+        source: its name, for messages.
+    """
+    settings, crossed = typed_flags(flags)
+    given = {*settings, *(axis.names[0] for axis in crossed)}
+    all_axes = (*_without(file.axes, given), *crossed)
+    for axis in all_axes:
+        if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
+            raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
+    has_seeds = "seed" in given.union(file.settings, *(axis.names for axis in file.axes))
+    follows = {"partition_seed": axes.FOLLOW} if has_seeds else {}
+    layers = (
+        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1, **follows}, "sweep"),
+        Layer({name: value for name, value in file.settings.items() if name not in given}, source),
+        Layer(settings, "command line"),
+    )
+    return Sweep(all_axes, layers, title=file.title)
+
+
+def _joined(name: str, values: Sequence[str]) -> list[str]:
+    """Returns a flag as words of a command line."""
+    flag, *setting = name.split(" ")
+    flag = f"--{flag.replace('_', '-')}"
+    return [f"{flag}={values[0]}"] if len(values) == 1 and not setting else [flag, *setting, *values]
+
+
+def _number(name: str, text: str, words: str = "") -> int:
+    """Returns a number >= 1; `words` are the other values that the option takes, for the message."""
+    if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
+        raise UsageError(f"--{name.replace('_', '-')} must be {words}a number >= 1; got {text[:50]}")
+    return int(text)
+
+
+def _typed_lists(tuned: dict[str, list[str]]) -> dict[str, list[Any]]:
+    """Returns the typed values of tuned settings, by setting."""
+    typed: dict[str, list[Any]] = {}
+    for flag, words in tuned.items():
+        name = flag.removeprefix("tune ").replace("-", "_")
+        axes.check_name(name, "--tune")
+        if not words:
+            raise UsageError(f"--tune {name} has no values; give those to try")
+        typed[name] = _typed_list(name, words)
+    return typed
+
+
+def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
+    if name not in EXECUTORS:
+        raise UsageError(f"unknown executor {name[:100]!r}{configs.suggestion(name, EXECUTORS)}")
+    if slurm and name != "submitit":
+        raise UsageError("--slurm is for --executor submitit; add that, or leave --slurm out")
+    return slurm if name == "submitit" else None
+
+
+def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the words behind every flag of a command line, by the flag's name.
+
+    Raises:
+        UsageError: a word stands before all flags, a flag is unknown or given twice, or --tune has no setting.
+
+    >>> split_flags(["--alpha", "0.05", "0.5", "--fedvg.norm=l2", "--dry-run", "--tune", "lr", "0.1"])
+    {'alpha': ['0.05', '0.5'], 'fedvg.norm': ['l2'], 'dry_run': [], 'tune lr': ['0.1']}
+    """
+    parser = command_line.Parser(PROG)
+    command_line.add_settings(parser, takes_many=True)
+    for name in OF_SWEEP:
+        parser.add_argument(command_line.flag_of(name), nargs="*", action="append")
+    found = command_line.read_words(parser, argv, f"{PROG} --help lists the options")
+    named = [(name, words) for name, given in found.items() for words in given if name != "tune"]
+    for words in found.get("tune", []):
+        if not words:
+            raise UsageError("--tune needs a setting and the values to try, such as --tune lr 0.1 0.2")
+        named.append((f"tune {words[0]}", words[1:]))
+    names = [name for name, _ in named]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--{repeated.replace('_', '-')} is given twice; give it once, with all its values")
+    return dict(named)
+
+
+def typed_flags(flags: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[Axis]]:
+    """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
+
+    Raises:
+        UsageError: a value is not one of its setting's.
+    """
+    columns = {name: _typed_list(name, words) for name, words in flags.items()}
+    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
+    return settings, axes.cross({n: values for n, values in columns.items() if n not in settings}, "command line")
+
+
+def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
+    """Returns the typed values of one setting; a switch without a value is on."""
+    if command_line.is_switch(name):
+        if wrong := [word for word in words if word.lower() not in ("true", "false")]:
+            raise UsageError(f"--{name.replace('_', '-')} is true or false; got {wrong[0][:100]}")
+        return [word.lower() == "true" for word in words or ["true"]]
+    if not words:
+        raise command_line.missing_value(command_line.flag_of(name))
+    listed = [str(value) for word in words for value in axes.seeds(name, word)]
+    return [word if word == axes.FOLLOW else command_line.value_of(name, word, PROG) for word in listed]
+
+
+def _single(name: str, words: list[str]) -> str:
+    """Returns the value of a flag of the sweep."""
+    is_switch = name == "dry_run"
+    if len(words) != (0 if is_switch else 1) or "" in words:
+        expected = "no value" if is_switch else "one value"
+        raise UsageError(f"--{name.replace('_', '-')} takes {expected}; got {' '.join(words)[:100] or 'none'}")
+    return "" if is_switch else words[0]
+
+
+def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
+    """Returns the axes of a file that the command line does not replace."""
+    for axis in file_axes:
+        if len(axis.names) > 1 and (replaced := given & set(axis.names)):
+            name = min(replaced)
+            raise UsageError(
+                f"--{name.replace('_', '-')} is zipped with {', '.join(axis.names)} in the file; edit that"
+            )
+    return [axis for axis in file_axes if axis.names[0] not in given]
+
+
+def default_folder(sweep: Sweep, points: Points, tuning: Tuning | None) -> Path:
+    """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
+    text = json.dumps([sweep_folder.document(sweep, points), repr(tuning)], sort_keys=True)
+    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

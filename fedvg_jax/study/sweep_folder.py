@@ -1,0 +1,379 @@
+"""The folder of a sweep: sweep.json, and one run folder per point. No jax.
+
+sweep.json             the axes, the settings that all points share, and the points
+points/NAME/           the run folder of a point
+points/NAME/failure.json  why the point did not finish
+points/NAME/.claim     locked by the process that computes the point
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config, presets, shorthands, uses
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import datasets, images
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import seals
+from fedvg_jax.study import sweep_points
+from fedvg_jax.study.axes import FOLLOW
+from fedvg_jax.study.sweep_points import Point, Points, Sweep
+
+DOCUMENT = "sweep.json"
+POINTS = "points"
+FAILURE = "failure.json"
+CLAIM = ".claim"
+OPENING = ".opening"
+"""Locked by the process that makes or checks the folder of a sweep."""
+
+VERSION = 1
+
+INSIDE = ("tuning", "submitit")
+"""Folders that are made before sweep.json."""
+
+RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
+"""Files of a point that is started anew."""
+
+
+OF_DATA = ("dataset", "image_size", "splits", "max_rows", "image_column", "label_column")
+OF_PARTITION = ("partition", "partition_file", "partition_seed", "split", "test_ratio", "val_ratio", "clients", "alpha")
+OF_PARTITION += ("min_samples", "min_samples_rule", "shards_per_client", "classes_per_client")
+OF_CLIENTS = ("partition", "partition_file", "clients")
+"""Settings that decide the clients' rows of a partition from a file, whatever the seed that splits them."""
+
+Sources = dict[tuple, tuple[str, Path]]
+""""data", "partition" or "clients" and the settings that decide it -> its digest, and the folder of a point with it."""
+
+
+class Failure(NamedTuple):
+    """Why a point did not finish: a value in place of its history.
+
+    Attributes:
+        kind: "diverged", which the same settings always do, or "failed": an error of settings, files or memory.
+        round: The last round that is recorded; 0 if there is none.
+        reason: One line.
+    """
+
+    kind: str
+    round: int
+    reason: str
+
+
+def point_folder(out: Path, name: str) -> Path:
+    """Returns the run folder of a point."""
+    return out / POINTS / name
+
+
+def document(sweep: Sweep, points: Points) -> dict[str, Any]:
+    """Returns the content of sweep.json.
+
+    Args:
+        sweep: its axes and layers; `base` holds the settings of the layers, the later ones winning.
+        points: of the sweep.
+    """
+    base = _chosen(sweep.start) if sweep.start else {}
+    for layer in sweep.layers:
+        base |= uses.plain(layer.settings)
+    return {
+        "version": VERSION,
+        "title": sweep.title,
+        "axes": [uses.plain(axis.as_json()) for axis in sweep.axes],
+        "base": {name: value for name, value in base.items() if name not in uses.HOST},
+        "points": [{"name": point.name, "values": uses.plain(point.values)} for point in points.points],
+        "merged": points.merged,
+    }
+
+
+def read_document(out: Path) -> dict[str, Any]:
+    """Returns the content of sweep.json.
+
+    Raises:
+        UsageError: the folder has none, or it is damaged.
+    """
+    path = out / DOCUMENT
+    if not path.exists():
+        raise UsageError(f"{out} is not the folder of a sweep (it has no {DOCUMENT})")
+    content = files.read_object(path)
+    named = content.get("points")
+    if not isinstance(named, list) or not all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in named):
+        raise UsageError(f"{path} is damaged: it lists no points")
+    return content
+
+
+def contradiction(content: Mapping[str, Any], name: str, config: Config) -> str:
+    """Returns what shows that a run is not the point of a sweep whose folder it is in; "" where nothing does.
+
+    Args:
+        content: of sweep.json.
+        name: of the point.
+        config: the settings in its folder.
+    """
+    values = next((point.get("values", {}) for point in content["points"] if point["name"] == name), {})
+    tuned = (content.get("tuning") or {}).get("settings", {})
+    stored, base = configs.flatten(config), content.get("base", {})
+    for setting, value in _settings_of(values, config).items():
+        if setting not in tuned and uses.plain(stored.get(setting)) not in (value, base.get(setting, value)):
+            return (
+                f"config.json is of another run: {setting} is {stored.get(setting)}, and {value} for the point {name}"
+            )
+    return ""
+
+
+def misfit(folder: Path) -> str:
+    """Returns what shows that a run folder is not the point of the sweep that it is in; "" where nothing does."""
+    path = Path(os.path.abspath(folder))
+    if path.parent.name != POINTS or not (path.parent.parent / DOCUMENT).is_file():
+        return ""
+    try:
+        return contradiction(read_document(path.parent.parent), path.name, run_folder.read_config(path))
+    except UsageError:  # a damaged file, which other checks name
+        return ""
+
+
+def _settings_of(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Returns the settings that the values of a point stand for, by dotted name."""
+    own = {name: value for name, value in values.items() if name in configs.flatten(config)}
+    if "method" in values and own.get("weighting") == "native":
+        del own["weighting"]  # the method's own
+    if own.get("partition_seed") == FOLLOW:
+        own["partition_seed"] = config.seed
+    known = {name: values[name] for name, table in presets.SHORTHANDS.items() if values.get(name) in table}
+    return {**shorthands.meaning(known), **own}
+
+
+def refuse_taken(out: Path) -> None:
+    """Raises UsageError for a folder that holds something else than a sweep."""
+    # listed first: another process writes sweep.json before the others
+    others = [path for path in out.iterdir() if path.name[0] != "." and path.name not in INSIDE] if out.is_dir() else []
+    if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or others):
+        raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
+
+
+def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) -> None:
+    """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
+
+    A sweep may gain points; it may not lose or change any.
+
+    Raises:
+        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings,
+            or of several data; or it cannot be written.
+    """
+    with files.writing(f"the folder of the sweep {out}", "--out"):
+        refuse_taken(out)
+        out.mkdir(parents=True, exist_ok=True)
+        with files.claimed(out / OPENING, waits=True):
+            is_old = (out / DOCUMENT).exists()
+            if is_old:
+                _refuse_other_points(out, points)
+                _refuse_other_objects(out, content.get("given", {}))
+                for point in points:
+                    _refuse_damaged(point_folder(out, point.name), point.config)
+                    _refuse_other_settings(point_folder(out, point.name), point.config)
+                read_sources(out)
+            text = json.dumps(content, indent=1) + "\n"
+            if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
+                files.replace_bytes(out / DOCUMENT, [text.encode()])
+            (out / POINTS).mkdir(exist_ok=True)
+
+
+def read_sources(out: Path) -> Sources:
+    """Returns the digests of data and partitions of all points that have results or a checkpoint.
+
+    Raises:
+        UsageError: points with the same settings of the data, or of the partition, have different digests.
+    """
+    sources: Sources = {}
+    for point in read_document(out)["points"]:
+        folder = point_folder(out, point["name"])
+        manifest = folder / "manifest.json"
+        if manifest.exists() and (has_checkpoint(folder) or (folder / "summary.json").exists()):
+            add_sources(
+                sources, folder, run_folder.read_config(folder), point.get("values", {}), files.read_object(manifest)
+            )
+    return sources
+
+
+def add_sources(
+    sources: Sources, folder: Path, config: Config, values: Mapping[str, Any], digests: Mapping[str, Any]
+) -> None:
+    """Adds the digests of a point's data and partition.
+
+    Args:
+        sources: of other points; gains those of this one.
+        folder: of the point.
+        config: its settings.
+        values: of the axes. A folder of data among them names the data.
+        digests: of data and partition, by these names.
+
+    Raises:
+        UsageError: another point with the same settings of them has other digests.
+    """
+    settings = configs.flatten(config)
+    data = [settings[name] for name in OF_DATA] + [values.get(name) for name in sweep_points.PLACES]
+    of_clients = (("clients", OF_CLIENTS),) if config.partition == "file" else ()
+    for name, own in (("data", ()), ("partition", OF_PARTITION), *of_clients):
+        key, digest = (name, *data, *(settings[n] for n in own)), str(digests.get(name, ""))
+        stored, other = sources.setdefault(key, (digest, folder)) if digest else ("", folder)
+        if stored != digest:
+            raise UsageError(
+                f"mixed {name}: {stored[:12]} in {other}, {digest[:12]} in {folder}, for the same settings; give the"
+                " files that the other points ran on, or name another folder with --out"
+            )
+
+
+def check_sources(points: Sequence[Point]) -> None:
+    """Raises UsageError for data sets, partitions or pretrained weights that a point would not find."""
+    checked = set()
+    for config in (point.config for point in points):
+        key = (config.dataset, config.data_dir, config.image_size, config.splits)
+        if key not in checked:
+            checked.add(key)
+            size = images.parse_size(config.image_size)
+            datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
+        for name in ("pretrained", "init", "partition_file", "validation.data_dir"):
+            path = operator.attrgetter(name)(config)
+            if path and not path.exists():
+                raise UsageError(f"{name} {path}: no such file or folder")
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Returns whether the run folder of a point has all rounds and their summary."""
+    try:
+        summary = files.read_object(folder / "summary.json")
+    except UsageError:
+        return False
+    is_whole = summary.get("rounds") == config.rounds or bool(summary.get("stopped_early"))
+    return is_whole and summary.get("stopped_by") is None and seals.has_own_digest(summary)
+
+
+def read_failure(folder: Path) -> Failure | None:
+    """Returns why a point did not finish; None if it finished, or was not computed."""
+    try:
+        stored = files.read_object(folder / FAILURE)
+        return Failure(str(stored["kind"]), int(stored["round"]), str(stored["reason"]))
+    except (UsageError, KeyError, TypeError, ValueError):
+        return None
+
+
+def write_failure(folder: Path, config: Config, failure: Failure) -> None:
+    """Writes failure.json, beside config.json and the history so far."""
+    if not (folder / "config.json").exists():
+        run_folder.write_json(folder / "config.json", configs.to_json(config))
+    run_folder.write_json(folder / FAILURE, failure._asdict())
+
+
+def is_done(out: Path, point: Point) -> bool:
+    """Returns whether nothing is left to compute: the point is finished, or it diverged."""
+    folder = point_folder(out, point.name)
+    failure = read_failure(folder)
+    return is_finished(folder, point.config) if failure is None else failure.kind == "diverged"
+
+
+def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -> None:
+    """Raises UsageError unless nothing is left to compute of the points: they are finished, or they diverged.
+
+    Args:
+        out: folder of the points.
+        points: which were computed, unless they failed or the process that held them was lost.
+        noun: what a point is called.
+    """
+    pending = [point for point in points if not is_done(out, point)]
+    failures = {p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))}
+    if failures:
+        name, failure = next(iter(failures.items()))
+        failed = f"{_count(len(failures), noun)} failed, such as {name}: {failure.reason}"
+        raise UsageError(f"{failed}; the same command tries again")
+    if pending:
+        names = f"{_count(len(pending), noun)} not finished, such as {pending[0].name}"
+        raise UsageError(f"{names}; the same command continues them")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def clear_failures(out: Path, points: Sequence[Point]) -> None:
+    """Removes the records of points that failed, so that they are computed again; points that diverged stay.
+
+    A command does this once, at its start: what its processes find later is a failure of this command.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    with files.writing(f"the folder of the sweep {out}", "--out"):
+        for folder in (point_folder(out, point.name) for point in points):
+            failure = read_failure(folder)
+            if failure is not None and failure.kind != "diverged":
+                (folder / FAILURE).unlink(missing_ok=True)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Returns whether the run of a point can be resumed."""
+    return any((path / seals.SEAL).is_file() for path in seals.checkpoint_folders(folder))
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of a point that was interrupted before its first checkpoint."""
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / seals.FOLDER, ignore_errors=True)
+
+
+def _refuse_other_points(out: Path, points: Sequence[Point]) -> None:
+    names = {point.name for point in points}
+    others = [p["name"] for p in read_document(out)["points"] if p["name"] not in names]
+    if others:
+        raise UsageError(
+            f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
+            " --out, or give that sweep's axes"
+        )
+
+
+def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
+    """Raises UsageError if the sweep was computed with other objects from Python, whose functions have other names."""
+    stored = read_document(out).get("given", {})
+    for name in sorted(stored.keys() | given.keys()):
+        if stored.get(name) != given.get(name):
+            raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
+
+
+def _refuse_damaged(folder: Path, config: Config) -> None:
+    """Raises UsageError for a finished point whose settings or rounds are not all there."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file in the place of a point's folder; remove it")
+    if not is_finished(folder, config):
+        return
+    path = folder / "history.jsonl"
+    num_lines = files.read_regular(path).count(b"\n") if path.exists() else 0
+    num_rounds = files.read_object(folder / "summary.json")["rounds"]
+    wrong = "" if num_lines == num_rounds else f"{path.name} has {num_lines} of {num_rounds} rounds"
+    wrong = wrong if (folder / "config.json").exists() else "config.json is missing"
+    if wrong:
+        raise UsageError(f"{folder} is finished, but {wrong}; delete that folder, and the same command computes it")
+
+
+def _refuse_other_settings(folder: Path, config: Config) -> None:
+    if not (folder / "config.json").exists():
+        return
+    old, new = configs.flatten(run_folder.read_config(folder)), configs.flatten(config)
+    free = {*uses.HOST, "data_dir"}  # data are compared by their digest
+    changed = [f"{name} {old[name]} -> {new[name]}" for name in new if name not in free and old[name] != new[name]]
+    if changed:
+        raise UsageError(
+            f"{folder} ran with other settings: {', '.join(changed)}; name another folder with --out, or repeat the"
+            " settings it ran with"
+        )
+
+
+def _chosen(config: Config) -> dict[str, Any]:
+    """Returns the settings that differ from their defaults."""
+    default = configs.flatten(Config())
+    return uses.plain({name: value for name, value in configs.flatten(config).items() if value != default[name]})

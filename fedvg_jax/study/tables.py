@@ -1,0 +1,417 @@
+"""The tables of a report: accuracy, choice of the round, effect against a baseline, and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedvg_jax.config import shorthands
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.study import costs, statistics
+from fedvg_jax.study.cells import (
+    CHOICES,
+    Cell,
+    Choice,
+    Scenario,
+    Study,
+    column_setting,
+    column_value,
+    majority,
+    majority_of_run,
+    panels,
+    results,
+    scenario_text,
+    settings,
+    value_text,
+)
+from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, rank, spread
+from fedvg_jax.study.scenarios import base_name
+from fedvg_jax.views import labels
+
+NAMES = ("accuracy", "choices", "effects", "cost", "runs")
+"""Stems of the files of all tables."""
+
+INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
+"""Marks of cells that lack runs, of cells with runs that diverged or failed, and of values that some runs lack."""
+
+PUBLISHED_CHOICE = (
+    "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
+    " It is optimistic."
+)
+WORST_DECILE = (
+    "Worst decile: mean accuracy of the tenth of the clients with the lowest accuracy of the global model on their own"
+    " test rows."
+)
+
+
+class Options(NamedTuple):
+    """What the tables compare with."""
+
+    baseline: str
+    """Name of a method of the study."""
+    target: float | None = None
+    """Test accuracy in percent, or loss; None for the baseline's mean in the final round."""
+    choice: Choice = "final"
+    """The evaluation that stands for a run, in the tables of accuracy and of effects."""
+
+
+def options(
+    study: Study, baseline: str | None = None, target: float | None = None, choice: Choice = "final"
+) -> Options:
+    """Returns the options of the tables.
+
+    Args:
+        study: what is reported.
+        baseline: a method, as `--method` takes it or as the tables print it; None for fedavg, or the first method
+            without it.
+        target: test accuracy from 0 to 1, or loss; None for the baseline's mean in the final round.
+        choice: of the evaluation that stands for a run.
+
+    Raises:
+        UsageError: the study has no such method, or the target is not an accuracy.
+    """
+    if baseline is not None:
+        baseline = _method_named(study, baseline)
+    if target is not None and study.metric == "accuracy" and not 0 < target <= 1:
+        raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
+    default = "fedavg" if "fedavg" in study.methods else study.methods[0]
+    return Options(baseline or default, None if target is None else study.unit * target, choice)
+
+
+def _method_named(study: Study, text: str) -> str:
+    """Returns the method of the study that a text names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    name, comma, details = text.partition(", ")
+    try:
+        method = shorthands.meaning({"method": name})
+        canonical = f"{base_name(method['algorithm'], method['weighting'])}{comma}{details}"
+    except UsageError:
+        canonical = text
+    for known in study.methods:
+        if known in (text, canonical) or labels.method_label(known).casefold() == text.casefold():
+            return known
+    listed = ", ".join(map(repr, study.methods))
+    raise UsageError(f"no method {text[:100]!r} to compare with; the runs have {listed}")
+
+
+def all_tables(study: Study, chosen: Options) -> list[Table]:
+    """Returns every table that the study has values for."""
+    made = [accuracy(study, chosen.choice), choices(study)]
+    if len(study.methods) > 1:
+        made.append(effects(study, chosen))
+    return [*made, cost(study, chosen)]
+
+
+def metric_name(study: Study) -> str:
+    """Returns the metric with its unit."""
+    return "test accuracy, %" if study.metric == "accuracy" else "test loss"
+
+
+# --- accuracy
+
+
+def accuracy(study: Study, choice: Choice = "final") -> Table:
+    """Returns mean and deviation at a choice of the round: a row per method, a column per value of its setting."""
+    column = column_setting(study)
+    groups = panels(study)
+    values = list(dict.fromkeys(column_value(study, scenario) for scenario in study.scenarios))
+    rows: list[tuple[Entry, ...]] = []
+    for rest, scenarios in groups.items():
+        by_value = {column_value(study, scenario): scenario for scenario in scenarios}
+        by_column = [_ranked(study, by_value.get(value), choice) for value in values]
+        lead = [_setting(rest)] if len(groups) > 1 else []
+        rows += [
+            (*lead, _method_entry(method), *(entries[i] for entries in by_column))
+            for i, method in enumerate(study.methods)
+        ]
+        largest = [_majority_entry(study, by_value.get(value)) for value in values]
+        if any(entry.numbers[0] is not None for entry in largest):
+            rows.append((*lead, Entry("always the largest class"), *largest))
+    headers = [f"{column} {value_text(value)}" if column else metric_name(study) for value in values]
+    lead_columns = ([Column("setting", ("setting",))] if len(groups) > 1 else []) + [Column("method", ("method",))]
+    columns = (*lead_columns, *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
+    title = f"{study.title}: {metric_name(study)}, {choice_name(study, choice)}, mean ± standard deviation over runs"
+    return Table("accuracy", title, columns, tuple(rows), (_counts(study, choice), *footnotes(study)))
+
+
+def choice_name(study: Study, choice: Choice) -> str:
+    """Returns the name of a choice of the round; the best loss is a minimum."""
+    return CHOICES[choice] if study.more_is_better else CHOICES[choice].replace("max", "min")
+
+
+def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Entry]:
+    """Returns the entries of all methods in a scenario, the best two of those that have all their runs marked."""
+    if scenario is None:
+        return [Entry("", (None, None, 0)) for _ in study.methods]
+    cells = [study.cell(method, scenario) for method in study.methods]
+    entries = [spread_of(study, cell, choice) for cell in cells]
+    if len(cells) == 1:
+        return entries
+    whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
+    return [entry if entry.footnotes else next(whole) for entry in entries]
+
+
+def spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
+    """Returns mean and deviation of a cell, with the marks of its footnotes."""
+    values = list(results(study, cell, choice).values())
+    digits = 2 if study.metric == "accuracy" else 4
+    entry = spread(*statistics.mean_and_std(values), len(values), digits)
+    return entry._replace(footnotes=marks(cell))
+
+
+def marks(cell: Cell) -> str:
+    """Returns the marks of the footnotes of a cell."""
+    symbols = INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
+    return f" {symbols}" if symbols else ""
+
+
+def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
+    shares = [majority(study.cell(method, scenario)) for method in study.methods] if scenario is not None else []
+    known = [share for share in shares if share is not None]
+    value = sum(known) / len(known) if known else None
+    return Entry(number(value).text, (value, None, None))
+
+
+def _counts(study: Study, choice: Choice) -> str:
+    """Returns a line with the number of runs with a result per cell."""
+    counts = sorted({len(results(study, cell, choice)) for cell in study.cells.values()})
+    text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    lost = any(marks(cell) for cell in study.cells.values())
+    ranked = " of the cells that have all their runs" if lost else ""
+    return f"n = {text} runs per cell. Bold is the best, underlined the second best{ranked}."
+
+
+def footnotes(study: Study) -> list[str]:
+    """Returns a line for every run that is missing, incomplete, diverged or failed, and the notes of the study."""
+    missing = [line for cell in study.cells.values() for line in cell.missing]
+    failures = [line for cell in study.cells.values() for line in cell.failures]
+    marked = [f"{INCOMPLETE} {line}" for line in missing] + [f"{FAILED} {line}" for line in failures]
+    return marked + [f"Note: {note}." for note in study.notes]
+
+
+# --- rows of one scenario and method each
+
+
+def _method_entry(method: str) -> Entry:
+    """Returns the entry of a method: as a paper prints it, and in the CSV file as `--method` takes it."""
+    return Entry(labels.method_label(method), key=method)
+
+
+def _setting(scenario: Scenario) -> Entry:
+    """Returns the entry of a scenario; some may have none of the settings that the others have."""
+    return Entry(scenario_text(scenario) or "none")
+
+
+def per_cell(
+    study: Study, columns: Sequence[Column], entries: Callable[[Cell], Sequence[Entry]], skip: str = ""
+) -> tuple[tuple[Column, ...], tuple[tuple[Entry, ...], ...]]:
+    """Returns the columns and rows of a table with a row per scenario and method.
+
+    Args:
+        study: what is reported.
+        columns: after those of scenario and method.
+        entries: of a cell, one per column.
+        skip: method without rows.
+    """
+    several = len(study.scenarios) > 1
+    lead = [Column("setting", ("setting",))] * several + [Column("method", ("method",))]
+    rows = []
+    for scenario in study.scenarios:
+        for method in study.methods:
+            if method != skip:
+                cell = study.cell(method, scenario)
+                first = [_setting(scenario)] * several + [_method_entry(method)._replace(footnotes=marks(cell))]
+                rows.append((*first, *entries(cell)))
+    return (*lead, *columns), tuple(rows)
+
+
+def choices(study: Study) -> Table:
+    """Returns the final round, the round best on validation and the maximum side by side."""
+    deciles = {id(cell): _worst_decile(cell) for cell in study.cells.values()}
+    with_decile = any(entry.numbers[0] is not None for entry in deciles.values())
+    is_marked = with_decile and any(UNRECORDED in entry.text for entry in deciles.values())
+    names = {choice: choice_name(study, choice) for choice in CHOICES}
+    columns = [Column(name, (f"{choice} mean", f"{choice} std", f"{choice} n")) for choice, name in names.items()]
+    columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
+    columns += [Column("worst decile of clients", ("worst_decile",))] * with_decile
+
+    def entries(cell: Cell) -> list[Entry]:
+        spreads = [spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
+        largest = [number(majority(cell))] if study.metric == "accuracy" else []
+        return spreads + largest + [deciles.get(id(cell), number(None))] * with_decile
+
+    header, rows = per_cell(study, columns, entries)
+    held_out = study.settings.get("select") == "held_out"
+    note = "the half of D_val that no weights use" if held_out else "D_val, which FedVG's weights also use"
+    notes = (
+        f"Validation is {note}.",
+        *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),
+        *([WORST_DECILE] if with_decile else []),
+        *([f"{UNRECORDED} Not recorded by all runs; --record accuracy_by_client does."] if is_marked else []),
+        *footnotes(study),
+    )
+    return Table("choices", f"{study.title}: {metric_name(study)}, by the choice of the round", header, rows, notes)
+
+
+def _worst_decile(cell: Cell) -> Entry:
+    """Returns the mean of `worst_decile` in the final rounds, in percent; marked where runs have not recorded it."""
+    recorded = [run.records[-1].get("worst_decile") for run in cell.runs.values()]
+    values = [100 * value for value in recorded if value is not None]
+    entry = number(_mean(values))
+    return entry if len(values) == len(recorded) else entry._replace(text=f"{entry.text} {UNRECORDED}")
+
+
+def effects(study: Study, chosen: Options) -> Table:
+    """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
+    others = [(m, s) for s in study.scenarios for m in study.methods if m != chosen.baseline]
+    compared = {
+        (method, scenario): statistics.compare(
+            *(results(study, study.cell(name, scenario), chosen.choice) for name in (method, chosen.baseline))
+        )
+        for method, scenario in others
+    }
+    family = sum(comparison.n > 0 for comparison in compared.values())  # the others have no pair of runs
+    corrected_t = dict(zip(others, statistics.holm([compared[key].t_p for key in others]), strict=True))
+    corrected_w = dict(zip(others, statistics.holm([compared[key].wilcoxon_p for key in others]), strict=True))
+    digits = 2 if study.metric == "accuracy" else 4
+
+    def entries(cell: Cell) -> list[Entry]:
+        key = cell.method, cell.scenario
+        comparison = compared[key]
+        return [
+            number(comparison.n, 0),
+            number(comparison.mean, digits, signed=True),
+            _interval(comparison.t_interval, digits),
+            p_value(comparison.t_p),
+            p_value(corrected_t[key]),
+            p_value(comparison.wilcoxon_p),
+            p_value(comparison.greater_p),
+            p_value(corrected_w[key]),
+        ]
+
+    columns = [
+        Column("n", ("n",)),
+        Column("difference", ("difference",)),
+        Column("95 % t interval", ("t_low", "t_high")),
+        Column("p, t test", ("t_p",)),
+        Column("p, t, Holm", ("t_p_holm",)),
+        Column("p, Wilcoxon", ("wilcoxon_p",)),
+        Column("p, Wilcoxon, one-sided", ("wilcoxon_p_greater",)),
+        Column("p, Wilcoxon, Holm", ("wilcoxon_p_holm",)),
+    ]
+    baseline = labels.method_label(chosen.baseline)
+    header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
+    counts = sorted({comparison.n for comparison in compared.values() if comparison.n})
+    warnings = [text for n in counts if (text := statistics.warning(n, family))]
+    notes = (
+        f"Differences are method minus {baseline}, {choice_name(study, chosen.choice)}, paired by seed and partition"
+        " seed."
+        f" Holm corrects over the {family} comparison{'s' * (family != 1)} of this table."
+        " One-sided tests whether the method's values are larger than the baseline's.",
+        *warnings,
+        *footnotes(study),
+    )
+    unit = "points" if study.metric == "accuracy" else "loss"
+    return Table("effects", f"{study.title}: effect against {baseline}, {unit}", header, rows, notes)
+
+
+def _interval(interval: tuple[float, float], digits: int) -> Entry:
+    low, high = (number(limit, digits, signed=True) for limit in interval)
+    if low.numbers == (None,):
+        return Entry("–", (None, None))
+    return Entry(f"[{low.text}, {high.text}]", interval)
+
+
+def cost(study: Study, chosen: Options) -> Table:
+    """Returns accuracy beside rounds to the target, seconds and image-gradients."""
+    baseline = labels.method_label(chosen.baseline)
+    columns = [
+        Column(metric_name(study), ("mean", "std", "n")),
+        Column("target", ("target",)),
+        Column("rounds to the target", ("rounds_to_target", "reached")),
+        Column("seconds", ("seconds",)),
+        Column("image-gradients", ("image_gradients",)),
+        Column(f"relative to {baseline}", ("relative",)),
+        Column("MB sent", ("megabytes",)),
+    ]
+    digits = 2 if study.metric == "accuracy" else 4
+
+    def entries(cell: Cell) -> list[Entry]:
+        runs = list(cell.runs.values())
+        base = study.cell(chosen.baseline, cell.scenario)
+        default, _ = statistics.mean_and_std(list(results(study, base).values()))
+        target = default if chosen.target is None else chosen.target
+        reached = [r for run in runs if (r := costs.rounds_to(study, run, target)) is not None]
+        gradients, base_gradients = (_mean_gradients(c) for c in (cell, base))
+        relative = gradients / base_gradients if gradients and base_gradients else None
+        times = [costs.seconds(run) for run in runs]
+        sent = [costs.bytes_sent(run) for run in runs]
+        return [
+            spread_of(study, cell._replace(missing=(), failures=())),
+            number(target, digits),
+            _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
+            number(_mean([t for t in times if t is not None]), 1),
+            number(gradients, 0),
+            number(relative, 2),
+            number(None if None in sent else _mean([size / 1e6 for size in sent if size]), 1),
+        ]
+
+    header, rows = per_cell(study, columns, entries)
+    default = f"the mean final result of {baseline}; a dash where it has none"
+    target = default if chosen.target is None else "the one given"
+    notes = (
+        f"The target is {target}. Seconds, image-gradients and MB sent are means over runs, of all rounds.",
+        "Image-gradients: training rows times local epochs; for weights scored by gradients, cohort size times"
+        " rows of D_val in every round; and server steps, Elastic's probe, and passes of fltrust and fitted.",
+        *footnotes(study),
+    )
+    return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _mean_gradients(cell: Cell) -> float | None:
+    counts = [costs.image_gradients(run) for run in cell.runs.values()]
+    return _mean([count for count in counts if count is not None]) if None not in counts else None
+
+
+def _rounds(reached: Sequence[int], runs: int) -> Entry:
+    """Returns the mean round of the runs that reach the target, with their number where it is not all."""
+    mean = _mean(reached)
+    if mean is None:
+        return Entry("not reached" if runs else "–", (None, 0))
+    return Entry(f"{mean:.1f}" + (f" ({len(reached)} of {runs})" if len(reached) < runs else ""), (mean, len(reached)))
+
+
+# --- runs
+
+
+def runs(study: Study) -> Table:
+    """Returns one row per run and one column per value, for statistics of one's own."""
+    varied = settings(study)
+    measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "image_gradients", "seconds")
+    measured += ("bytes_sent",)
+    names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
+    rows = []
+    for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
+        by_choice = [results(study, cell, choice) for choice in CHOICES]
+        for (seed, partition_seed), run in sorted(cell.runs.items()):
+            chosen = [*(values.get((seed, partition_seed)) for values in by_choice), majority_of_run(run)]
+            cost_of_run = [len(run.records), costs.image_gradients(run), costs.seconds(run), costs.bytes_sent(run)]
+            values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
+            row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}
+            rows.append(tuple(_value(row.get(name)) for name in names))
+    title = f"{study.title}: {metric_name(study)} of every run"
+    return Table("runs", title, tuple(Column(name, (name,)) for name in names), tuple(rows))
+
+
+def _value(value: Any) -> Entry:
+    """Returns the entry of a setting's or a run's value; None is empty."""
+    is_text = isinstance(value, (bool, str))
+    return Entry(value_text(value), () if is_text else (value,)) if value is not None else number(None)

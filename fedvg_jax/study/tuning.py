@@ -1,0 +1,227 @@
+"""Tuning of a sweep: every method gets the grid of the tuned settings that it uses, and all grids get the same seeds.
+
+A cell is a combination of the sweep's axes without their seeds, such as a method at one alpha. Values are chosen for
+every cell on its tuning runs. Those runs have seeds of their own, and their test results are not used.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.config.checks import check
+from fedvg_jax.config.io import apply
+from fedvg_jax.config.presets import SHORTHANDS
+from fedvg_jax.config.uses import plain
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs.record import history
+from fedvg_jax.study import axes as sweep_axes
+from fedvg_jax.study import sweep_folder
+from fedvg_jax.study.axes import RANGED, Axis
+from fedvg_jax.study.sweep_points import Point, Points, Sweep, combinations, make_points, name_of, resolve
+
+FOLDER = "tuning"
+"""Folder of the tuning runs inside that of the sweep."""
+
+SEEDS = "1000:1002"
+"""Seeds of the tuning runs, where none are given."""
+
+
+class Tuning(NamedTuple):
+    """What is tuned."""
+
+    axes: tuple[Axis, ...]
+    """the tuned settings with their values"""
+    seeds: tuple[int, ...]
+    budget: int = 0
+    """combinations that every cell tries, drawn at random from its grid; 0 for the whole grid"""
+
+
+def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0, source: str = "tune") -> Tuning | None:
+    """Returns what is tuned; None for nothing.
+
+    Args:
+        settings: setting -> its values.
+        seeds: of the tuning runs: numbers, or a range.
+        budget: see `Tuning`.
+        source: where they come from, for messages.
+
+    Raises:
+        UsageError: a setting is unknown or cannot be tuned.
+    """
+    if not settings:
+        if seeds is not None or budget:
+            raise UsageError(f"{source}: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
+        return None
+    seed_axis = sweep_axes.cross({"seed": SEEDS if seeds is None else seeds}, source)[0]
+    if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS)]:
+        raise UsageError(f"{source}: {repeated[0]} cannot be tuned; make it an axis")
+    return Tuning(tuple(sweep_axes.cross(settings, source)), tuple(row[0] for row in seed_axis.values), budget)
+
+
+def cell_of(values: Mapping[str, Any]) -> str:
+    """Returns the name of a point's cell.
+
+    >>> cell_of({"method": "fedvg", "alpha": 0.05, "seed": 3})
+    'method=fedvg,alpha=0.05'
+    """
+    return name_of({name: value for name, value in values.items() if name not in RANGED})
+
+
+def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
+    """Returns the sweep of the tuning runs, and its points.
+
+    Raises:
+        UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings, or are
+            those of the points; or a tuned setting decides whether an axis is used, so that the cells of the tuning
+            runs are not the sweep's.
+    """
+    tuned = [name for axis in tuning.axes for name in axis.names]
+    for axis in sweep.axes:
+        if both := set(axis.names) & set(tuned):
+            raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
+        if len(axis.names) > 1 and set(axis.names) & set(RANGED):
+            raise UsageError(f"seeds are zipped with {', '.join(axis.names)}, so nothing can be tuned; cross them")
+    _refuse_shared_seeds(sweep, tuning)
+    kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED or "follow" in axis.values[0])
+    seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
+    grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
+    points = make_points(grid)
+    _refuse_other_cells(sweep._replace(axes=kept), tuning, points.points, tuned)
+    return grid, points._replace(points=_within_budget(points.points, tuned, tuning.budget))
+
+
+def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
+    """Raises UsageError for a seed of the tuning runs that is a seed of the points, too."""
+    points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
+    points = points or {resolve(sweep, combinations(sweep.axes)[0]).seed}
+    if shared := sorted(points & {*tuning.seeds}):
+        raise UsageError(
+            f"seed {shared[0]} is a seed of the tuning runs and of the points, so that values would be chosen on runs"
+            " that are compared; give other seeds of tuning (--tune-seeds, by default 1000:1002)"
+        )
+
+
+def _refuse_other_cells(plain: Sweep, tuning: Tuning, points: Sequence[Point], tuned: Sequence[str]) -> None:
+    """Raises UsageError unless the tuning runs have the cells of the sweep, which get the chosen values.
+
+    Args:
+        plain: the sweep without its seeds.
+        tuning: what is tuned.
+        points: the tuning runs.
+        tuned: the tuned settings.
+    """
+    cells = {cell_of(point.values) for point in make_points(plain).points}
+    others = cells ^ by_cell(points, tuned).keys()
+    if others:
+        raise UsageError(
+            f"tuned {', '.join(tuned)} and the axes {', '.join(name for axis in plain.axes for name in axis.names)} do"
+            f" not combine: only some values have the cell {min(others)}; make the tuned settings axes"
+        )
+
+
+def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:
+    """Returns the points of at most `budget` combinations of every cell, drawn with the cell's name as the seed."""
+    if not budget:
+        return list(points)
+    kept: set[tuple[str, str]] = set()
+    for cell, of_cell in by_cell(points, tuned).items():
+        drawn = random.Random(cell).sample(list(of_cell), min(budget, len(of_cell)))
+        kept |= {(cell, combination) for combination in drawn}
+    return [point for point in points if _key(point, tuned) in kept]
+
+
+def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str, list[Point]]]:
+    """Returns the tuning runs by cell and by combination of tuned values."""
+    cells: dict[str, dict[str, list[Point]]] = {}
+    for point in points:
+        cell, combination = _key(point, tuned)
+        cells.setdefault(cell, {}).setdefault(combination, []).append(point)
+    return cells
+
+
+def chosen_points(points: Sequence[Point], chosen: Mapping[str, Mapping[str, Any]]) -> list[Point]:
+    """Returns points with the chosen values of their cells.
+
+    Args:
+        points: of the sweep.
+        chosen: cell -> tuned setting -> value.
+    """
+    return [
+        point._replace(config=check(apply(point.config, chosen[cell_of(point.values)], "tune"))) for point in points
+    ]
+
+
+def _key(point: Point, tuned: Sequence[str]) -> tuple[str, str]:
+    cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
+    return cell, name_of({name: value for name, value in point.values.items() if name in tuned})
+
+
+class Choice(NamedTuple):
+    """The values that a cell gets."""
+
+    values: dict[str, Any]
+    """tuned settings that the cell uses, with the chosen values"""
+    metric: str
+    """accuracy, or loss for a task without it"""
+    score: float
+    """mean of the metric on D_val after the last round, over the tuning seeds"""
+    num_runs: int
+    """tuning runs of the cell, those that diverged included"""
+
+
+def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choice]:
+    """Returns the choice of every cell.
+
+    The best mean on D_val after the last round is chosen; of equal ones the first. A combination of which a run
+    diverged is not chosen.
+
+    Args:
+        out: folder of the tuning runs.
+        points: all tuning runs.
+        tuning: what is tuned.
+
+    Raises:
+        UsageError: a tuning run failed or is unfinished, so that the choice could be another one with it; or every
+            combination of a cell diverged.
+    """
+    sweep_folder.refuse_unfinished(out, points, "tuning run")
+    tuned = [name for axis in tuning.axes for name in axis.names]
+    choices = {}
+    for cell, runs_of in by_cell(points, tuned).items():
+        scores = {name: _score(out, runs) for name, runs in runs_of.items()}
+        finished = {name: score for name, score in scores.items() if score is not None}
+        if not finished:
+            raise UsageError(f"every value of {cell} diverged in a tuning run; give other values to --tune")
+        best = max(finished, key=lambda name: finished[name][1])
+        metric, quality = finished[best]
+        values = {name: value for name, value in runs_of[best][0].values.items() if name in tuned}
+        count = sum(map(len, runs_of.values()))
+        choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
+    return choices
+
+
+def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
+    """Returns the entry `tuning` of sweep.json."""
+    grid = {name: values for axis in tuning.axes for name, values in axis.as_json().items()}
+    chosen = {cell: choice._asdict() for cell, choice in choices.items()}
+    entry = {"settings": grid, "seeds": list(tuning.seeds), "budget": tuning.budget, "select": "val", "chosen": chosen}
+    return plain(entry)
+
+
+def _score(out: Path, runs: Sequence[Point]) -> tuple[str, float] | None:
+    """Returns metric and mean quality on D_val of the runs of one combination; None if a run diverged."""
+    qualities, metric = [], ""
+    for point in runs:
+        folder = sweep_folder.point_folder(out, point.name)
+        if sweep_folder.read_failure(folder):
+            return None
+        last = history.read(folder)[-1]
+        metric, sign, _ = history.primary_metric(last)
+        value = last.get(f"val_{metric}")
+        qualities.append(-math.inf if value is None else sign * value)
+    return metric, statistics.fmean(qualities)

@@ -1,0 +1,196 @@
+"""Algorithms with a loss that sees the minibatch: the shipped ones on the oracle's network, and a user's own."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from flax import nnx
+
+import fedvg_jax as fv
+from fedvg_jax.core.types import Anchor, Batch
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+
+WORLD = worlds.small()
+NEUTRAL = {"moon": {"moon_mu": 0.0}, "fedntd": {"ntd_beta": 0.0}, "feddecorr": {"decorr_beta": 0.0}}
+every_loss = pytest.mark.parametrize("name", NEUTRAL)
+
+
+def after(name, rounds=1, executor=None, weighting="samples", schedules=None, **changes):
+    """States after every round."""
+    algorithm, executor = worlds.algorithm(name), executor or executors.lanes(2)
+    rule = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size)
+    arguments = worlds.TASK, algorithm, rule, executor, local_training.sgd, len(WORLD.train)
+    step, state, states = worlds.jit(federated_round.make_round(*arguments)), worlds.state(WORLD, algorithm), []
+    for schedule in schedules or [WORLD.schedule(number, executor.num_lanes) for number in range(rounds)]:
+        state, _ = step(state, schedule, WORLD.data(), worlds.hyper(**changes))
+        states.append(state)
+    return states
+
+
+@functools.cache
+def fedavg():
+    return [state.variables for state in after("fedavg", 2)]
+
+
+def distance(a, b):
+    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@every_loss
+def test_a_loss_with_weight_zero_equals_fedavg(x64, name):
+    worlds.assert_close([state.variables for state in after(name, 2, **NEUTRAL[name])], fedavg(), 1e-12)
+
+
+@every_loss
+def test_a_loss_with_another_weight_differs_from_fedavg(x64, name):
+    assert distance(after(name, 2)[-1].variables, fedavg()[-1]) > 1e-4
+
+
+def test_moon_equals_fedavg_in_the_first_round_of_every_client(x64):
+    """The previous model is theta_g then, so both similarities are equal."""
+    worlds.assert_close(after("moon")[0].variables, fedavg()[0], 1e-12)
+
+
+def test_moon_remembers_the_model_that_the_client_trained(x64):
+    schedule = WORLD.schedule(0, 2)
+    state = after("moon", schedules=[schedule])[0]
+    alone = after("fedavg", schedules=[schedule._replace(heard=schedule.clients == 0)])[0]
+    worlds.assert_close(jax.tree.map(lambda leaf: leaf[0], state.clients), alone.variables.params, 1e-12)
+
+
+@every_loss
+@pytest.mark.parametrize("executor", [executors.lanes(1), executors.vmapped(), differentiable.unrolled(6)])
+def test_executors_agree_on_a_loss_of_the_algorithm(x64, name, executor):
+    worlds.assert_close(after(name, 2, executor)[-1].variables, after(name, 2)[-1].variables, 1e-10)
+
+
+@every_loss
+def test_the_derivative_by_the_weight_of_a_loss_is_the_central_difference(x64, name):
+    algorithm, weight = worlds.algorithm(name), next(iter(NEUTRAL[name]))
+    schedules = [WORLD.schedule(number) for number in range(2)]
+    executor = differentiable.unrolled(differentiable.most_steps(schedules))
+    rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
+    step = federated_round.make_round(worlds.TASK, algorithm, rule, executor, local_training.sgd, len(WORLD.train))
+    rounds, start, stacked = (
+        differentiable.over_rounds(step),
+        worlds.state(WORLD, algorithm),
+        differentiable.stack(schedules),
+    )
+
+    def objective(value):
+        state, _ = rounds(start, stacked, WORLD.data(), worlds.hyper() | {weight: value})
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.variables.params))
+
+    value, h, of = jnp.float64(0.7), 1e-5, worlds.jit(objective)
+    slope = float(of(value + h) - of(value - h)) / (2 * h)
+    assert abs(slope) > 1e-4 and float(worlds.jit(jax.grad(objective))(value)) == pytest.approx(slope, rel=1e-5)
+
+
+def test_padded_rows_do_not_change_a_penalty(x64):
+    """The same client with minibatches of 4 and of 8 rows, of which half are padding."""
+    variables, batch = worlds.variables(), jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool)
+    padded = jax.tree.map(lambda part: jnp.concatenate([part, 7 + 0 * part]), batch)
+    anchor = Anchor(worlds.variables(1).params, (), worlds.variables(2).params)
+    for name in NEUTRAL:
+        loss = worlds.algorithm(name).loss
+        expected, actual = (
+            jax.jit(loss, static_argnums=1)(
+                worlds.hyper(), worlds.TASK, *variables, rows, jnp.arange(len(rows.y)) < 4, jax.random.key(0), anchor
+            )
+            for rows in (batch, padded)
+        )
+        worlds.assert_close(actual, expected, 1e-12)
+
+
+# --- features
+
+
+class Net(nn.Module):
+    """Its last layer with parameters is a convolution, which a pooling follows."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.Dropout(0.5)(nn.relu(nn.Conv(4, (3, 3))(x)), deterministic=not train)
+        return nn.Conv(3, (1, 1), name="head")(x).mean((1, 2))
+
+
+def cross_entropy(logits, y):
+    return -jax.nn.log_softmax(logits)[y]
+
+
+def test_features_are_the_input_of_the_last_layer_with_parameters():
+    x = jax.random.normal(jax.random.key(1), (5, 6, 6, 2))
+    task = fv.linen_task(Net(), cross_entropy, x[:1])
+    variables, batch = task.init(jax.random.key(0)), Batch(x, jnp.zeros(5, jnp.int32))
+    outputs, _ = fv.algorithms.forward(task, *variables, batch, jnp.ones(5, bool), jax.random.key(2))
+    assert outputs.features.shape == (5, 6, 6, 4) and fv.algorithms.features_of(outputs).shape == (5, 6 * 6 * 4)
+    expected = task.loss(*variables, batch, jnp.ones(5, bool), True, jax.random.key(2))[0]
+    np.testing.assert_array_equal(outputs.loss, expected)
+
+
+@every_loss
+def test_every_loss_runs_with_an_own_module_and_fedvg(name):
+    config = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="fedvg", lanes="1")
+    x, y = worlds.images(80)
+    task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))
+    history = fv.run(config, data=(np.asarray(x, np.float32), y), task=task, algorithm=getattr(fv.algorithms, name)())
+    assert all(np.isfinite(record["train_loss"]) for record in history.records)
+
+
+def test_an_nnx_module_has_outputs_and_no_features():
+    config, given = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1"), worlds.images(80)
+    data = np.asarray(given[0], np.float32).reshape(80, -1), given[1]
+
+    def make(rngs):
+        return nnx.Linear(data[0].shape[1], 3, rngs=rngs)
+
+    task = fv.nnx_task(make, cross_entropy, data[0][:1])
+    fv.run(config, data=data, task=task, algorithm=fv.algorithms.fedntd())
+    with pytest.raises(fv.UsageError, match="needs features, and those of this model are not known"):
+        fv.run(config, data=data, task=task, algorithm=fv.algorithms.moon())
+
+
+# --- a user's mistakes
+
+
+def own(loss):
+    return fv.algorithms.fedavg()._replace(loss=loss)
+
+
+def of_rows(hyper, task, params, stats, batch, mask, key, anchor):
+    return jnp.where(mask, 1.0, 0.0), stats
+
+
+def of_few(params, batch):
+    return 0.0
+
+
+def alone(hyper, task, params, stats, batch, mask, key, anchor):
+    return task.loss(params, stats, batch, mask, True)[0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (of_rows, "algorithm.loss returned a loss float32 of shape"),
+        (of_few, r"algorithm.loss takes \(params, batch\); it is called with \(hyper, task, params"),
+        (alone, r"algorithm.loss returned .*; expected \(loss, stats\)"),
+        (3, "algorithm.loss is a int; expected a function"),
+    ],
+)
+def test_a_loss_that_breaks_its_contract_is_one_line(loss, message):
+    config = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
+    with pytest.raises(fv.UsageError, match=message):
+        fv.run(config, data=worlds.images(80), algorithm=own(loss))
+
+
+def test_a_task_without_a_forward_pass_is_refused_in_one_line():
+    config = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
+    x, y = worlds.images(80)
+    task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))._replace(forward=None)
+    with pytest.raises(fv.UsageError, match=r"needs task\.forward"):
+        fv.run(config, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.fedntd())

@@ -1,0 +1,256 @@
+"""Tensors that stay with clients, against the oracle, and through every algorithm, executor and placement."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import worlds
+
+import fedvg_jax as fv
+from fedvg_jax import config
+from fedvg_jax.core import local_part, tree
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+from fedvg_jax.runs import registry, simulation
+
+WORLD = worlds.small()
+HEAD = local_part.local_part("^classifier/")
+ALGORITHMS = list(registry.ALGORITHMS)
+HEARD = np.array([True, False, True, True, False])
+TRAINED = [True, False, True, False, True, True, True]
+"""Clients that take a local step in one of the rounds of `plan_of`."""
+
+
+def plan_of(rounds=3, num_lanes=2, **changes):
+    """In the second round, two clients drop out."""
+    plan = [WORLD.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
+    return [schedule._replace(heard=HEARD) if number == 1 else schedule for number, schedule in enumerate(plan)]
+
+
+def after(name, local=HEAD, plan=None, executor=None, weighting="uniform", optimiser=local_training.sgd):
+    """(state, metrics) after every round."""
+    algorithm, executor = worlds.algorithm(name), executor or executors.lanes(2)
+    rule = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size)
+    arguments = worlds.TASK, algorithm, rule, executor, optimiser, len(WORLD.train)
+    step = worlds.jit(federated_round.make_round(*arguments, local=local))
+    start = jax.random.key(0), worlds.hyper()
+    state = federated_round.init_state(
+        worlds.TASK, algorithm, len(WORLD.train), *start, variables=worlds.variables(), local=local
+    )
+    results = []
+    for schedule in plan or plan_of():
+        state, metrics = step(state, schedule, WORLD.data(), worlds.hyper())
+        results.append((state, metrics))
+    return results
+
+
+@functools.cache
+def any_step(pattern):
+    """One program for all algorithms; see `worlds.any_algorithm`."""
+    algorithm, local = (
+        worlds.any_algorithm({n: worlds.algorithm(n) for n in ALGORITHMS}),
+        local_part.local_part(pattern),
+    )
+    rule = worlds.weighting("uniform", algorithm, worlds.TASK, WORLD.batch_size)
+    arguments = worlds.TASK, algorithm, rule, executors.lanes(2), local_training.sgd, len(WORLD.train)
+    start = jax.random.key(0), worlds.hyper()
+    state = federated_round.init_state(
+        worlds.TASK, algorithm, len(WORLD.train), *start, variables=worlds.variables(), local=local
+    )
+    return worlds.jit(federated_round.make_round(*arguments, local=local)), state
+
+
+def after_any(name, pattern):
+    """(state, metrics) after every round, by `any_step`."""
+    (step, state), results = any_step(pattern), []
+    hyper = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}
+    for schedule in plan_of():
+        state, metrics = step(state, schedule, WORLD.data(), hyper)
+        results.append((state, metrics))
+    return results
+
+
+# --- against the oracle
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("pattern", ["^classifier/", pytest.param("^bn1/", marks=pytest.mark.slow)])
+def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, monkeypatch, name, pattern):
+    mine, hyper = oracle.ALGORITHMS[name], {key: float(value) for key, value in worlds.hyper().items()}
+    params, stats = map(worlds.by_path, worlds.variables())
+    state = oracle.init(mine, hyper, params, stats, len(WORLD.train))
+    is_local = local_part.local_part(pattern).is_local
+    kept = [({p: v for p, v in params.items() if is_local(p)}, {p: v for p, v in stats.items() if is_local(p)})] * 7
+
+    def train(state, schedule, k, pool, hyper, algorithm):
+        """The oracle's, from theta_g with the client's tensors; it returns those of theta_g in their place."""
+        client, losses = int(schedule.clients[k]), []
+        start = state.params | kept[client][0]
+        params, stats = start, state.stats | kept[client][1]
+        first, steps = schedule.start[k], schedule.num_steps[k]
+        for batch in oracle.batches(pool, schedule.rows[first : first + steps]):
+            memory = state.clients[client]
+            loss, gradients, stats = algorithm.loss(hyper, params, stats, batch, start, memory)
+            shared = algorithm.correct(hyper, gradients, params, start, state.server, memory)
+            gradients = {p: gradients[p] if is_local(p) else shared[p] for p in gradients}
+            params = oracle.each(lambda p, g: p - hyper["lr"] * g, params, gradients)
+            losses.append(loss)
+        if schedule.heard[k] and steps:
+            kept[client] = tuple({p: v for p, v in part.items() if is_local(p)} for part in (params, stats))
+        sent = [
+            {p: theirs[p] if is_local(p) else v for p, v in part.items()}
+            for part, theirs in ((params, state.params), (stats, state.stats))
+        ]
+        return oracle.Return(*sent, int(schedule.num_samples[k]), float(np.mean(losses)) if losses else 0.0)
+
+    def probe(state, schedule, k, *arguments):
+        client = int(schedule.clients[k])
+        own = state._replace(params=state.params | kept[client][0], stats=state.stats | kept[client][1])
+        return of_oracle(own, schedule, k, *arguments)
+
+    of_oracle = oracle.probe
+    monkeypatch.setattr(oracle, "train", train)
+    monkeypatch.setattr(oracle, "probe", probe)
+    scoring = oracle.Scoring("l1", "modelwise", "train")
+    for (actual, metrics), schedule in zip(after_any(name, pattern), plan_of(), strict=True):
+        state, expected = oracle.round_step(state, schedule, WORLD.pool, WORLD.scoring, hyper, mine, "uniform", scoring)
+        worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
+        worlds.assert_close(metrics.train_loss, expected.train_loss, 1e-9)
+        for client, (own_params, own_stats) in enumerate(kept):
+            own = {f"params/{p}": v for p, v in own_params.items()} | {f"stats/{p}": v for p, v in own_stats.items()}
+            worlds.assert_close(tree.take(actual.clients.local, client), own, 1e-9)
+
+
+# --- laws
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_global_model_keeps_its_initial_local_tensors(x64, name):
+    final, _ = after_any(name, "^classifier/")[-1]
+    (after, head), before = (worlds.by_path(part) for part in (final.variables.params, final.clients.local)), start()
+    np.testing.assert_array_equal(after["classifier/kernel"], before["classifier/kernel"])
+    assert np.abs(after["fc1/kernel"] - before["fc1/kernel"]).max() > 1e-3
+    moved = np.abs(head["params/classifier/kernel"] - before["classifier/kernel"]).reshape(7, -1).max(1)
+    assert (moved > 1e-3).tolist() == TRAINED
+
+
+def start():
+    return worlds.by_path(worlds.variables().params)
+
+
+@pytest.mark.parametrize(
+    ("executor", "changes"),
+    [
+        (executors.lanes(1), {}),
+        (executors.vmapped(), {}),
+        (differentiable.unrolled(6), {}),
+        (executors.lanes(2), {"block_size": 2}),
+    ],
+    ids=["one lane", "vmapped", "unrolled", "cohort blocks"],
+)
+def test_executors_and_cohort_blocks_agree(x64, executor, changes):
+    plan = plan_of(num_lanes=executor.num_lanes, **changes)
+    actual, expected = (after("scaffold", plan=p, executor=e)[-1][0] for p, e in ((plan, executor), (None, None)))
+    worlds.assert_close(actual, expected, 1e-9)
+
+
+def test_fedvg_scores_a_client_s_body_with_its_own_head(x64):
+    """Head norms are left out; here by `include`, as a run of --local does."""
+    algorithm, schedule = worlds.algorithm("fedavg"), WORLD.schedule(0, 2)
+    rule = fv.weightings.fedvg(worlds.TASK, include="^(?!classifier/)")
+    arguments = worlds.TASK, algorithm, rule, executors.lanes(2), local_training.sgd, len(WORLD.train)
+    state = federated_round.init_state(
+        worlds.TASK, algorithm, 7, jax.random.key(0), worlds.hyper(), variables=worlds.variables(), local=HEAD
+    )
+    step = worlds.jit(federated_round.make_round(*arguments, local=HEAD))
+    _, metrics = step(state, schedule, WORLD.data(), worlds.hyper())
+    plain = worlds.jit(federated_round.make_round(*arguments))
+    start = federated_round.init_state(
+        worlds.TASK, algorithm, 7, jax.random.key(0), worlds.hyper(), variables=worlds.variables()
+    )
+    _, expected = plain(start, schedule, WORLD.data(), worlds.hyper())
+    worlds.assert_close(metrics.scores, expected.scores, 1e-12)  # in the first round all start alike
+    worlds.assert_close(metrics.weights, expected.weights, 1e-12)
+
+
+def heavy(hyper, round):
+    return worlds.with_momentum(hyper | {"momentum": jnp.float64(0.9)}, round)
+
+
+@pytest.mark.parametrize(("first", "moves"), [(0.999, (True, False)), (1e-6, (False, True)), (0.5, (True, True))])
+def test_the_first_local_steps_train_local_tensors_and_the_others_the_rest(x64, first, moves):
+    local, before = local_part.local_part("^classifier/", first), start()
+    state, _ = after("fedavg", local, plan_of(1), optimiser=heavy)[0]
+    heads, body = worlds.by_path(state.clients.local), worlds.by_path(state.variables.params)
+    head = np.abs(heads["params/classifier/bias"] - before["classifier/bias"][None]).max()
+    body = np.abs(body["fc1/kernel"] - before["fc1/kernel"]).max()
+    assert (bool(head > 1e-6), bool(body > 1e-6)) == moves
+
+
+# --- runs
+
+SMALL = config.Config(clients=4, rounds=3, local_epochs=1, lanes="1", seed=1)
+
+
+@functools.cache
+def run(**settings):
+    return fv.run(config.Config(**{"clients": 4, "rounds": 3, "local_epochs": 1, "lanes": "1"} | settings))
+
+
+def models(history):
+    return jax.tree.map(np.asarray, history.variables)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedper+fedvg"])
+def test_runs_in_blocks_and_with_memories_on_the_host_equal_the_run_that_holds_all(method):
+    whole = models(run(method=method))
+    worlds.assert_close(models(run(method=method, memories="host")), whole, 0)
+    worlds.assert_close(models(run(method=method, hold=2)), whole, 1e-6)
+
+
+def test_a_resumed_run_goes_on_with_the_local_tensors(tmp_path):
+    settings = {"method": "fedper+fedvg", "record": "personal_accuracy", "checkpoint_every": 1}
+    whole = fv.run(dataclasses.replace(SMALL, **_meant(settings), out=tmp_path / "whole"))
+    fv.run(dataclasses.replace(SMALL, **_meant(settings), rounds=2, out=tmp_path / "part"))
+    part = fv.run(dataclasses.replace(SMALL, **_meant(settings), resume=str(tmp_path / "part")))
+    worlds.assert_close(models(part), models(whole), 0)
+    names = ("train_loss", "personal_accuracy", "personal_worst_decile", "test_accuracy")
+    assert [part.records[-1][name] for name in names] == [whole.records[-1][name] for name in names]
+
+
+def _meant(settings):
+    made = config.Config(**settings)
+    return {"local": made.local, "weighting": made.weighting, "record": made.record, "checkpoint_every": 1}
+
+
+def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_tensors():
+    """Of every client that has test rows, its own model on them."""
+    made = config.Config(clients=4, rounds=2, local_epochs=1, lanes="1", method="fedper", record="personal_accuracy")
+    sim, states = simulation.simulation(made), []
+    record = fv.run(made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]).records[-1]
+    for client, rows in enumerate(sim.partition.test):
+        own = HEAD.within(states[-1].variables, tree.take(states[-1].clients.local, client))
+        if len(rows):
+            expected = fv.evaluate(sim.task, own, (sim.arrays.x[rows], sim.arrays.y[rows]))["accuracy"]
+            assert record["personal_accuracy"][client] == pytest.approx(expected)
+    assert record["personal_accuracy_mean"] > record["test_accuracy"] and any(map(len, sim.partition.test))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
+        ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
+        ({"local": "("}, "is no regular expression"),
+        ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
+        ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
+        ({"record": "personal_accuracy"}, "name them by --local REGEX"),
+        ({"method": "fedper", "memories": "host", "record": "personal_accuracy"}, "use --pool device and"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(settings, message):
+    with pytest.raises(fv.UsageError, match=message):
+        fv.run(config.Config(clients=4, rounds=1, **settings))

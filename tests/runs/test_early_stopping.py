@@ -1,0 +1,118 @@
+"""Runs that end at a target or without improvement, their resumption, and bad input."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import fedvg_jax as fv
+from fedvg_jax import sim
+from fedvg_jax.config.command_line import parse
+from fedvg_jax.runs import early_stopping
+from fedvg_jax.runs.record import verification
+from fedvg_jax.study.sweep_arguments import split_flags
+
+CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return fv.run(CONFIG)
+
+
+def without_times(records):
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def target_of(whole, round):
+    """A target that the validation accuracy first reaches in that round, or before."""
+    return whole.records[round - 1]["val_accuracy"]
+
+
+def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(whole):
+    target = target_of(whole, 5)
+    found = fv.run(dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target}"))
+    first = next(r["round"] for r in whole.records if r["val_accuracy"] >= target)
+    assert without_times(found.records) == without_times(whole.records[:first])
+    assert found.summary["stopped_by"] is None
+    assert not found.summary["interrupted"]
+    assert found.summary["stopped_early"].endswith(f"in round {first}")
+
+
+def test_a_loss_is_reached_from_above(whole):
+    found = fv.run(dataclasses.replace(CONFIG, stop_at=f"val_loss {whole.records[2]['val_loss']}"))
+    assert len(found.records) == 3
+
+
+def test_a_target_out_of_reach_changes_nothing(whole):
+    found = fv.run(dataclasses.replace(CONFIG, stop_at="val_accuracy 2", patience=50))
+    assert without_times(found.records) == without_times(whole.records)
+    assert found.summary["stopped_early"] is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "rounds"),
+    [
+        ([3, 2, 2, 2], 2, 4),
+        ([3, 2, 2.5, 1, 1, 1], 2, 6),
+        ([3, None, None], 2, 3),
+        ([None, 2, 1], 1, None),
+        ([1], 1, None),
+    ],
+)
+def test_patience_counts_evaluations_without_a_better_value(losses, patience, rounds):
+    records = [{"round": i, "val_loss": loss, "test_loss": 0.0} for i, loss in enumerate(losses, 1)]
+    config = fv.Config(patience=patience)
+    ended = [i for i in range(len(records) + 1) if early_stopping.reason(config, records[:i])]
+    assert ended[:1] == ([] if rounds is None else [rounds])
+
+
+def test_a_run_that_ended_early_is_finished(whole, tmp_path):
+    config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
+    first = fv.run(config)
+    assert verification.check(config.out).misfits == []
+    written = (config.out / "summary.json").read_bytes()
+    again = fv.run(dataclasses.replace(config, resume=str(config.out)))
+    assert without_times(again.records) == without_times(first.records)
+    assert (config.out / "summary.json").read_bytes() == written
+    jax.tree.map(np.testing.assert_array_equal, again.variables, first.variables)
+
+
+def test_a_run_that_ended_early_goes_on_without_its_target(whole, tmp_path):
+    config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
+    assert len(fv.run(config).records) < CONFIG.rounds
+    longer = fv.run(dataclasses.replace(config, stop_at="", resume=str(config.out)))
+    assert without_times(longer.records) == without_times(whole.records)
+    assert longer.summary["stopped_early"] is None
+
+
+def test_points_of_a_sweep_that_ended_early_are_finished(whole, tmp_path):
+    config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}")
+    first = fv.run_sweep(config, {"seed": [0, 1]}, tmp_path / "sweep")
+    times = [(r.result.folder / "summary.json").stat().st_mtime_ns for r in first]
+    again = fv.run_sweep(config, {"seed": [0, 1]}, tmp_path / "sweep")
+    assert [(r.result.folder / "summary.json").stat().st_mtime_ns for r in again] == times
+
+
+@pytest.mark.parametrize("words", [["--stop-at", "val_accuracy", "0.9"], ["--stop-at=val_accuracy 0.9"]])
+def test_the_command_line_takes_a_metric_and_a_value(words):
+    assert parse([*words, "--lr", "0.1"], "sim") == {"stop_at": "val_accuracy 0.9", "lr": 0.1}
+    assert split_flags([*words, "--lr", "0.1"])["stop_at"] == ["val_accuracy 0.9"]
+
+
+@pytest.mark.parametrize("text", ["0.9", "accuracy 0.9", "val_accuracy", "val_accuracy high", "val_loss nan"])
+def test_a_target_without_metric_or_number_is_refused(text):
+    with pytest.raises(fv.UsageError, match=r"stop_at must be a metric of D_val and a number, such as"):
+        fv.run(fv.Config(stop_at=text))
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_the_first_round():
+    with pytest.raises(fv.UsageError, match=r"stop_at val_auc is not measured by this task; use one of val_loss"):
+        fv.simulation(fv.Config(stop_at="val_auc 0.9"))
+
+
+def test_the_command_ends_with_code_0(tmp_path, capsys):
+    words = ["--rounds=4", "--clients=4", "--eval-every=1", "--stop-at", "val_loss", "100", f"--out={tmp_path / 'run'}"]
+    assert sim.main(words) == 0
+    assert "val_loss" in capsys.readouterr().out

@@ -1,0 +1,50 @@
+"""Steps for scripts: a loop over `sim.step` is a run, and `sim.validation_loss` is what records hold."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedvg_jax as fv
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_loop_over_steps_equals_a_run(algorithm):
+    config = fv.Config(algorithm=algorithm, rounds=3, clients=4, local_epochs=1, eval_every=1)
+    run, sim = fv.run(config), fv.simulation(config)
+    state = sim.state
+    for record in run.records:
+        state, metrics = sim.step(state, record["round"] - 1)
+        np.testing.assert_array_equal(metrics.weights, np.float32(record["weights"]))
+        np.testing.assert_allclose(sim.validation_loss(state), record["val_loss"], rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, state.variables, run.variables)
+    assert int(sim.state.round) == 0  # it is not donated
+
+
+def test_the_validation_loss_is_of_the_rows_that_select_holds_out():
+    config = fv.Config(rounds=1, clients=4, local_epochs=1, select="held_out")
+    run = fv.run(config)
+    np.testing.assert_allclose(
+        fv.simulation(config).validation_loss(run.variables), run.records[-1]["val_loss"], rtol=1e-5
+    )
+
+
+def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
+    task = fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
+    sim = fv.simulation(fv.Config(clients=4), task=task)
+    params = jax.tree.map(lambda p: p + 0.01, sim.state.variables.params)
+    slope = jax.grad(lambda p: sim.validation_loss(fv.Variables(p, {})))(params)
+    _, ahead = jax.jvp(lambda p: sim.validation_loss(fv.Variables(p, {})), (params,), (slope,))
+    rows = fv.tree.real_rows(sim.data.val)
+    batch, mask = fv.tree.gather(sim.data.pool, rows)
+    expected = jax.grad(lambda p: sim.task.loss(p, {}, batch, mask, False)[0])(params)
+    for one, other in zip(jax.tree.leaves(slope), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    np.testing.assert_allclose(ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(slope)), rtol=1e-4)
+
+
+def test_rows_or_memories_on_the_host_are_refused():
+    sim = fv.simulation(fv.Config(clients=4, pool="host"))
+    with pytest.raises(fv.UsageError, match=r"use pool and memories device, or fv\.run"):
+        sim.step(sim.state, 0)
+    with pytest.raises(fv.UsageError, match=r"use pool device, or fv\.evaluate"):
+        sim.validation_loss(sim.state)

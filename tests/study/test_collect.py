@@ -1,0 +1,563 @@
+"""Run folders become a study; mixed settings and missing runs are refused with a list."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
+
+import fedvg_jax as fv
+from fedvg_jax import verify
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs.record import seals, verification
+from fedvg_jax.study import scenarios, sweep_arguments
+from fedvg_jax.study.cells import CHOICES, results
+from fedvg_jax.study.collect import collect
+
+AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.toml"))
+LOW, HIGH = (("alpha", 0.05),), (("alpha", 0.5),)
+
+
+def accuracies(values):
+    """Final accuracy 0.6 + 0.1 for FedVG + 0.2 at alpha 0.5 + 0.01 per seed."""
+    final = 0.6 + 0.1 * (values["method"] == "fedvg") + 0.2 * (values.get("alpha") == 0.5) + 0.01 * values["seed"]
+    return (0.5, final)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("sweep") / "s", AXES, accuracies)
+
+
+def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(sweep):
+    study = collect([sweep])
+    assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
+    assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, 42): 90 + s for s in range(3)})
+    assert study.settings["rounds"] == 2 and "alpha" not in study.settings
+
+
+def test_folders_of_runs_without_a_sweep_give_the_same_cells(sweep):
+    study = collect([sweep / "points"])
+    same = collect([sweep])
+    assert study.methods == same.methods and study.scenarios == same.scenarios
+    for key, cell in study.cells.items():
+        assert results(study, cell) == results(same, same.cells[key])
+
+
+def test_single_run_is_a_study(sweep):
+    study = collect([sweep / "points" / "method=fedvg,alpha=0.5,seed=1"])
+    assert study.methods == ("fedvg",) and study.scenarios == ((),) and len(study.runs) == 1
+
+
+def test_missing_and_unfinished_points_are_listed(tmp_path):
+    sweep = write_sweep(
+        tmp_path / "s", AXES, lambda v: None if v["seed"] == 2 and v["alpha"] == 0.5 else accuracies(v), rounds=2
+    )
+    stopped = sweep / "points" / "method=fedavg,alpha=0.05,seed=0"
+    lines = (stopped / "history.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "history.jsonl").write_text(lines[0])
+    with pytest.raises(UsageError) as error:
+        collect([sweep])
+    message = str(error.value)
+    assert "\n" not in message and "--partial" in message
+    for name in ("method=fedavg,alpha=0.5,seed=2: no run folder yet", "method=fedvg,alpha=0.5,seed=2"):
+        assert name in message
+    assert "method=fedavg,alpha=0.05,seed=0: 1 of 2 rounds" in message
+    study = collect([sweep], partial=True)
+    assert sorted(study.cell("fedavg", HIGH).runs) == [(0, 42), (1, 42)]
+    assert len(study.cell("fedavg", LOW).missing) == len(study.cell("fedvg", HIGH).missing) == 1
+    assert not study.cell("fedvg", LOW).missing
+
+
+def test_failed_point_is_a_footnote_and_not_missing(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, accuracies)
+    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    (failed / "summary.json").unlink()
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"})
+    cell = collect([sweep]).cell("fedvg", LOW)
+    assert sorted(cell.runs) == [(0, 42), (2, 42)] and not cell.missing
+    assert cell.failures == ("method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite",)
+
+
+def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
+    for method, seeds in {"fedavg": (0, 1), "fedvg": (0,)}.items():
+        for seed in seeds:
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+    with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 42"):
+        collect([tmp_path])
+    assert collect([tmp_path], partial=True).cell("fedvg", ()).missing
+
+
+def test_the_seed_that_is_missing_is_named_beside_a_failed_one(tmp_path):
+    for method, seeds in {"fedavg": (0, 1, 2), "fedvg": (0, 2)}.items():
+        for seed in seeds:
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+    (tmp_path / "fedvg2" / "summary.json").unlink()
+    missing = collect([tmp_path], partial=True).cell("fedvg", ()).missing
+    assert len(missing) == 2 and "fedvg2: no summary.json yet" in missing[0]
+    assert missing[1] == "fedvg: no run with seed 1, partition seed 42"
+
+
+def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
+    folders = [
+        write_sweep(tmp_path / method, {"method": [method], "seed": list(range(count))}, accuracies, alpha=0.05)
+        for method, count in {"fedavg": 2, "fedvg": 1}.items()
+    ]
+    with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 42"):
+        collect(folders)
+    assert collect(folders, partial=True).cell("fedvg", ()).missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rounds": 4}, "rounds is 3 for 'fedavg'; 4 for 'fedvg'"),
+        ({"model": "tinycnn"}, "model is mlp for 'fedavg'; tinycnn"),
+        ({"pretrained": "w.safetensors"}, r"pretrained is .* for 'fedavg'; w\.safetensors for 'fedvg'"),
+    ],
+)
+def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path, changes, text):
+    rounds = changes.get("rounds", 3)
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
+        write_run(tmp_path / f"v{seed}", [0.5] * rounds, method="fedvg", seed=seed, **{**changes, "rounds": rounds})
+    with pytest.raises(UsageError, match=f"mixed settings: {text}"):
+        collect([tmp_path])
+    partial = collect([tmp_path], partial=True)
+    assert len(partial.scenarios) == 2 and any("mixed settings" in note for note in partial.notes)
+
+
+@pytest.mark.parametrize("changes", [{"pool": "host"}, {"devices": "1"}, {"lanes": "2"}, {"memories": "host"}], ids=str)
+def test_runs_that_differ_in_their_implementation_are_compared(tmp_path, changes):
+    write_run(tmp_path / "a", method="scaffold")
+    write_run(tmp_path / "v", method="fedvg", **changes)
+    assert collect([tmp_path]).scenarios == ((),)
+
+
+def test_setting_that_a_sweep_does_not_vary_is_refused(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
+    for name in ("fedavg", "fedvg"):
+        path = sweep / "points" / f"method={name},seed=0" / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'"):
+        collect([sweep])
+
+
+def test_tuned_setting_is_a_note_and_no_mixture(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
+    for name in ("fedavg", "fedvg"):
+        path = sweep / "points" / f"method={name},seed=0" / "config.json"
+        write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
+    chosen = {f"method={name}": {"values": {"lr": lr}} for name, lr in {"fedavg": 0.3, "fedvg": 0.1}.items()}
+    write_json(sweep / "sweep.json", json.loads((sweep / "sweep.json").read_text()) | {"tuning": {"chosen": chosen}})
+    study = collect([sweep])
+    assert study.scenarios == ((),) and "lr" not in study.settings
+    assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
+    write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
+    with pytest.raises(
+        UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'; 0\.2 for 'fedprox'"
+    ):
+        collect([sweep, tmp_path / "untuned"])
+
+
+def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
+    """Seeds of two sweeps would be one cell of two learning rates."""
+    for seed, lr in ((0, 0.1), (1, 0.3)):
+        sweep = write_sweep(tmp_path / f"s{seed}", {"method": ["fedavg"], "seed": [seed]}, lambda v: (0.5, 0.6), lr=lr)
+        chosen = {"method=fedavg": {"values": {"lr": lr}}}
+        document = json.loads((sweep / "sweep.json").read_text())
+        write_json(sweep / "sweep.json", document | {"tuning": {"chosen": chosen}})
+    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for 'fedavg'; 0\.3 for 'fedavg'"):
+        collect([tmp_path / "s0", tmp_path / "s1"])
+    assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
+
+
+def test_axes_that_go_together_are_one_scenario(tmp_path):
+    """Settings that follow from data set and model, as those of a preset do, are no axes."""
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: None)
+    pairs = [("digits", "mlp", 5), ("cifar10", "lenet5", 2)]
+    points = []
+    for method in ("fedavg", "fedvg"):
+        for dataset, model, epochs in pairs:
+            values = {"method": method, "dataset": dataset, "model": model}
+            points.append({"name": ",".join(values.values()), "values": values})
+            write_run(sweep / "points" / points[-1]["name"], local_epochs=epochs, **values)
+    axes = [{"method": ["fedavg", "fedvg"]}, {"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}]
+    write_json(sweep / "sweep.json", {"version": 1, "title": "", "axes": axes, "points": points})
+    study = collect([sweep])
+    assert study.title == "s" and len(study.cells) == 4
+    assert study.scenarios == tuple((("dataset", d), ("model", m)) for d, m, _ in sorted(pairs))
+
+
+def test_setting_that_all_methods_vary_is_an_axis(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for epochs in (1, 2):
+            write_run(tmp_path / f"{method}{epochs}", method=method, local_epochs=epochs)
+    assert collect([tmp_path]).scenarios == ((("local_epochs", 1),), (("local_epochs", 2),))
+
+
+def test_settings_of_a_method_are_part_of_its_name(tmp_path):
+    write_run(tmp_path / "a", method="fedavg")
+    for norm in ("l1", "l2"):
+        write_run(tmp_path / norm, method="fedvg", fedvg={"norm": norm})
+    study = collect([tmp_path])
+    assert study.methods == ("fedavg", "fedvg, norm l1", "fedvg, norm l2") and study.scenarios == ((),)
+
+
+def test_weighting_that_a_sweep_varies_is_part_of_the_name(tmp_path):
+    axes = {"method": ["fedavg", "fedprox"], "weighting": ["native", "uniform"], "seed": [0]}
+    study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
+    assert study.methods == ("fedavg", "uniform", "fedprox", "fedprox+uniform")
+
+
+def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for seed in (0, 1):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=seed)
+    study = collect([tmp_path])
+    assert study.scenarios == ((),) and sorted(study.cell("fedvg", ()).runs) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(("name", "digest"), [("data", "digits"), ("partition", r"0\.05-42")])
+@pytest.mark.parametrize("others", [{"method": "fedvg"}, {"seed": 1}, {}], ids=str)
+def test_no_mean_is_made_of_runs_of_different_data(tmp_path, name, digest, others, partial):
+    """Not over seeds, not over methods, and not of equal settings."""
+    a, b = write_run(tmp_path / "a", method="fedavg"), write_run(tmp_path / "b", **{"method": "fedavg", **others})
+    edit(b / "manifest.json", **{name: "another"})
+    with pytest.raises(UsageError, match=f"mixed {name}: {digest} in {a}, another in {b}"):
+        collect([tmp_path], partial)
+
+
+def test_a_folder_of_data_is_a_scenario_where_a_sweep_varies_it(tmp_path):
+    folders = ["one", "two"]
+    sweep = write_sweep(tmp_path / "s", {"data_dir": folders, "seed": [0, 1]}, lambda v: (0.5,), dataset="npz")
+    for folder in (sweep / "points").iterdir():
+        edit(folder / "manifest.json", data=folder.name.partition(",")[0])
+    study = collect([sweep])
+    assert study.scenarios == tuple((("data_dir", folder),) for folder in folders)
+    assert all(len(cell.runs) == 2 for cell in study.cells.values())
+
+
+def test_given_partitions_may_differ_between_seeds(tmp_path):
+    for seed in (0, 1):
+        folder = write_run(tmp_path / f"{seed}", seed=seed)
+        give(folder, partition=f"{seed}")
+        edit(folder / "manifest.json", partition=f"{seed}")
+    assert len(collect([tmp_path]).runs) == 2
+
+
+@pytest.mark.parametrize("partitions", [(42, 42), (0, 1)], ids=["shared", "own"])
+def test_a_report_whose_seeds_share_one_partition_says_so_first(tmp_path, partitions):
+    for method in ("fedavg", "fedvg"):
+        for seed, partition in enumerate(partitions):
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=partition)
+    write_run(tmp_path / "twin", method="fedavg", seed=0, partition_seed=partitions[0])
+    notes = collect([tmp_path]).notes
+    assert ["all seeds share one partition" in note for note in notes] == (
+        [True, False] if 42 in partitions else [False]
+    )
+
+
+def test_runs_of_one_seed_are_no_seeds_that_share_a_partition(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        write_run(tmp_path / method, method=method, seed=3)
+    assert not collect([tmp_path]).notes
+
+
+def test_points_of_a_partition_that_follows_are_placed_by_their_seeds_without_a_folder(tmp_path):
+    methods = {"method": ["fedavg", "fedvg"], "seed": [0, 1]}
+    sweep = write_sweep(tmp_path / "s", methods, lambda v: (0.5,) if v["seed"] == 0 else None, partition_seed="follow")
+    write_run(tmp_path / "more", (0.5,), method="fedprox", seed=1, partition_seed=1)
+    study = collect([sweep, tmp_path / "more"], partial=True)
+    assert [len(study.cell(m, ()).missing) for m in ("fedavg", "fedvg", "fedprox")] == [1, 1, 1]
+
+
+def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, method="fedavg")
+    study = collect([tmp_path])
+    assert len(study.runs) == 1 and study.notes == ("b repeats a and is left out",)
+    write_run(tmp_path / "c", (0.1, 0.2, 0.3), method="fedavg")
+    with pytest.raises(UsageError, match="same settings and seeds and other results"):
+        collect([tmp_path])
+
+
+@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "summary.json", "partition.json"])
+def test_damaged_run_is_one_line(tmp_path, name):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"{seed}", method="fedavg", seed=seed)
+    (tmp_path / "runs" / "1" / name).write_text("{\n[" * 50)
+    with pytest.raises(UsageError) as error:
+        collect([tmp_path / "runs"])
+    assert name in str(error.value) and "\n" not in str(error.value)
+    assert len(collect([tmp_path / "runs"], partial=True).runs) == 1
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["without checkpoints", "with a checkpoint"])
+def sealed(request, tmp_path_factory):
+    """A real run, whose files have digests."""
+    folder = tmp_path_factory.mktemp("sealed") / "a"
+    fv.run(fv.Config(rounds=1, clients=6, local_epochs=1, weighting="fedvg", out=folder, keep=request.param))
+    return folder
+
+
+def copy_of(folder, target):
+    return Path(shutil.copytree(folder, target / folder.name))
+
+
+def edit(path, **changes):
+    """Changes entries of a JSON file; one with a digest gets that of its new content."""
+    content = json.loads(path.read_text())
+    digest = content.pop(seals.DIGEST, None)
+    write_json(path, content | changes if digest is None else seals.with_digest(content | changes))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "history.jsonl", "layers.json", "manifest.json", "partition.json", "summary.json"]
+)
+def test_every_edited_file_is_named_and_its_run_is_not_reported(sealed, tmp_path, name):
+    path = copy_of(sealed, tmp_path) / name
+    text = path.read_text()
+    path.write_text(re.sub(r"\d", lambda digit: "7" if digit[0] != "7" else "8", text, count=1))
+    if name == "layers.json":
+        path.write_text(text.replace("kernel", "colonel"))
+    assert path.read_text() != text
+    with pytest.raises(UsageError, match=name.replace(".", r"\.")) as error:
+        collect([tmp_path])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("summary.json", {"test_accuracy_max": 0.9}, "summary.json: test_accuracy_max is 0.9"),
+        ("summary.json", {"seal": {}}, "the digests in summary.json are damaged"),
+    ],
+    ids=str,
+)
+def test_results_that_do_not_follow_from_the_history_are_refused(tmp_path, name, changes, message):
+    edit(write_run(tmp_path / "a", (0.5,), method="fedvg") / name, **changes)
+    with pytest.raises(UsageError, match=message):
+        collect([tmp_path])
+
+
+def test_a_copied_run_with_an_edited_seed_is_no_replicate(sealed, tmp_path):
+    copy_of(sealed, tmp_path)
+    edit(shutil.copytree(sealed, tmp_path / "b") / "config.json", seed=7)
+    with pytest.raises(UsageError, match=r"b: config\.json is not"):
+        collect([tmp_path])
+    study = collect([tmp_path], partial=True)
+    assert [run.folder.name for run in study.runs] == ["a"]
+
+
+def test_digests_that_are_removed_from_the_summary_hide_no_edit(sealed, tmp_path):
+    folder = copy_of(sealed, tmp_path)
+    record = json.loads((folder / "history.jsonl").read_text())
+    (folder / "history.jsonl").write_text(json.dumps(record | {"weights": record["weights"][::-1]}) + "\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    write_json(folder / "summary.json", {n: v for n, v in summary.items() if n not in ("seal", "sha256")})
+    with pytest.raises(UsageError, match=r"a: summary\.json is not as it was written"):
+        collect([tmp_path])
+    assert verification.check(folder).misfits == verification.check(folder, with_arrays=False).misfits
+
+
+@pytest.mark.parametrize("content", [None, {}, {"runs": []}], ids=str)
+def test_a_run_without_digests_of_its_data_is_named(tmp_path, content):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", seed=seed)
+    (tmp_path / "1" / "manifest.json").unlink()
+    if content is not None:
+        write_manifest(tmp_path / "1", content)
+    with pytest.raises(UsageError, match=r"1: manifest\.json is missing, or holds no digests"):
+        collect([tmp_path])
+    assert verification.check(tmp_path / "1").misfits
+
+
+def test_a_run_in_the_folder_of_another_point_counts_for_neither(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0, 1]}, accuracies)
+    copied = sweep / "points" / "method=fedavg,seed=0"
+    shutil.rmtree(copied)
+    shutil.copytree(sweep / "points" / "method=fedvg,seed=0", copied)
+    line = "config.json is of another run: weighting is fedvg, and native for the point method=fedavg,seed=0"
+    for folder in (sweep, sweep / "points", copied):
+        with pytest.raises(UsageError, match=line):
+            collect([folder])
+    assert verify.check(copied).misfits == [line]
+    study = collect([sweep], partial=True)
+    assert [len(study.cell(method, ()).runs) for method in study.methods] == [1, 2]
+
+
+def test_points_that_name_tuned_and_followed_settings_are_those_of_their_folders(tmp_path):
+    axes = {
+        "method": ["fedavg", "fedprox"],
+        "weighting": ["native", "fedvg"],
+        "partition_seed": ["follow"],
+        "seed": [3],
+    }
+    sweep = write_sweep(tmp_path / "s", axes, accuracies)
+    edit(sweep / "sweep.json", tuning={"settings": {"fedprox.mu": [0.1]}, "chosen": {}})
+    for folder in (sweep / "points").glob("method=fedprox*"):
+        config = json.loads((folder / "config.json").read_text())
+        edit(folder / "config.json", fedprox=config["fedprox"] | {"mu": 0.1})
+    assert len(collect([sweep]).runs) == 4
+
+
+def test_a_folder_without_its_settings_is_named(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"{seed}", seed=seed)
+    sweep = write_sweep(tmp_path / "s", {"seed": [0, 1]}, lambda v: (0.5,))
+    for folder in (tmp_path / "runs" / "1", sweep / "points" / "seed=1"):
+        (folder / "config.json").unlink()
+        for named in {folder, folder.parent}:
+            with pytest.raises(UsageError, match=f"{folder.name}: config.json is missing"):
+                collect([named])
+    assert "1: config.json is missing" in collect([tmp_path / "runs"], partial=True).notes
+    with pytest.raises(UsageError, match=r"seed=1: config\.json is missing"):
+        collect([sweep])
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"axes": 3, "points": []}', '{"axes": [], "points": [1]}'])
+def test_damaged_sweep_is_one_line(tmp_path, text):
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(UsageError, match=r"sweep\.json is damaged"):
+        collect([tmp_path])
+
+
+def test_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no runs"):
+        collect([tmp_path])
+    (tmp_path / "points").mkdir()
+    with pytest.raises(UsageError, match=f"name a sweep or a run, such as {tmp_path / 'points'}"):
+        collect([tmp_path])
+    with pytest.raises(UsageError, match="is not a folder"):
+        collect([tmp_path / "nowhere"])
+
+
+def test_study_without_accuracy_compares_losses(tmp_path):
+    run = write_run(tmp_path / "a", (None, None), method="fedavg", fields={2: {"test_loss": 0.25, "val_loss": 0.5}})
+    write_summary(run)
+    study = collect([tmp_path])
+    assert study.metric == "loss" and results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
+
+
+def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
+    """Accuracies 0.5, 0.9 and 0.7 have the losses 0.5, 0.1 and 0.3 in `run_folders`."""
+    write_run(tmp_path / "classes", (0.5, 0.9, 0.7), method="fedavg", dataset="digits")
+    fields = {i: {"test_loss": 1 / i, "val_loss": 1 / i} for i in (1, 2)}
+    write_summary(write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields))
+    study = collect([tmp_path], partial=True)
+    by_choice = {
+        choice: sorted(value for cell in study.cells.values() for value in results(study, cell, choice).values())
+        for choice in CHOICES
+    }
+    assert study.metric == "loss"
+    assert by_choice == {
+        "final": pytest.approx([0.3, 0.5]), "at_best_val": pytest.approx([0.1, 0.5]), "max": pytest.approx([0.1, 0.5]),
+    }  # fmt: skip
+
+
+def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
+    weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
+    sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
+    study = collect([sweep], partial=True)
+    assert study.methods == ("fedvg", "fedavg", "uniform")
+    assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
+
+
+def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
+    own = fv.weightings.by_scalar(lambda hyper, report, data: report.num_samples.astype(float))
+    config = fv.Config(rounds=1, clients=6, local_epochs=1, method="fedvg", cache_dir=tmp_path, keep=0)
+    fv.run(dataclasses.replace(config, out=tmp_path / "runs" / "own"), weighting=own)
+    (run,) = collect([tmp_path / "runs"]).runs
+    assert run.given == {"weighting"} and run.weighting == "own weighting"
+    assert run.manifest["given"]["weighting"]
+    write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
+    study = collect([tmp_path / "runs"], partial=True)
+    assert set(study.methods) == {"fedvg", "own weighting"}
+
+
+def give(folder, **functions):
+    """Adds objects from Python to the manifest of a run."""
+    write_manifest(folder, json.loads((folder / "manifest.json").read_text()) | {"given": functions})
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("data", "dataset"), ("partition", "partition"), ("task", "model")], ids=str
+)
+def test_objects_in_place_of_data_and_model_are_settings(tmp_path, name, setting):
+    give(write_run(tmp_path / "a", method="fedavg"), **{name: "mine"})
+    assert collect([tmp_path]).settings[setting] == f"own {name}"
+
+
+def test_replicates_of_different_functions_are_refused(tmp_path):
+    for seed in (0, 1):
+        give(write_run(tmp_path / f"{seed}", seed=seed), weighting=f"mine.weights{seed}")
+    with pytest.raises(UsageError, match=r"mixed weighting: 1 has mine\.weights1, other runs have mine\.weights0"):
+        collect([tmp_path])
+
+
+def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
+    for seed, loss in enumerate((0.25, None, 0.5)):
+        fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    cell = study.cell("fedavg", ())
+    assert cell.failures == ("1: final test loss is not finite",) and not cell.missing
+    assert sorted(results(study, cell)) == [(0, 42), (2, 42)]
+
+
+def test_run_whose_only_evaluation_is_not_finite_is_a_failure_of_its_cell(tmp_path):
+    for seed, loss in enumerate((0.25, None)):
+        fields = {2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    assert study.cell("fedavg", ()).failures == ("1: final test loss is not finite",)
+    assert results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
+
+
+def test_run_without_an_evaluation_is_missing(tmp_path):
+    write_run(tmp_path / "evaluated", method="fedavg")
+    write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
+    study = collect([tmp_path], partial=True)
+    missing = study.cell("fedavg", ()).missing
+    assert study.metric == "accuracy" and missing == ("never: no evaluation in its history",)
+
+
+def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
+    """Rows that a file has split do not depend on the partition seed."""
+    for seed in (1, 2):
+        folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
+        write_manifest(folder, {"data": "digits", "partition": "file", "runs": []})
+    line = "repeated run: 2 has the seed, the rows and the results of 1"
+    with pytest.raises(UsageError, match=line):
+        collect([tmp_path])
+    assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)
+    write_manifest(tmp_path / "2", {"data": "digits", "partition": "another", "runs": []})
+    assert len(collect([tmp_path]).runs) == 2
+
+
+def test_objects_and_their_hyperparameters_name_methods(tmp_path):
+    sweep = write_sweep(
+        tmp_path / "s", {"hyper.T": [0.5, 2.0], "seed": [0, 1]}, lambda v: (0.5, 0.6 + v["hyper.T"] / 10)
+    )
+    document = json.loads((sweep / "sweep.json").read_text())
+    write_json(sweep / "sweep.json", document | {"given": {"weighting": "mine.tempered"}})
+    study = collect([sweep])
+    assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
+    assert all(len(cell.runs) == 2 for cell in study.cells.values())
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SWEEPS if "--baseline" in path.read_text()], ids=lambda path: path.stem
+)
+def test_command_in_a_file_of_a_sweep_names_a_method_of_its_runs(path):
+    baseline = shlex.split(next(line for line in path.read_text().splitlines() if "--baseline" in line))[-1]
+    made = sweep_arguments.read_command_line(["--config", str(path), "--seed", "0", "--out", "out"]).points
+    points = [scenarios.Point(point.name, point.config, point.values) for point in made.points]
+    assert baseline in {place.method for place in scenarios.places(points)}

@@ -1,0 +1,367 @@
+"""Figures of a report: what they show, labels that do not overlap, and the line about what the runs lack."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from run_folders import partition, write_run, write_summary, write_sweep
+
+pytest.importorskip("matplotlib", reason="reports need the report extra")
+pytest.importorskip("scipy", reason="reports need the report extra")
+
+from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
+
+from fedvg_jax.study.collect import collect
+from fedvg_jax.study.figures import FIGURES, STEMS, base, curves, partitions, weights
+
+LACKING = {
+    "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study():
+    return make_study()
+
+
+def draw(study, name, style=WIDE):
+    drawn = draw_one(FIGURES, study, name, style)
+    assert {re.sub(r"-\d+$", "", drawing.name) for drawing in drawn} <= {*STEMS}  # a later report removes them by name
+    return drawn
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn_or_says_what_the_runs_lack(study, name):
+    check_drawn_or_lacking(FIGURES, study, name, LACKING)
+
+
+def test_learning_curves_are_means_with_bands_of_one_deviation(study):
+    """Final accuracies of FedAvg at 0.05: 60 and 61; their sample deviation is the root of 1/2."""
+    (drawing,) = draw(study, "curves")
+    last = next(r for r in rows(drawing) if (r["setting"], r["method"], r["round"]) == ("alpha 0.05", "fedavg", "3"))
+    assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(0.5**0.5)
+
+
+def test_drawn_lines_and_bands_are_those_of_the_file(study):
+    drawing = draw(study, "curves")[0]
+    for axes, setting in zip(drawing.figure.axes, ("alpha 0.05", "alpha 0.5"), strict=True):
+        assert axes.get_title() == setting
+        looks = base.line_styles(study.methods)
+        for method, line, band in zip(study.methods, axes.lines, axes.collections, strict=False):
+            stored = [r for r in rows(drawing) if (r["setting"], r["method"]) == (setting, method)]
+            rounds, mean, std = (np.array([float(r[name]) for r in stored]) for name in ("round", "mean", "std"))
+            assert line.get_color() == looks[method].colour and list(line.get_xdata()) == list(rounds)
+            assert np.asarray(line.get_ydata()) == pytest.approx(mean) and (np.diff(mean) > 0).all()
+            corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
+            edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
+            assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
+
+
+def test_curve_is_of_the_rounds_that_all_runs_evaluate(tmp_path):
+    write_run(tmp_path / "a", (0.5, 0.6, 0.7), method="fedavg", seed=0)
+    write_run(tmp_path / "b", (None, 0.5, 0.6), method="fedavg", seed=1)
+    study = collect([tmp_path])
+    curve = curves.curve(study, study.cell("fedavg", ()))
+    assert curve.rounds.tolist() == [2, 3] and curve.mean.tolist() == pytest.approx([55, 65])
+
+
+@pytest.mark.parametrize("style", base.STYLES)
+@pytest.mark.parametrize("name", ["curves", "alphas"])
+def test_labels_of_close_curves_do_not_overlap(study, name, style):
+    from matplotlib.text import Text  # of an annotation, the extent would include its line
+
+    figure = draw(study, name, base.STYLES[style])[0].figure
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((Text.get_window_extent(text) for text in axes.texts if text.get_text()), key=lambda box: box.y0)
+        assert len(boxes) >= 4
+        assert all(upper.y0 >= lower.y1 - 1 for lower, upper in itertools.pairwise(boxes))
+        assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+
+
+def test_spread_positions_keep_their_order_and_distance_and_move_no_more_than_needed():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        wanted = rng.random(rng.integers(1, 9)) * 5
+        placed = np.array(base.spread_positions(list(wanted), 0.7))
+        order = np.argsort(wanted)
+        assert (np.diff(placed[order]) >= 0.7 - 1e-9).all()
+        shifted = placed - wanted
+        assert abs(shifted.mean()) < 1e-9  # groups are centred on what they want
+
+
+def test_methods_differ_in_grey_too():
+    """By dashes or marker, without the colour."""
+    methods = ["fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic", "fedvg", "fedprox+fedvg"]
+    looks = base.line_styles(methods)
+    assert len({(look.dashes, look.marker) for look in looks.values()}) == len(methods)
+
+
+def test_twenty_methods_differ_in_grey():
+    """By dashes or marker; every pair of methods shares its colour and marker."""
+    names = [f"method{i}" for i in range(10)]
+    methods = [*names, *map(base.with_fedvg, names)]
+    looks = base.line_styles(methods)
+    assert len({(look.dashes, look.marker) for look in looks.values()}) == 20
+    for name in names:
+        alone, both = looks[name], looks[base.with_fedvg(name)]
+        assert (alone.colour, alone.marker) == (both.colour, both.marker) and alone.dashes != both.dashes
+    singles = base.line_styles([f"method{i}" for i in range(24)]).values()
+    assert len({(look.dashes, look.marker) for look in singles}) == 24
+
+
+@pytest.mark.parametrize("name", ["curves"])
+@pytest.mark.parametrize(
+    ("accuracies", "expected"), [((0.35, 0.42, 0.5), 1), ((0.5, 0.6, 0.7), 0), ((0.1, 0.2, 0.3), 0)]
+)
+def test_largest_class_is_a_line_where_it_is_within_the_axes(tmp_path, name, accuracies, expected):
+    """It has 40 % of the test rows."""
+    for method in ("fedavg", "fedavg+fedvg"):
+        write_run(tmp_path / method, accuracies, method=method, seed=0)
+    (axes,) = draw(collect([tmp_path]), name)[0].figure.axes
+    drawn = [line for line in axes.lines if list(line.get_ydata()) == [40, 40] and line.get_linestyle() == ":"]
+    labels = [text for text in axes.texts if text.get_text() == "largest class"]
+    assert len(drawn) == len(labels) == expected
+
+
+@pytest.mark.parametrize("name", ["curves", "alphas", "effective_clients"])
+def test_twenty_methods_are_drawn(tmp_path, name):
+    for i in range(20):
+        for alpha in (0.05, 0.5):
+            options = {"method": f"fed{'prox+fedvg' if i % 2 else 'prox'}", "fedprox": {"mu": 0.01 * (1 + i // 2)}}
+            write_run(tmp_path / f"{i}-{alpha}", (0.5, 0.6 + 0.01 * i), alpha=alpha, seed=0, **options)
+    study = collect([tmp_path])
+    assert len(study.methods) == 20
+    assert draw(study, name)[0].rows
+
+
+def test_pairs_have_equal_settings_behind_the_name_of_the_method(tmp_path):
+    """--weighting uniform replaces FedVG's weights, so that X+fedvg is no combination under it."""
+    axes = {"method": ["fedavg", "fedprox", "fedavg+fedvg"], "weighting": ["native", "uniform"], "seed": [0]}
+    study = collect([write_sweep(tmp_path / "s", axes, lambda values: (0.5, 0.6))])
+    assert set(study.methods) == {"fedavg", "fedprox", "fedavg+fedvg", "uniform", "fedprox+uniform"}
+    looks = base.line_styles(study.methods)
+    alone, both = looks["fedavg"], looks["fedavg+fedvg"]
+    assert (alone.colour, alone.dashes, both.dashes) == (both.colour, "--", "-")
+    assert looks["uniform"].colour != alone.colour and looks["fedprox"].dashes == "-"
+
+
+def test_bold_client_is_the_chosen_one_or_has_the_most_even_classes(study):
+    """Client 2 has two rows of each class."""
+    run = study.runs[0]
+    assert weights.bold_client(run, None) == 2 and weights.bold_client(run, 3) == 3
+    bold = {r["client"] for r in rows(draw(study, "weights", WIDE._replace(client=1))[0]) if r["bold"] == "1"}
+    assert bold == {"1"}
+
+
+def test_effective_number_of_clients_is_the_cohort_for_equal_weights():
+    assert weights.effective_clients([0.25] * 4) == 4 and weights.effective_clients([1.0, 0.0]) == 1
+
+
+def test_a_single_evaluation_is_a_point_at_a_whole_round(tmp_path):
+    for method in ("fedavg", "fedavg+fedvg"):
+        write_run(tmp_path / method, (None, None, 0.5), method=method, seed=0)
+    study = collect([tmp_path])
+    panel = draw(study, "curves")[0].figure.axes[0]
+    assert [line.get_marker() not in (None, "None", "") for line in panel.lines[:2]] == [True, True]
+    low, high = panel.get_xlim()
+    assert [tick for tick in panel.get_xticks() if low <= tick <= high] == [3]
+
+
+def test_recalls_are_the_diagonal_over_the_rows_of_the_confusion_matrix(tmp_path):
+    """3 of 4 and 1 of 2 rows are right in one run, and 1 of 4 and 2 of 2 in the other; class c has no row."""
+    for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 2, 0], [0, 0, 0]])):
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
+    actual = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
+    assert actual == {"a": "50", "b": "75", "c": ""}
+
+
+def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_path):
+    """3 of 4 rows of class c are right in the second run, and the first has none."""
+    for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 0, 0], [0, 1, 3]])):
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
+    actual = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
+    assert actual == {"a": "50", "b": "50", "c": "75"}
+
+
+def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
+    """One run has 3 labels of confidence 0.8 and accuracy 1, the other 1 label of 0.6 and 0 in the same bin."""
+    for seed, bins in enumerate(([[0, None, None], [3, 0.8, 1.0]], [[0, None, None], [1, 0.6, 0.0]])):
+        fields = {2: {"test_calibration": bins, "test_calibration_error": 0.1 * (seed + 1)}}
+        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields=fields)
+    (drawing,) = draw(collect([tmp_path]), "calibration")
+    empty, used = rows(drawing)
+    assert (empty["labels"], empty["accuracy"]) == ("0", "")
+    assert (used["from"], used["labels"], used["confidence"], used["accuracy"]) == ("0.5", "4", "0.75", "0.75")
+    assert "15.0 %" in drawing.figure.axes[0].get_title()
+
+
+def test_settings_without_alpha_are_not_drawn_against_it_and_one_alpha_is_a_marker(tmp_path):
+    """Only rho has a line for a method with one value."""
+    for alpha in (0.05, 0.5):
+        write_run(tmp_path / f"v{alpha}", method="fedvg", alpha=alpha)
+    write_run(tmp_path / "a", method="fedavg", alpha=0.05)
+    write_run(tmp_path / "i", method="fedavg", partition="iid")
+    drawing = draw(collect([tmp_path], partial=True), "alphas")[0]
+    assert sorted((r["method"], r["alpha"]) for r in rows(drawing)) == [
+        ("fedavg", "0.05"), ("fedvg", "0.05"), ("fedvg", "0.5"),
+    ]  # fmt: skip
+    assert not any("alpha" in r["setting"] for r in rows(drawing))
+    assert not any(list(line.get_xdata()) == [0, 1] for line in drawing.figure.axes[0].lines)
+
+
+@pytest.mark.parametrize(("most", "word"), [(600, "area"), (1, "darkness")])
+def test_title_of_the_partition_says_what_shows_the_rows(study, monkeypatch, most, word):
+    monkeypatch.setattr(partitions, "MAX_BUBBLES", most)
+    assert f"{word} shows the number of rows" in draw(study, "partitions")[0].title
+
+
+@pytest.fixture(scope="module")
+def alphas_and_rhos(tmp_path_factory):
+    """Study of two alphas with three rhos each."""
+    folder = tmp_path_factory.mktemp("figures")
+    for alpha, rho in itertools.product((0.05, 0.5), (0.0, 0.5, 1.0)):
+        write_run(folder / f"{alpha}-{rho}", method="fedvg", seed=0, alpha=alpha, validation={"rho": rho})
+    return collect([folder])
+
+
+def panels_of(drawing):
+    """Title of a panel -> the panel."""
+    panels = [axes for axes in drawing.figure.axes if axes.get_visible()]
+    assert len({axes.get_title() for axes in panels}) == len(panels)
+    return {axes.get_title(): axes for axes in panels}
+
+
+@pytest.mark.parametrize("fixture", ["study", "alphas_and_rhos"])
+def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_class(fixture, request):
+    (drawing,) = draw(request.getfixturevalue(fixture), "partitions")
+    panels, table = panels_of(drawing), rows(drawing)
+    assert list(panels) == list(dict.fromkeys(r["setting"] for r in table)) == ["alpha 0.05", "alpha 0.5"]
+    for alpha in (0.05, 0.5):
+        counts = np.array(partition(alpha)["counts"])
+        mine = [(int(r["client"]), r["class"], int(r["rows"])) for r in table if r["setting"] == f"alpha {alpha}"]
+        assert mine == [(k, "abc"[c], counts[k, c]) for k, c in np.ndindex(*counts.shape)]
+        (bubbles,) = panels[f"alpha {alpha}"].collections
+        assert bubbles.get_offsets().tolist() == np.argwhere(counts).tolist()
+        assert bubbles.get_sizes() / 150 * 10 == pytest.approx(counts[counts > 0])  # of at most 10 rows
+
+
+def test_classes_of_validation_have_a_panel_per_rho(alphas_and_rhos):
+    (drawing,) = draw(alphas_and_rhos, "validation_classes")
+    panels, table = panels_of(drawing), rows(drawing)
+    settings = [f"validation.rho {rho}" for rho in ("0", "0.5", "1")]
+    assert list(panels) == [f"{setting}: 7 images" for setting in settings]
+    expected = []
+    for setting, panel, rho in zip(settings, panels.values(), (0, 0.5, 1), strict=True):
+        counts = partition(rho=rho)["validation"]["counts"]
+        assert [bar.get_height() for bar in panel.patches] == counts
+        expected += [(setting, name, str(count)) for name, count in zip("abc", counts, strict=True)]
+    assert [tuple(r.values()) for r in table] == expected
+
+
+def test_classes_of_validation_that_no_setting_changes_have_one_panel(study):
+    (drawing,) = draw(study, "validation_classes")
+    assert list(panels_of(drawing)) == ["7 images"] and {r["setting"] for r in rows(drawing)} == {""}
+
+
+def test_panel_is_named_by_one_of_its_settings_if_those_they_share_are_also_another_panels():
+    low, high = ("alpha", 0.05), ("alpha", 0.5)
+    slow, fast = ("lr", 0.1), ("lr", 0.2)
+    runs = [((low, slow), "a"), ((high, fast), "a"), ((low, fast), "b"), ((high, slow), "c")]
+    settings = [setting for setting, _ in partitions._distinct_runs(runs, str)]
+    assert settings == ["alpha 0.05, lr 0.1", "alpha 0.05, lr 0.2", "alpha 0.5, lr 0.1"]
+
+
+def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):
+    for method, seeds in (("fedavg", (1, 2)), ("fedvg", (0, 1))):
+        for seed in seeds:
+            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
+    drawing = draw(collect([tmp_path], partial=True), "weights")[0]
+    assert {(r["method"], r["seed"]) for r in rows(drawing)} == {("fedavg", "1"), ("fedvg", "1")}
+    assert "seed 1" in drawing.title
+
+
+def test_a_client_of_one_round_is_a_point_and_leaders_of_labels_are_no_lines_of_data(tmp_path):
+    write_run(tmp_path / "a", (None, None, 0.5), method="fedvg", seed=0)
+    path = tmp_path / "a" / "history.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records[1:]:  # the last client of the cohort takes part in the first round alone
+        size = len(record["clients"])
+        for values in record.values():
+            if isinstance(values, list) and len(values) == size:
+                values.pop()
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_summary(tmp_path / "a")
+    (panel,) = (axes for axes in draw(collect([tmp_path]), "weights")[0].figure.axes if axes.lines)
+    marked = {len(line.get_xdata()): line.get_marker() for line in panel.lines if line.get_color() == "0.6"}
+    assert marked[1] == "o" and marked[3] == "None"
+    (label,) = panel.texts
+    assert label.arrow_patch.get_linestyle() == ":"
+
+
+def test_weights_of_many_methods_say_how_many_are_drawn(tmp_path):
+    for i in range(weights.MAX_PANELS + 1):
+        write_run(tmp_path / str(i), weighting="generalised", seed=0, fedvg={"exponent": 1.0 + i})
+    drawing = draw(collect([tmp_path]), "weights")[0]
+    assert "first 8 of 9 methods" in drawing.title and len({r["method"] for r in rows(drawing)}) == 8
+
+
+def test_long_titles_stand_on_several_lines(study, tmp_path):
+    drawing = draw(study, "alphas")[0]._replace(title="between $1 and $2, " * 12)
+    base.save(drawing, tmp_path, WIDE)
+    lines = drawing.figure.get_suptitle().split("\n")
+    assert len(lines) == 3 and max(map(len, lines)) <= base.TITLE_WIDTH + 10  # a backslash before each dollar
+    assert " ".join(lines).replace("\\$", "$") == drawing.title.strip()
+
+
+def test_losses_below_zero_are_within_the_axes(tmp_path):
+    for method, loss in (("fedavg", -1.5), ("fedvg", -3.0)):
+        fields = {i: {"val_loss": loss, "test_loss": loss} for i in (1, 2, 3)}
+        write_run(tmp_path / method, (None, None, None), method=method, seed=0, fields=fields)
+    study = collect([tmp_path])
+    assert study.metric == "loss"
+    low, high = curves.limits(study, [curves.curve(study, study.cell(method, ())) for method in study.methods])
+    assert low < -3 and high > -1.5
+
+
+def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
+    """FedVG's runs are evaluated in different rounds; a run of FedAvg has no finite evaluation."""
+    for method, seed, losses in (
+        ("fedavg", 0, {1: 0.5, 2: 0.25}),
+        ("fedavg", 1, {1: None, 2: None}),
+        ("fedvg", 0, {1: 0.5}),
+        ("fedvg", 1, {2: 1.0}),
+    ):
+        fields = {i: {"test_loss": loss, "val_loss": loss} for i, loss in losses.items()}
+        write_summary(write_run(tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields))
+    study = collect([tmp_path])
+    drawn = rows(draw(study, "curves")[0])
+    assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
+        ("fedavg", "1", "0.5", "1"), ("fedavg", "2", "0.25", "1"),
+    ]  # fmt: skip
+
+
+def test_study_without_any_common_round_has_no_curves(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", [None if seed else 0.5, 0.6 if seed else None], method="fedvg", seed=seed)
+    study = collect([tmp_path])
+    with base.drawing(WIDE):
+        assert FIGURES["curves"](study, WIDE) == "the runs of no cell have an evaluated round in common"
+
+
+def test_names_that_look_like_mathematics_are_drawn(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedvg"], "seed": [0]}, lambda v: (0.5, 0.6), title="$\\frac_{\n")
+    drawing = draw(collect([sweep]), "curves")[0]
+    drawing = drawing._replace(title="$\\frac{ \n <b>")
+    assert [path.suffix for path in base.save(drawing, tmp_path, WIDE)] == [".png", ".pdf", ".csv"]
+
+
+def test_axes_of_accuracy_stay_within_0_and_100(tmp_path):
+    """Also where a mean minus its deviation is below 0, or plus it above 100."""
+    axes = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+    wide = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.1, [0.01, 0.02, 0.99][v["seed"]]))])
+    (curve,), (alphas,) = (draw(wide, name) for name in ("curves", "alphas"))
+    for panel in (*curve.figure.axes, *alphas.figure.axes):
+        assert 0 <= panel.get_ylim()[0] < panel.get_ylim()[1] <= 100.5

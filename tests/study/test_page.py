@@ -1,0 +1,111 @@
+"""The page of a report is complete in itself, escapes every name, and opens without an error or a request."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from urllib.parse import urlsplit
+
+import pytest
+from run_folders import write_json, write_manifest, write_run, write_sweep
+
+pytest.importorskip("matplotlib", reason="reports need the report extra")
+
+from fedvg_jax.study import figures, page, report
+from fedvg_jax.study.collect import collect
+
+HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+OWN_HOSTS = ("google.com", "googleapis.com", "gvt1.com")
+"""Hosts that Chromium asks on its own account, whatever page it shows."""
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    axes = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
+    sweep = write_sweep(folder / "s", axes, lambda v: (0.3, 0.5, 0.6 + 0.1 * v["seed"]), title=HOSTILE)
+    part = {"versions": {"jax": "9"}, "git": {"commit": "a" * 40, "changed": True}, "device": HOSTILE, "devices": 1}
+    for run in (sweep / "points").iterdir():
+        manifest = json.loads((run / "manifest.json").read_text())
+        write_manifest(run, manifest | {"runs": [part]})
+    failed = sweep / "points" / "method=fedvg,alpha=0.5,seed=1"
+    write_json(failed / "failure.json", {"kind": "failed", "round": 0, "reason": HOSTILE})
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def written(sweep):
+    return report.write([sweep], figures=["alphas"])
+
+
+@pytest.fixture(scope="module")
+def text(written):
+    return written.paths[-1].read_text(encoding="utf-8")
+
+
+def test_page_holds_tables_curves_figures_settings_and_provenance(written, text):
+    for table in written.tables:
+        assert f'<table id="{table.name}">' in text
+    assert text.count('src="data:image/png;base64,') == 1
+    for part in ("rounds", "jax 9", "aaaaaaaaaaaa with changes", "failed: ", "python -m fedvg_jax.report"):
+        assert part in text
+
+
+def test_page_asks_for_no_file_and_no_address(text):
+    assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|\#)[^"'\s>]+""", text)
+    assert "url(" not in text and "http-equiv" in text and "default-src &#x27;none&#x27;" in text
+
+
+def test_names_in_the_page_cannot_become_elements(text):
+    assert "<script>alert" not in text and "<b>\n" not in text
+    assert "<script" not in text
+
+
+def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path):
+    """The first report has two groups of settings and two methods; the second has one of each."""
+    settings = {"dataset": "cifar10", "model": "resnet18"}
+    for method in ("fedavg", "fedvg"):
+        for epochs, alpha in itertools.product((1, 2), (0.05, 0.1)):
+            folder = tmp_path / "first" / f"{method}{epochs}{alpha}"
+            write_run(folder, method=method, local_epochs=epochs, alpha=alpha, **settings)
+    out = tmp_path / "report"
+    first = report.write([tmp_path / "first"], out, figures=["weights", "curves"])
+    others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/effects.txt")]
+    for path in others:
+        path.write_text("written earlier")
+    write_run(tmp_path / "second", method="fedavg")
+    second = report.write([tmp_path / "second"], out, figures=["weights"])
+    stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}
+    assert {"figures/weights-2.pdf", "figures/curves.csv", "tables/effects.tex"} <= stale
+    assert {path for path in out.rglob("*") if path.is_file()} == {*second.paths, *others}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
+def test_page_opens_in_a_browser_without_an_error_or_a_request(sweep, tmp_path):
+    written = report.write([sweep], tmp_path / "report")
+    log = tmp_path / "net.json"
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+        "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000",
+        f"--log-net-log={log}", "--enable-logging=stderr", "--dump-dom", written.paths[-1].resolve().as_uri(),
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    assert not re.findall(r".*:CONSOLE.*", result.stderr)
+    addresses = set(re.findall(r'"url":"(https?://[^"]*)"', log.read_text()))
+    assert all(urlsplit(address).hostname.endswith(OWN_HOSTS) for address in addresses), addresses
+
+
+def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_path):
+    for norm in ("l1", "l2"):
+        write_run(tmp_path / norm, method="fedvg", fedvg={"norm": norm}, seed=0)
+    study = collect([tmp_path])
+    assert "(fedvg, norm l1; fedvg, norm l2)" in page.summary(study)
+
+
+def test_every_figure_has_a_caption(sweep):
+    text = report.write([sweep], figures=["curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
+    assert text.count("<figure>") == text.count("<figcaption>") == 2
+    assert figures.CAPTIONS["alphas"] in text and set(figures.FIGURES) <= set(figures.CAPTIONS)

@@ -1,0 +1,126 @@
+"""Objects from Python in sweeps: compared between calls, checked before the first run, with axes of their own."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedvg_jax as fv
+from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.data import user_data
+from fedvg_jax.runs import population
+from fedvg_jax.runs.record import provenance
+from fedvg_jax.study import python_sweep
+
+CONFIG = fv.Config(clients=4, rounds=1)
+
+
+def tempered(task):
+    """Weights n_k^T, normalised."""
+    rule = fv.weightings.by_scalar(lambda hyper, report, data: report.num_samples.astype(float) ** hyper["T"])
+    return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+
+
+def arrays(factor=1):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 255, (200, 8, 8, 1), dtype=np.uint8), factor * (np.arange(200) % 2)
+
+
+def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_path):
+    results = fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.5, 2.0]}, tmp_path / "s", weighting=tempered)
+    assert [(r.name, r.values) for r in results] == [
+        ("hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
+        ("hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
+    ]
+    config = dataclasses.replace(CONFIG, partition_seed=0)
+    for result in results:
+        alone = fv.run(config, weighting=tempered, hyper={"T": result.values["hyper.T"]})
+        assert result.result.records[0]["weights"] == alone.records[0]["weights"]
+    assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
+
+
+def test_folder_of_an_axis_with_one_value_is_refused_for_another_value(tmp_path):
+    fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0]}, tmp_path / "s", weighting=tempered)
+    for axes in ({"hyper.T": [4.0]}, {"hyper.T": [4.0, 4.0]}, {}):
+        with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper; name another folder"):
+            fv.run_sweep(CONFIG, {"seed": [0], **axes}, tmp_path / "s", weighting=tempered)
+    again = fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s", weighting=tempered, hyper={"T": 0.0})
+    assert again[0].result.summary["parts"] == 1
+    with pytest.raises(fv.UsageError, match="holds a sweep with other points"):
+        fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0, 4.0]}, tmp_path / "s", weighting=tempered)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[np.float32(0.5), np.float64(2)], np.array([0.5, 2]), jnp.array([0.5, 2]), [0.5, 2, 2.0]],
+    ids=["scalars", "array", "jax", "repeated"],
+)
+def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers(values):
+    axis = python_sweep.split_hyper({"hyper.T": values})[1]
+    assert json.dumps(axis[0].as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
+
+
+def test_scalars_of_numpy_on_an_axis_are_written_and_found_as_numbers(tmp_path):
+    results = fv.run_sweep(CONFIG, {"hyper.T": [np.float32(0.5)]}, tmp_path / "s", weighting=tempered)
+    again = fv.run_sweep(CONFIG, {}, tmp_path / "s", weighting=tempered, hyper={"T": np.float64(0.5)})
+    assert results[0].result.records == again[0].result.records
+    assert json.loads((tmp_path / "s" / "sweep.json").read_text())["given"]["hyper"] == "T=0.5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axes": {"hyper.T": [1.0, 9.0]}, "weighting": tempered}, "hyperparameter 'T' must be in [0, 4]; got 9.0"),
+        ({"axes": {"hyper.U": [1.0]}, "weighting": tempered}, "unknown hyperparameter 'U'"),
+        ({"axes": {"hyper.T": 1.0}, "weighting": tempered}, "hyper.T must be a list of numbers; got 1.0"),
+        ({"axes": {"weighting": ["samples", "uniform"]}, "weighting": tempered}, "has no effect beside weighting="),
+        ({"axes": {"alpha": [0.1, 1.0]}, "partition": [np.arange(50)] * 4}, "has no effect beside partition="),
+        (
+            {"axes": {"split": ["client", "global"]}, "partition": [np.arange(50)] * 4},
+            "has no effect beside partition=",
+        ),
+        ({"axes": {"val_ratio": [0.1, 0.2]}, "partition": ([], [], [])}, "val_ratio has no effect beside partition="),
+        ({"partition": [np.arange(50)] * 4}, "row 0 occurs 4 times"),
+    ],
+    ids=["range", "unknown", "number", "weighting", "partition", "split", "ratio", "rows"],
+)
+def test_objects_that_cannot_work_are_refused_before_the_first_run(changes, message):
+    with pytest.raises(fv.UsageError) as caught:
+        fv.run_sweep(CONFIG, **changes)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_is_refused_for_other_objects(tmp_path):
+    def given(**objects):
+        return provenance.describe(objects)
+
+    rows = [np.arange(50), np.arange(50, 100)]
+    base = {"data": arrays(), "partition": rows, "weighting": tempered, "hyper": {"T": 1.0}}
+    others = {"data": arrays(2), "partition": rows[::-1], "weighting": fv.weightings.uniform(), "hyper": {"T": 2.0}}
+    assert given(**base) == given(**{**base, "task": None})
+    known = user_data.as_arrays(arrays())
+    for changed in (
+        known._replace(class_names=tuple(reversed(known.class_names))),
+        known._replace(groups=np.zeros(len(known.y), np.int32)),
+    ):
+        assert given(data=changed) != given(data=known)
+    for name, other in others.items():
+        assert {n for n, text in given(**{**base, name: other}).items() if given(**base)[n] != text} == {name}
+
+    config = dataclasses.replace(CONFIG, rounds=1)
+    fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered, hyper={"T": 1.0})
+    with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper; name another folder"):
+        fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered, hyper={"T": 2.0})
+    with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper"):
+        fv.run_sweep(config, {}, tmp_path / "s", weighting=tempered)
+
+
+def test_lists_of_rows_cannot_be_held_out_before_the_partition_and_parts_can():
+    config, whole = dataclasses.replace(CONFIG, clients=2, split="global"), np.arange(100)
+    data = (np.zeros((100, 2), np.float32), whole % 2)
+    with pytest.raises(fv.UsageError, match=r"split global holds rows out .* or give \(train, val, test\)"):
+        population.take_partition(config, user_data.as_arrays(data), [whole[:50], whole[50:]])
+    parts = ([whole[:40], whole[40:80]], [whole[80:90]], [whole[90:]])
+    assert len(population.take_partition(config, user_data.as_arrays(data), parts).test) == 1

@@ -1,0 +1,445 @@
+"""A sweep's points equal runs alone; stops, failures and other processes change none of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from small_sweeps import base_config, histories, timeless
+
+import fedvg_jax
+from fedvg_jax.config import Config
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import loop, programs
+from fedvg_jax.runs.record import verification
+from fedvg_jax.study import axes, costs, report, sweep_folder, sweep_points, sweeps
+from fedvg_jax.study.sweep_folder import Failure
+
+AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
+FOLLOWING = (sweep_points.Layer({"partition_seed": "follow"}, "sweep"),)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Settings of a run of a second."""
+    return base_config(tmp_path_factory.mktemp("cache"))
+
+
+def points_of(base, **changed):
+    return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), FOLLOWING, base))
+
+
+def open_sweep(base, out, swept=AXES):
+    """The points of a sweep in a folder made for them."""
+    sweep = sweep_points.Sweep(axes.parse_axes(swept), FOLLOWING, base)
+    points = sweep_points.make_points(sweep)
+    sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
+    return points.points
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """(folder, results) of a sweep that nothing disturbed."""
+    out = tmp_path_factory.mktemp("sweeps") / "whole"
+    return out, fedvg_jax.run_sweep(base, AXES, out)
+
+
+def test_point_of_a_sweep_equals_the_run_alone(base, whole):
+    for point, result in zip(points_of(base).points, whole[1], strict=True):
+        alone = fedvg_jax.run(point.config)
+        assert timeless(alone.records) == timeless(result.result.records)
+        timed = {"compile_seconds", "run_seconds", "rounds_per_second"}
+        assert {n: v for n, v in alone.summary.items() if n not in timed} == {
+            n: v for n, v in result.result.summary.items() if n not in timed
+        }
+
+
+def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(base, whole):
+    num_compiled = programs._compiled.cache_info().misses
+    assert histories(fedvg_jax.run_sweep(base, AXES)) == histories(whole[1])
+    assert programs._compiled.cache_info().misses == num_compiled
+
+
+def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):
+    out, results = whole
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["version"] == 1 and content["base"]["rounds"] == 4
+    assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
+    assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
+    for result in results:
+        assert not verification.check(out / "points" / result.name).misfits
+
+
+def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(base, whole):
+    seeds = [(r.result.config.seed, r.result.config.partition_seed) for r in whole[1]]
+    assert seeds == [(0, 0), (1, 1)]
+    short = dataclasses.replace(base, rounds=1)
+    kept = dataclasses.replace(short, partition_seed=7)
+    for config, axis in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [7]}), (kept, {"lr": [0.1]})):
+        assert [r.result.config.partition_seed for r in fedvg_jax.run_sweep(config, axis)] == [7]
+    (alone,) = fedvg_jax.run_sweep(short, {"lr": [short.lr]})
+    assert alone.result.config.partition_seed == short.partition_seed
+
+
+def test_points_that_differ_in_values_only_have_one_program(base):
+    groups = sweeps.by_program(points_of(base, algorithm=["fedavg", "fedprox"]).points)
+    assert [len(group) for group in groups] == [2, 2]
+
+
+def test_finished_points_are_not_computed_again(base, whole, monkeypatch):
+    monkeypatch.setattr(loop, "run_simulation", None)
+    out, results = whole
+    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(results)
+
+
+class Killed(BaseException):
+    """Ends a sweep as a kill does: nothing more is written."""
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(base, whole, tmp_path, at):
+    points, chunks = open_sweep(base, tmp_path / "out"), 0
+
+    def kill(point, records):
+        nonlocal chunks
+        chunks += 1
+        if chunks == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=kill))
+    results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
+    assert histories(results) == histories(whole[1])
+    for result in results:
+        assert not verification.check(tmp_path / "out" / "points" / result.name).misfits
+
+
+def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path):
+    def kill(point, records):
+        if records[-1]["round"] == 4:
+            raise Killed
+
+    often = dataclasses.replace(base, checkpoint_every=2)
+    with pytest.raises(Killed):
+        sweeps.compute(open_sweep(often, tmp_path / "out"), tmp_path / "out", sweeps.Observers(on_records=kill))
+    results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
+    assert [r.result.summary["resumed_from"] for r in results] == [2, None]
+    assert histories(results) == histories(whole[1])
+
+
+def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_path, monkeypatch):
+    """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
+    if missing := report.missing_packages():
+        pytest.skip(f"reports need {', '.join(missing)}")
+    monkeypatch.setattr(costs, "seconds", lambda run: 1.0)
+    swept = dataclasses.replace(base, checkpoint_every=2)
+    changed = {"alpha": [0.5, 5.0], "seed": [0, 1]}
+    folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]
+    for seed, number in ((0, 1), (1, 4)):  # before the first checkpoint of a point, and after it
+
+        def kill(point, records, seed=seed, number=number):
+            if (point.config.seed, records[-1]["round"]) == (seed, number):
+                raise Killed
+
+        points = open_sweep(swept, folders[1], changed)
+        with pytest.raises(Killed):
+            sweeps.compute(points, folders[1], sweeps.Observers(on_records=kill))
+    results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
+    assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2, None, None]
+    written = [report_bytes(folder) for folder in folders]
+    assert list(written[0]) == list(written[1])
+    assert [name for name in written[0] if written[0][name] != written[1][name]] == []
+
+
+def report_bytes(sweep):
+    """File of a sweep's report -> its bytes."""
+    written = report.write([sweep], figures=["curves", "weights"], command="report")
+    return {path.relative_to(sweep): path.read_bytes() for path in written.paths}
+
+
+def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path):
+    def stop(point, records):
+        signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "out"
+    computed, stopped_by = sweeps.compute(open_sweep(base, out), out, sweeps.Observers(on_records=stop))
+    assert (computed, stopped_by) == ({}, "SIGTERM")
+    assert len(fedvg_jax.History.load(out / "points" / whole[1][0].name).records) == 1
+    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
+
+
+def test_stop_signal_in_the_last_chunk_of_a_point_ends_the_sweep_after_it(base, tmp_path):
+    def stop(point, records):
+        if records[-1]["round"] == base.rounds:
+            signal.raise_signal(signal.SIGTERM)
+
+    points = open_sweep(base, tmp_path / "out")
+    computed, stopped_by = sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=stop))
+    assert (list(computed), stopped_by) == ([points[0].name], "SIGTERM")
+    assert computed[points[0].name].summary["stopped_by"] is None
+
+
+def test_point_that_another_process_holds_is_left_to_it(base, tmp_path):
+    out = tmp_path / "out"
+    points = open_sweep(base, out)
+    folder = sweep_folder.point_folder(out, points[1].name)
+    folder.mkdir()
+    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
+        assert is_mine
+        computed, stopped_by = sweeps.compute(points, out, waits=False)
+    assert set(computed) == {p.name for p in points} - {points[1].name} and stopped_by is None
+    assert not sweep_folder.is_done(out, points[1])
+    computed, _ = sweeps.compute(points, out)  # its process has ended
+    assert list(computed) == [points[1].name]
+
+
+def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    points = open_sweep(base, out)
+    folder = sweep_folder.point_folder(out, points[0].name)
+    folder.mkdir()
+    other = files.claimed(folder / sweep_folder.CLAIM)
+    other.__enter__()
+    monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: other.__exit__(None, None, None))
+    computed, _ = sweeps.compute(points, out)
+    assert list(computed) == [points[1].name, points[0].name]
+
+
+def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, tmp_path, monkeypatch):
+    out, changed = tmp_path / "out", {"lr": [1e30, 0.2]}
+    results = fedvg_jax.run_sweep(base, changed, out)
+    kinds = [r.result.kind if isinstance(r.result, Failure) else "" for r in results]
+    assert kinds == ["diverged", ""] and results[0].values["lr"] == 1e30
+    failure = results[0].result
+    folder = out / "points" / results[0].name
+    assert "diverged" in failure.reason and "\n" not in failure.reason
+    assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
+    assert len(fedvg_jax.History.load(folder).records) == failure.round
+    monkeypatch.setattr(loop, "run_simulation", None)
+    assert fedvg_jax.run_sweep(base, changed, out)[0].result.kind == "diverged"
+
+
+def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, tmp_path, monkeypatch):
+    out, run = tmp_path / "out", loop.run_simulation
+
+    def fail_once(sim, **arguments):
+        if sim.config.seed:
+            raise OSError(28, "No space left on device")
+        return run(sim, **arguments)
+
+    monkeypatch.setattr(loop, "run_simulation", fail_once)
+    results = fedvg_jax.run_sweep(base, AXES, out)
+    assert [isinstance(r.result, Failure) for r in results] == [False, True]
+    assert results[1].result == Failure("failed", 0, "[Errno 28] No space left on device")
+    assert (out / "points" / results[1].name / "config.json").exists()
+    monkeypatch.undo()
+    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
+    assert not (out / "points" / results[1].name / "failure.json").exists()
+
+
+def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(base, tmp_path, monkeypatch):
+    """Also a process that waits for the point while another one computes it."""
+    out, tried = tmp_path / "out", []
+    points = open_sweep(base, out)
+
+    def fail(work, point):
+        tried.append(point.name)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sweeps, "simulation_of", fail)
+    sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
+    for number in range(1, 3):
+        for _ in range(2):  # workers, of which the second finds what the first has recorded
+            sweeps.compute(points, out, retries=False)
+        assert sorted(tried) == sorted([point.name for point in points] * number)
+        sweep_folder.clear_failures(out, points)
+    sweeps.compute(points, out)
+    assert len(tried) == 3 * len(points)
+    sweeps.compute(points, out)
+    assert len(tried) == 4 * len(points)
+
+
+def test_waiting_process_does_not_repeat_a_failure(base, tmp_path, monkeypatch):
+    out, tried = tmp_path / "out", []
+    points = open_sweep(base, out)
+    folder = sweep_folder.point_folder(out, points[0].name)
+    folder.mkdir()
+    other = files.claimed(folder / sweep_folder.CLAIM)
+    other.__enter__()
+
+    def end_of_other(seconds):
+        sweep_folder.write_failure(folder, points[0].config, Failure("failed", 0, "No space left on device"))
+        other.__exit__(None, None, None)
+
+    def fail(work, point):
+        tried.append(point.name)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sweeps.time, "sleep", end_of_other)
+    monkeypatch.setattr(sweeps, "simulation_of", fail)
+    sweeps.compute(points, out)
+    assert tried == [points[1].name]
+
+
+def test_more_values_extend_a_sweep_in_its_folder(base, whole, monkeypatch):
+    out, results = whole
+    computed = []
+    run = loop.run_simulation
+    monkeypatch.setattr(
+        loop, "run_simulation", lambda sim, **arguments: computed.append(sim.config.seed) or run(sim, **arguments)
+    )
+    more = fedvg_jax.run_sweep(base, {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}, out)
+    assert computed == [2]
+    assert [histories(more)[r.name] for r in results] == list(histories(results).values())
+
+
+def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
+    out, _ = whole
+    with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
+        fedvg_jax.run_sweep(base, {"alpha": [0.1, 0.2]}, out)
+    more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
+    with pytest.raises(UsageError, match=r"ran with other settings: lr 0.1 -> 0.3"):
+        fedvg_jax.run_sweep(base, {**more, "lr": 0.3}, out)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match="is taken and holds no sweep"):
+        fedvg_jax.run_sweep(base, AXES, tmp_path)
+
+
+def test_finished_point_without_its_files_is_refused_and_computed_once_it_is_deleted(base, tmp_path):
+    first = histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path))
+    point = tmp_path / "points" / "seed=1"
+    for name, problem in {"history.jsonl": "has 0 of 4 rounds", "config.json": "is missing"}.items():
+        (point / name).unlink()
+        with pytest.raises(UsageError, match=rf"{point} is finished, but {name} {problem}; delete that folder"):
+            fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
+    shutil.rmtree(point)
+    assert histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)) == first
+    shutil.rmtree(point)
+    point.touch()
+    with pytest.raises(UsageError, match=rf"{point} is a file in the place of a point's folder; remove it"):
+        fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
+
+
+@pytest.fixture
+def on_file(base, tmp_path):
+    """(settings of runs on data in a file and on a partition from a file, function that writes both files)"""
+    data, partition = tmp_path / "data.npz", tmp_path / "partition.json"
+
+    def write(seed=0, num_first=120):
+        rng = np.random.default_rng(seed)
+        images, labels = rng.integers(0, 255, (240, 4, 4), np.uint8), np.arange(240) % 3
+        np.savez(data, x=images, y=labels)
+        partition.write_text(json.dumps([list(range(num_first)), list(range(num_first, 240))]))
+
+    write()
+    settings = {"dataset": "npz", "data_dir": data, "partition": "file", "partition_file": partition}
+    return dataclasses.replace(base, model="mlp", clients=2, join_ratio=1.0, **settings), write
+
+
+@pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
+def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed):
+    config, write = on_file
+    out, few, many = tmp_path / "out", *({"seed": seeds, "partition_seed": [42]} for seeds in ("0:2", "0:4"))
+    first = fedvg_jax.run_sweep(config, few, out)
+    write(**changed)
+    more = fedvg_jax.run_sweep(config, many, out)
+    assert [histories(first)[r.name] for r in first] == [timeless(r.result.records) for r in more[:2]]
+    for result in more[2:]:
+        assert isinstance(result.result, Failure) and result.result.round == 0
+        assert re.fullmatch(
+            rf"mixed {name}: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/{result.name}, .*",
+            result.result.reason,
+        )
+    write()
+    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
+
+
+def test_a_partition_file_that_changes_is_noticed_where_every_seed_splits_it_anew(on_file, tmp_path):
+    config, write = on_file
+    out, (few, many) = (
+        tmp_path / "out",
+        ({("seed", "partition_seed"): [(n, n) for n in range(count)]} for count in (2, 3)),
+    )
+    fedvg_jax.run_sweep(config, few, out)
+    write(num_first=150)
+    failure = fedvg_jax.run_sweep(config, many, out)[2].result
+    assert isinstance(failure, Failure) and failure.reason.startswith("mixed clients: ")
+    write()
+    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
+
+
+def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path):
+    config, write = on_file
+    out = tmp_path / "out"
+    for folder, seed in ((out, 0), (tmp_path / "other", 1)):
+        write(seed)
+        fedvg_jax.run_sweep(config, {"seed": [0, 1]}, folder)
+    shutil.copytree(tmp_path / "other" / "points" / "seed=1", out / "points" / "seed=1", dirs_exist_ok=True)
+    line = rf"mixed data: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/seed=1"
+    with pytest.raises(UsageError, match=line):
+        fedvg_jax.run_sweep(config, {"seed": [0, 1, 2]}, out)
+
+
+def test_an_axis_of_folders_has_data_of_their_own(on_file, tmp_path):
+    config, write = on_file
+    shutil.copy(config.data_dir, tmp_path / "second.npz")
+    write(seed=1)
+    swept = {"data_dir": [str(config.data_dir), str(tmp_path / "second.npz")]}
+    results = fedvg_jax.run_sweep(config, swept, tmp_path / "out")
+    assert not any(isinstance(result.result, Failure) for result in results)
+
+
+def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(base, tmp_path, monkeypatch):
+    def kill(*arguments):
+        raise Killed
+
+    monkeypatch.setattr(files, "replace_bytes", kill)
+    with pytest.raises(Killed):
+        open_sweep(base, tmp_path / "out")
+    monkeypatch.undo()
+    open_sweep(base, tmp_path / "out")
+    assert (tmp_path / "out" / "points").is_dir()
+
+
+@pytest.mark.parametrize("swept", [AXES, {"seed": [7]}], ids=["the same", "another"])
+def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(base, tmp_path, monkeypatch, swept):
+    """The second one finds the folder in the state just before sweep.json is written."""
+    replace, is_writing = files.replace_bytes, threading.Event()
+
+    def slow_replace(*arguments):
+        is_writing.set()
+        time.sleep(0.2)
+        replace(*arguments)
+
+    monkeypatch.setattr(files, "replace_bytes", slow_replace)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(open_sweep, base, tmp_path / "out")
+        is_writing.wait()
+        if swept is AXES:
+            open_sweep(base, tmp_path / "out", swept)
+        else:
+            with pytest.raises(UsageError, match="holds a sweep with other points"):
+                open_sweep(base, tmp_path / "out", swept)
+        assert first.result()
+    assert len(sweep_folder.read_document(tmp_path / "out")["points"]) == 2
+
+
+def test_missing_data_are_refused_before_the_first_point(base, tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        fedvg_jax.run_sweep(base, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_setting_that_no_point_can_have_is_refused(base, tmp_path):
+    config = Config(out=tmp_path / "run")
+    with pytest.raises(UsageError, match="out cannot be a setting of a sweep's points"):
+        fedvg_jax.run_sweep(config, AXES)

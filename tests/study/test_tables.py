@@ -1,0 +1,395 @@
+"""Tables of a report: values, marks, notes, and escaping in every format."""
+
+import csv
+import io
+import re
+import statistics
+
+import numpy as np
+import pytest
+from run_folders import write_json, write_run, write_summary, write_sweep
+
+pytest.importorskip("scipy", reason="reports need the report extra")
+pytest.importorskip("matplotlib", reason="reports need the report extra")
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import schedule
+from fedvg_jax.study import costs, markup, tables
+from fedvg_jax.study.cells import CHOICES
+from fedvg_jax.study.collect import collect
+from fedvg_jax.study.figures import FIGURES, base
+from fedvg_jax.study.markup import Column, Entry, Table
+
+AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
+BASE = {"fedavg": 0.6, "fedprox": 0.5, "fedvg": 0.7}
+
+
+def accuracies(values):
+    """The best round is the second of three; seeds differ by 2 points."""
+    final = BASE[values["method"]] + 0.2 * (values["alpha"] == 0.5) + 0.02 * values["seed"]
+    return (0.3, final + 0.05, final)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return collect([write_sweep(tmp_path_factory.mktemp("tables") / "s", AXES, accuracies)])
+
+
+def row(table, *lead):
+    return next(r for r in table.rows if tuple(e.key or e.text for e in r[: len(lead)]) == lead)
+
+
+def csv_rows(table):
+    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))
+
+
+def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
+    """Final accuracies of FedVG at 0.05: 70, 72, 74; their sample deviation is 2."""
+    table = tables.accuracy(study)
+    cells = {method: row(table, method)[1] for method in study.methods}
+    assert cells["fedvg"].text == "72.00 ± 2.00" and cells["fedvg"].numbers == pytest.approx((72, 2, 3))
+    assert {m: e.mark for m, e in cells.items()} == {"fedvg": "best", "fedavg": "second", "fedprox": ""}
+    assert row(table, "always the largest class")[1].text == "40.00"
+    assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
+
+
+def test_largest_class_is_the_mean_over_runs(tmp_path):
+    for method, seed, share in (("fedavg", 0, 0.2), ("fedavg", 1, 0.6), ("fedvg", 0, 0.7), ("fedvg", 1, 0.9)):
+        fields = {3: {"test_majority_accuracy": share}}
+        write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, fields=fields)
+    study = collect([tmp_path])
+    assert {r[0].text: r[-1].text for r in tables.choices(study).rows} == {"FedAvg": "40.00", "FedVG": "80.00"}
+    assert row(tables.accuracy(study), "always the largest class")[1].text == "60.00"
+
+
+def test_data_sets_with_their_models_are_rows(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for dataset, model in (("digits", "mlp"), ("cifar10", "lenet5")):
+            write_run(tmp_path / f"{method}{dataset}", method=method, dataset=dataset, model=model)
+    table = tables.accuracy(collect([tmp_path]))
+    assert [c.title for c in table.columns] == ["setting", "method", "test accuracy, %"]
+    assert row(table, "dataset digits, model mlp", "fedvg")[2].text == "80.00"
+
+
+def test_choices_are_side_by_side_with_the_one_that_the_published_code_reports(study):
+    table = tables.choices(study)
+    assert [e.text for e in row(table, "alpha 0.05", "fedvg")[2:5]] == ["72.00 ± 2.00", "77.00 ± 2.00", "77.00 ± 2.00"]
+    assert tables.PUBLISHED_CHOICE in table.notes
+
+
+def test_effects_are_paired_and_corrected_over_the_table(study):
+    table = tables.effects(study, tables.options(study))
+    assert [r[1].text for r in table.rows] == ["FedProx", "FedVG"] * 2
+    values = csv_rows(table)[1]
+    assert values["n"] == "3" and float(values["difference"]) == pytest.approx(10)
+    assert float(values["wilcoxon_p"]) == 0.25 and float(values["wilcoxon_p_greater"]) == 0.125
+    assert float(values["wilcoxon_p_holm"]) == 1  # 4 x 0.25
+    assert any("no two-sided Wilcoxon test can reach" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_tables_compare_the_chosen_round(study, choice):
+    means = {(r["setting"], r["method"]): float(r[f"{choice} mean"]) for r in csv_rows(tables.choices(study))}
+    settings = {setting for setting, _ in means}
+    compared = csv_rows(tables.accuracy(study, choice))
+    assert {(s, r["method"]): float(r[f"{s} mean"]) for r in compared for s in settings if r[f"{s} n"]} == means
+    table = tables.effects(study, tables.options(study, choice=choice))
+    for r in csv_rows(table):
+        assert float(r["difference"]) == pytest.approx(means[r["setting"], r["method"]] - means[r["setting"], "fedavg"])
+    assert CHOICES[choice] in table.notes[0] and CHOICES[choice] in tables.accuracy(study, choice).title
+
+
+def test_cost_counts_scored_images_of_fedvg_beside_trained_ones(study):
+    """Three rounds of a cohort of three; five epochs; D_val has 7 rows."""
+    run = next(iter(study.cell("fedvg", study.scenarios[0]).runs.values()))
+    trained = 5 * sum(sum(record["num_samples"]) for record in run.records)
+    assert costs.image_gradients(run) == trained + 3 * 3 * 7
+    other = next(iter(study.cell("fedavg", study.scenarios[0]).runs.values()))
+    assert costs.image_gradients(other) == trained
+    values = {(r["setting"], r["method"]): r for r in csv_rows(tables.cost(study, tables.options(study)))}
+    assert float(values["alpha 0.05", "fedvg"]["seconds"]) == 1.5
+    assert float(values["alpha 0.05", "fedvg"]["relative"]) == pytest.approx((trained + 63) / trained, rel=0.2)
+
+
+def test_the_table_of_runs_has_what_all_other_tables_are_made_from(study):
+    """Means of its lines are the means of the table of choices, for every method, alpha and choice."""
+    lines = csv_rows(tables.runs(study))
+    assert len(lines) == len(study.runs) == 18
+    assert {(r["alpha"], r["method"], r["seed"]) for r in lines} == {
+        (a, m, s) for a in ("0.05", "0.5") for m in BASE for s in "012"
+    }
+    for r in csv_rows(tables.choices(study)):
+        mine = [x for x in lines if (f"alpha {x['alpha']}", x["method"]) == (r["setting"], r["method"])]
+        for choice in CHOICES:
+            assert statistics.fmean(float(x[choice]) for x in mine) == pytest.approx(float(r[f"{choice} mean"]))
+    assert {(x["rounds"], x["seconds"]) for x in lines} == {("3", "1.5")}
+
+
+def test_settings_that_only_some_runs_use_have_columns_of_their_own(tmp_path):
+    """Shards have no classes per client, and the reverse."""
+    given = {("shards", "4", ""), ("shards", "2", ""), ("classes", "", "3"), ("classes", "", "2")}
+    for partition, shards, classes in given:
+        counts = {"shards_per_client": int(shards)} if shards else {"classes_per_client": int(classes)}
+        for method in ("fedavg", "fedvg"):
+            folder = tmp_path / f"{method}-{partition}-{shards}{classes}"
+            write_run(folder, method=method, partition=partition, **counts)
+    study = collect([tmp_path])
+    lines = csv_rows(tables.runs(study))
+    columns = ("method", "partition", "shards_per_client", "classes_per_client")
+    assert {tuple(r[c] for c in columns) for r in lines} == {(m, *each) for m in ("fedavg", "fedvg") for each in given}
+    assert [c.title for c in tables.accuracy(study).columns][2:] == ["partition classes", "partition shards"]
+
+
+def test_row_of_runs_without_the_settings_of_others_has_a_label(tmp_path):
+    write_run(tmp_path / "dirichlet")
+    for count in (2, 4):
+        write_run(tmp_path / f"shards{count}", partition="shards", shards_per_client=count)
+    rows = csv_rows(tables.accuracy(collect([tmp_path])))
+    assert {row["setting"] for row in rows} == {"none", "shards_per_client 2", "shards_per_client 4"}
+
+
+def test_rounds_that_vary_are_one_column_of_the_table_of_runs(tmp_path):
+    for method in ("fedavg", "fedvg"):
+        for rounds in (1, 2):
+            write_run(tmp_path / f"{method}{rounds}", (0.5,) * rounds, method=method)
+    table = tables.runs(collect([tmp_path]))
+    assert [column.title for column in table.columns].count("rounds") == 1
+    assert sorted(r["rounds"] for r in csv_rows(table)) == ["1", "1", "2", "2"]
+
+
+def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
+    """At alpha 0.05 FedVG's second round has 75, 77, 79 %, FedProx's 55, 57, 59 %."""
+    table = tables.cost(study, tables.options(study, target=0.76))
+    assert row(table, "alpha 0.05", "fedvg")[4].text == "2.0 (2 of 3)"
+    assert row(table, "alpha 0.05", "fedprox")[4].text == "not reached"
+    with pytest.raises(UsageError, match="--target must be an accuracy"):
+        tables.options(study, target=76)
+
+
+def test_rounds_without_a_target_are_a_dash(tmp_path):
+    """FedAvg diverges at alpha 0.05, so that there is no mean to reach."""
+    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0]}, accuracies)
+    failure = {"kind": "diverged", "round": 2, "reason": "not finite"}
+    write_json(sweep / "points" / "method=fedavg,alpha=0.05,seed=0" / "failure.json", failure)
+    study = collect([sweep])
+    table = tables.cost(study, tables.options(study))
+    assert [entry.text for entry in row(table, "alpha 0.05", "fedvg")[3:5]] == ["–", "–"]
+    assert row(table, "alpha 0.5", "fedvg")[4].text == "2.0"
+    values = {(r["setting"], r["method"]): r for r in csv_rows(table)}
+    assert values["alpha 0.05", "fedvg"]["reached"] == "" and values["alpha 0.5", "fedvg"]["reached"] == "1"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+@pytest.mark.parametrize("count", [29, 58, 41, 80])
+def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
+    """The mean of three equal numbers is not always that number."""
+    value = float(f"{count / 450:.9g}")
+    accuracies = (value / 2, value) if metric == "accuracy" else (None, None)
+    fields = {} if metric == "accuracy" else {i: {"test_loss": value * (3 - i), "val_loss": 1.0} for i in (1, 2)}
+    for seed in range(3):
+        write_summary(write_run(tmp_path / f"{seed}", accuracies, method="fedavg", seed=seed, fields=fields))
+    study = collect([tmp_path])
+    assert study.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2.0"
+
+
+@pytest.mark.parametrize("text", ["fedavg", "FedAvg", "samples", "fedavg+samples", "fedavg, native"])
+def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(study, text):
+    if ", " in text:  # settings stand behind a comma, and no method has this one
+        with pytest.raises(UsageError, match="no method 'fedavg, native'"):
+            tables.options(study, text)
+    else:
+        assert tables.options(study, text).baseline == "fedavg"
+
+
+def test_tables_print_names_as_a_paper_does_and_files_of_numbers_as_they_are_typed(tmp_path):
+    methods = ["fedavg", "uniform", "fedprox+fedvg", "permuted(fedvg)", "scaffold+uniform"]
+    for method in methods:
+        write_run(tmp_path / method, method=method)
+    study = collect([tmp_path])
+    assert set(study.methods) == set(methods)
+    printed = {"FedAvg", "uniform", "FedProx + FedVG", "permuted(FedVG)", "Scaffold + uniform"}
+    chosen = tables.options(study, "Scaffold + uniform")
+    for table in (tables.accuracy(study), tables.choices(study), tables.cost(study, chosen)):
+        assert {r[0].text for r in table.rows} - {"always the largest class"} == printed
+        assert {r["method"] for r in csv_rows(table)} - {"always the largest class"} == set(methods)
+    assert "Scaffold + uniform" in tables.effects(study, chosen).title
+
+
+def test_unknown_baseline_is_refused_with_the_methods(study):
+    with pytest.raises(
+        UsageError, match="no method 'fedsgd' to compare with; the runs have 'fedavg', 'fedprox', 'fedvg'"
+    ):
+        tables.options(study, "fedsgd")
+
+
+@pytest.mark.parametrize(
+    ("changes", "scored"),
+    [
+        ({"weighting": "fedvg"}, 3 * 7),
+        ({"weighting": "samples+fedvg"}, 3 * 7),
+        ({"weighting": "fedvg", "fedvg": {"signal": "delta"}}, 0),
+        ({"weighting": "fedvg", "select": "held_out"}, 3 * 4),
+        ({"weighting": "val_loss"}, 0),
+        ({"weighting": "fitted", "fedvg": {"fit_steps": 10}}, 10 * 7),
+        ({"weighting": "uniform", "tuning": {"steps": 2}, "batch_size": 4}, 2 * 4),
+    ],
+)
+def test_scoring_costs_what_the_weighting_measures(tmp_path, changes, scored):
+    run = next(iter(collect([write_run(tmp_path / "r", (0.5,), **changes)]).runs))
+    assert costs.image_gradients(run) == 5 * sum(run.records[0]["num_samples"]) + scored
+
+
+def computed_gradients(size, **options):
+    """Returns the training rows and probe rows of a round of one client, and its n_k, by the schedule itself."""
+    settings = {"seed": 0, "cohort_size": 1, "local_epochs": (5, 5), "batch_size": 32, "num_lanes": 1, "capacity": 100}
+    made = schedule.make(0, [np.arange(size)], **settings, **options)
+    return int((made.rows >= 0).sum()), made.num_samples.tolist()
+
+
+@pytest.mark.parametrize("size", [20, 32, 33, 40, 65, 100])
+@pytest.mark.parametrize(
+    ("settings", "options", "tolerance"),
+    [
+        ({"algorithm": "fedavg"}, {"keep_single": True}, 0),
+        ({"algorithm": "scaffold"}, {"keep_single": True}, 0),
+        ({"algorithm": "scaffold", "scaffold": {"steps": "single"}}, {"single_batches": True, "keep_single": True}, 0),
+        (
+            {"algorithm": "scaffold", "scaffold": {"steps": "single"}, "single_rows": "skipped"},
+            {"single_batches": True, "keep_single": False},
+            0,
+        ),
+        ({"algorithm": "elastic"}, {"probe_ratio": 0.3, "keep_single": True}, 0),
+        (
+            {"algorithm": "elastic", "elastic": {"rows": "rest"}},
+            {"probe_ratio": 0.3, "probe_apart": True, "keep_single": True},
+            1,  # the rows that are left determine n to one row
+        ),
+    ],
+    ids=["fedavg", "scaffold", "single", "single_skipped", "elastic", "elastic_rest"],
+)
+def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options, tolerance):
+    computed, num_samples = computed_gradients(size, **options)
+    entry = {"clients": [0], "weights": [1.0], "scores": [1.0], "num_samples": num_samples}
+    folder = write_run(tmp_path / "a", (0.5,), fields={1: entry}, weighting="samples", **settings)
+    assert costs.image_gradients(collect([folder]).runs[0]) == pytest.approx(computed, abs=tolerance)
+
+
+def test_marks_and_footnotes_name_what_is_missing(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    failed = sweep / "points" / "method=fedavg,alpha=0.05,seed=1"
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
+    study = collect([sweep], partial=True)
+    table = tables.accuracy(study)
+    assert row(table, "fedavg")[1].footnotes == " ‡" and row(table, "fedvg")[2].footnotes == " †"
+    assert "62.00 ± 2.83 ‡" in markup.markdown(table) and "FedAvg ‡" in markup.markdown(tables.choices(study))
+    assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
+    assert "‡ method=fedavg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
+
+
+def test_a_mean_that_lacks_runs_is_neither_best_nor_second_best(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
+    table = tables.accuracy(collect([sweep], partial=True))
+    marked = {method: [entry.mark for entry in row(table, method)[1:]] for method in BASE}
+    assert marked == {"fedvg": ["", ""], "fedavg": ["best", "best"], "fedprox": ["second", "second"]}
+    assert table.notes[0].endswith("second best of the cells that have all their runs.")
+
+
+def test_files_of_numbers_name_a_method_alike_whatever_its_footnotes(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    study = collect([sweep], partial=True)
+    for table in (tables.accuracy(study), tables.choices(study), tables.cost(study, tables.options(study))):
+        assert {r["method"] for r in csv_rows(table)} <= {*study.methods, "always the largest class"}
+
+
+AXES_LAST = {"method": "fedvg", "alpha": 0.5, "seed": 2}
+
+
+def test_count_of_runs_is_that_of_the_runs_with_a_result(tmp_path):
+    for seed, loss in enumerate((0.25, None, 0.5)):
+        fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
+        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+    table = tables.accuracy(collect([tmp_path]))
+    assert row(table, "fedavg")[1].numbers[2] == 2 and row(table, "fedavg")[1].footnotes == " ‡"
+    assert table.notes[0].startswith("n = 2 runs per cell")
+    assert "‡ 1: final test loss is not finite" in table.notes
+
+
+def test_worst_decile_of_clients_is_shown_where_recorded(tmp_path):
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: {"worst_decile": 0.25}})
+    table = tables.choices(collect([tmp_path]))
+    assert table.columns[-1].title == "worst decile of clients" and table.rows[0][-1].text == "25.00"
+    assert not any("§" in note for note in table.notes)
+
+
+def test_worst_decile_is_marked_where_a_run_has_not_recorded_it(tmp_path):
+    for method, seed, fields in (("fedavg", 0, {2: {"worst_decile": 0.25}}), ("fedavg", 1, {}), ("fedvg", 0, {})):
+        write_run(tmp_path / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields=fields)
+    table = tables.choices(collect([tmp_path], partial=True))
+    assert {row[0].text.split()[0]: row[-1].text for row in table.rows} == {"FedAvg": "25.00 §", "FedVG": "– §"}
+    assert any(note.startswith("§") and "--record accuracy_by_client" in note for note in table.notes)
+
+
+def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
+    for method, loss in {"fedavg": 0.5, "fedvg": 0.25}.items():
+        fields = {2: {"test_loss": loss, "val_loss": loss}}
+        run = write_run(tmp_path / method, (None, None), method=method, fields=fields)
+        write_summary(run)
+        write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
+    made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
+    assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")
+    assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title
+    assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2.0"
+
+
+def test_largest_class_is_no_row_or_line_among_losses(tmp_path):
+    for dataset, accuracy in (("digits", 0.5), ("wine", None)):
+        fields = {i: {"test_loss": 60.0 * i, "val_loss": 1.0} for i in (1, 2)}
+        write_summary(write_run(tmp_path / dataset, (accuracy,) * 2, method="fedvg", dataset=dataset, fields=fields))
+    study = collect([tmp_path], partial=True)
+    assert {run.records[0].get("test_majority_accuracy") for run in study.runs} == {0.4, None}
+    made = tables.all_tables(study, tables.options(study))
+    assert not any("largest class" in markup.hypertext(table) for table in made)
+    with base.drawing(base.STYLES["wide"]):
+        axes = [a for n in ("curves", "weights") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
+    assert axes and not any("largest class" in text.get_text() for a in axes for text in a.texts)
+
+
+HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"
+
+
+def hostile_table():
+    columns = (Column(HOSTILE, ("name",)), Column("value", ("value",)))
+    return Table("t", HOSTILE, columns, ((Entry(HOSTILE), markup.number(1.0)._replace(mark="best")),), (HOSTILE,))
+
+
+def test_markdown_escapes_what_would_be_markup():
+    text = markup.markdown(hostile_table())
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in lines)
+    assert "<script>" not in text and r"\_c\*d" in text and "**1.00**" in text
+
+
+def test_latex_escapes_what_would_be_a_command():
+    text = markup.latex(hostile_table())
+    body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
+    assert r"\&" in body and r"\textbackslash{}z" in body and r"50\%" in body and r"\$x\$" in body
+    assert len(re.findall(r"(?<!\\)&", body)) == 1 and r"\textbf{1.00}" in text
+
+
+def test_html_escapes_what_would_be_an_element():
+    text = markup.hypertext(hostile_table())
+    assert "<script>" not in text and text.count("&lt;script&gt;") == 4 and "<b>1.00</b>" in text
+
+
+def test_csv_round_trips_names_and_numbers():
+    rows = list(csv.reader(io.StringIO(markup.comma_separated(hostile_table()))))
+    assert rows == [["name", "value"], [HOSTILE, "1"]]
+    formula = Table("t", "", (Column("name", ("name",)),), ((Entry("=1+1"),),))
+    assert markup.comma_separated(formula) == "name\n'=1+1\n"
+
+
+def test_line_breaks_in_names_stay_within_their_cell():
+    table = Table("t", "a\nb", (Column("x\ny", ("x",)),), ((Entry("c\r\nd"),),))
+    assert len(markup.markdown(table).splitlines()) == 5

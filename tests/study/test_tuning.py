@@ -1,0 +1,113 @@
+"""The choice of tuned values, from run folders written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvg_jax.config import Config, apply, to_json
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history, seals
+from fedvg_jax.study import axes, sweep_folder, sweep_points, tuning
+
+TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
+SWEEP = sweep_points.Sweep(axes.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
+
+
+def tuned(out, accuracies, failures=()):
+    """Writes the tuning runs with these validation accuracies by name; returns the choice of every cell."""
+    points = tuning.tuning_points(SWEEP, TUNING)[1].points
+    for point in points:
+        folder = sweep_folder.point_folder(out, point.name)
+        folder.mkdir(parents=True)
+        record = {"round": 1, "val_accuracy": accuracies(point.values), "test_accuracy": 1 - accuracies(point.values)}
+        run_folder.write_json(folder / "config.json", to_json(point.config))
+        history.append(folder, [record], is_first=True)
+        run_folder.write_json(folder / "summary.json", seals.with_digest({"rounds": 1, "stopped_by": None}))
+        if point.values["lr"] in failures:
+            sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged"))
+    return tuning.choose(out, points, TUNING)
+
+
+def test_best_mean_over_the_seeds_is_chosen_for_every_cell(tmp_path):
+    table = {(0.1, 5): 0.9, (0.1, 6): 0.1, (0.2, 5): 0.6, (0.2, 6): 0.6, (0.3, 5): 0.5, (0.3, 6): 0.5}
+    choices = tuned(tmp_path, lambda v: table[v["lr"], v["seed"]] if v["alpha"] == 0.5 else v["lr"])
+    assert {cell: choice.values["lr"] for cell, choice in choices.items()} == {"alpha=0.5": 0.2, "alpha=5": 0.3}
+    assert choices["alpha=0.5"].score == pytest.approx(0.6) and choices["alpha=0.5"].num_runs == 6
+
+
+def test_of_equal_values_the_first_is_chosen(tmp_path):
+    assert {c.values["lr"] for c in tuned(tmp_path, lambda values: 0.5).values()} == {0.1}
+
+
+def test_value_of_which_a_run_diverged_is_not_chosen(tmp_path):
+    assert {c.values["lr"] for c in tuned(tmp_path, lambda v: v["lr"], failures=[0.3]).values()} == {0.2}
+
+
+@pytest.mark.parametrize(
+    ("is_failed", "message"),
+    [
+        (True, r"2 tuning runs failed, such as alpha=0.5,lr=0.3,seed=5: disk full; the same command tries again"),
+        (False, r"2 tuning runs not finished, such as alpha=0.5,lr=0.3,seed=5; the same command continues them"),
+    ],
+    ids=["failed", "unfinished"],
+)
+def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_path, is_failed, message):
+    tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
+    points = tuning.tuning_points(SWEEP, TUNING)[1].points
+    for point in [point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5]:
+        folder = sweep_folder.point_folder(tmp_path, point.name)
+        (folder / "summary.json").unlink()
+        if is_failed:
+            sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("failed", 0, "disk full"))
+    with pytest.raises(UsageError, match=message) as error:
+        tuning.choose(tmp_path, points, TUNING)
+    assert "\n" not in str(error.value)
+
+
+def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"every value of alpha=0.5 diverged in a tuning run; give other values to --"):
+        tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
+
+
+def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
+    points = sweep_points.make_points(SWEEP).points
+    chosen = tuning.chosen_points(points, {"alpha=0.5": {"lr": 0.1}, "alpha=5": {"lr": 0.3}})
+    assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
+    assert [p.name for p in chosen] == [p.name for p in points]
+
+
+@pytest.mark.parametrize(
+    ("settings", "varied", "tuned_settings", "message"),
+    [
+        (
+            {},
+            {"weighting": ["fedvg", "generalised"], "fedvg.eps": [1e-8, 1e-6]},
+            {"fedvg.link": ["inverse", "softmax"]},
+            r"tuned fedvg.link and the axes weighting, fedvg.eps do not combine: .*; make the tuned settings axes",
+        ),
+        (
+            {"fedopt.variant": "official"},
+            {"algorithm": ["fedadam", "fedadagrad"], "fedopt.b1": [0.5, 0.9]},
+            {"fedopt.variant": ["paper", "official"]},
+            r"tuned fedopt.variant and the axes algorithm, fedopt.b1 do not combine",
+        ),
+    ],
+    ids=["by one value", "by every value"],
+)
+def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused(settings, varied, tuned_settings, message):
+    start = apply(Config(rounds=1), settings, "test")
+    sweep = sweep_points.Sweep(axes.parse_axes({**varied, "seed": "0:2"}), start=start)
+    with pytest.raises(UsageError, match=message) as error:
+        tuning.tuning_points(sweep, tuning.make_tuning(tuned_settings))
+    assert "\n" not in str(error.value)
+
+
+def test_cells_of_the_tuning_runs_are_those_of_the_sweep():
+    """Settings that only some methods use may be tuned, and seeds may follow."""
+    varied = {"weighting": ["fedvg", "generalised"], "partition_seed": ["follow"], "alpha": [0.5, 5.0], "seed": "0:2"}
+    sweep = sweep_points.Sweep(axes.parse_axes(varied), start=Config(rounds=1))
+    tuned = {"fedvg.link": ["inverse", "softmax"], "fedvg.exponent": [1.0, 2.0]}
+    points = tuning.tuning_points(sweep, tuning.make_tuning(tuned))[1].points
+    cells = {tuning.cell_of(point.values) for point in sweep_points.make_points(sweep).points}
+    assert tuning.by_cell(points, list(tuned)).keys() == cells

@@ -413,6 +413,8 @@ def evaluate(
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*data)
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
     numbers = np.arange(checks.num_rows(data, "data"), dtype=np.int32)
     rows = schedule.split_into_minibatches(numbers, batch_size, keep_single=True)
     return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)

@@ -116,6 +116,12 @@ def test_research_script_needs_public_names_only(x64):
         (lambda: fv.max_steps([]), "at least one schedule"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
+        (
+            lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), np.ones(2), batch_size=0),
+            "batch_size must be",
+        ),
+        (lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of="w"), "block_of, which takes"),
+        (lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of=lambda path: [path]), "block_of, "),
     ],
 )
 def test_mistake_in_a_research_script_is_one_line(call, message):

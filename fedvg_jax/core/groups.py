@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Grouping, Tree, Variables
 
 
@@ -32,8 +32,9 @@ def modulewise(variables: Variables, block_of: Callable[[str], str]) -> Variable
 def blockwise(variables: Variables, block_of: Callable[[str], str]) -> Variables:
     """Returns one group per network block, which includes the running statistics in it."""
     number: dict[str, int] = {}
-    for path in tree.paths(variables.params):
-        number.setdefault(block_of(path), len(number))
+    with checks.calling("block_of, which takes the path of a tensor and returns a name,"):
+        for path in tree.paths(variables.params):
+            number.setdefault(block_of(path), len(number))
 
     def ids(part):
         numbers = [number.get(block_of(path), -1) for path in tree.paths(part)]

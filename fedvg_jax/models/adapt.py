@@ -184,6 +184,8 @@ def _task(
         apply: see `Apply`.
         is_random: whether the module draws random numbers in training.
     """
+    if not isinstance(metrics or {}, Mapping):
+        raise UsageError(f"metrics must be a dict, name -> function; got {type(metrics).__name__}")
     metrics = dict(metrics or {})
     if "loss" in metrics:
         raise UsageError("a metric is named loss, which is reserved for the loss itself; choose another name")
@@ -341,6 +343,8 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
             f"{name} of one example must be a scalar, shape []; got {', '.join(map(str, got)) or 'nothing'} from an"
             f" output {given} and y {list(y.shape[1:])}"
         )
+    if name == "loss" and not jnp.issubdtype(values.dtype, jnp.floating):
+        raise UsageError(f"loss of one example must be a float, which has a gradient; got {values.dtype}")
     return values
 
 

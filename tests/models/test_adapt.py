@@ -222,6 +222,18 @@ def test_random_layers_other_than_dropout_use_a_fixed_key_without_a_key():
     assert first == again != with_key(jax.random.key(1))
 
 
+def test_a_loss_of_integers_is_refused():
+    """Its gradient is 0, so that nothing was trained."""
+    task = fedvg_jax.linen_task(nn.Dense(3), lambda output, y: jnp.argmax(output), X[:1])
+    with pytest.raises(UsageError, match="loss of one example must be a float, which has a gradient; got int32"):
+        task.loss(
+            *task.init(jax.random.key(0)),
+            fedvg_jax.Batch(jnp.asarray(X), jnp.zeros(len(X))),
+            jnp.ones(len(X), bool),
+            True,
+        )
+
+
 # --- modules that cannot be a task
 
 
@@ -254,6 +266,7 @@ REFUSED = {
     "Cached has variables cache; allowed: params, batch_stats": lambda: fedvg_jax.linen_task(Cached(), squared, X[:1]),
     r"Sequential must return .* \[3, ...\].*; got \[1\]": lambda: linen(nn.Dense(1), lambda x: x.mean(0)),
     r"must return .*; got \[\] at b": lambda: linen(nn.Dense(1), lambda x: {"a": x, "b": x.sum()}),
+    r"metrics must be a dict, name -> function; got list": lambda: linen(nn.Dense(1), metrics=[squared]),
     "metric is named loss, .* choose another name": lambda: linen(nn.Dense(1), metrics={"loss": squared}),
 }  # fmt: skip
 

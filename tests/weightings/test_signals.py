@@ -67,8 +67,9 @@ def test_validation_gradients_need_a_batch(batches, got):
         ),
         ([{"x": jnp.ones((6, 4))}, {"x": jnp.ones((2, 4))}], r"leaf '1/x' has shape \(2, 4\); expected \(6, B, ...\)"),
         ((jnp.ones((6, 4)), jnp.ones(6)), r"leaf '1' has shape \(6,\); expected \(6, B, ...\).* give leaf\[None\]"),
+        (jnp.ones((2, 0, 4)), r"leaf '' has shape \(2, 0, 4\); expected \(2, B, ...\)"),
     ],
-    ids=["numbers of batches", "a list of batches", "one batch"],
+    ids=["numbers of batches", "a list of batches", "one batch", "no rows"],
 )
 def test_validation_batches_that_are_not_stacked_are_named(batches, message):
     with pytest.raises(UsageError, match=message):

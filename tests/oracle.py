@@ -209,8 +209,8 @@ class Moon(Algorithm):
             (near, by_near), (far, by_far) = cosine(z, to_global), cosine(z, to_previous)
             up, down = np.exp(near / hyper["moon_tau"]), np.exp(far / hyper["moon_tau"])
             factor = hyper["moon_mu"] / len(z)
-            slopes = down / (up + down) / hyper["moon_tau"] * (by_far - by_near)
-            return factor * -np.log(up / (up + down)).sum(), 0.0, factor * slopes
+            by_z = down / (up + down) / hyper["moon_tau"] * (by_far - by_near)
+            return factor * -np.log(up / (up + down)).sum(), 0.0, factor * by_z
 
         return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
 

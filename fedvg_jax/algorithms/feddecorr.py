@@ -2,7 +2,8 @@
 
     loss <- loss + beta (1 / d^2) ||K||_F^2
 
-with the correlation matrix K [d, d] of the d features over the rows of the minibatch.
+with the correlation matrix K [d, d] of the d features over the B rows of the minibatch. For standardised features
+Z [B, d], K = Z^T Z / B has the norm of Z Z^T / B, which is [B, B]: minibatches have fewer rows than networks features.
 
 Source: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning",
 ICLR 2023, equations 6 and 7, with weights n_k / sum_j n_j. Features are the input of the network's last layer.
@@ -34,20 +35,19 @@ def loss(
 ) -> tuple[Array, Tree]:
     """The task's loss + beta (1 / d^2) ||K||_F^2."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
-    correlations = correlation(features_of(own), mask)
-    return own.loss + hyper["decorr_beta"] * (correlations**2).mean(), new_stats
+    return own.loss + hyper["decorr_beta"] * mean_squared_correlation(features_of(own), mask), new_stats
 
 
-def correlation(features: Array, mask: Array) -> Array:
-    """Returns the correlation matrix [d, d] of features [B, d] over the rows of a mask [B].
+def mean_squared_correlation(features: Array, mask: Array) -> Array:
+    """Returns (1 / d^2) ||K||_F^2 [] of features [B, d] over the rows of a mask [B].
 
     >>> x = jnp.array([[1.0, 2.0, 1.0], [2.0, 4.0, 0.0], [9.0, 9.0, 9.0]])
-    >>> correlation(x, jnp.arange(3) < 2).round(3).tolist()
-    [[1.0, 1.0, -1.0], [1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]]
+    >>> mean_squared_correlation(x, jnp.arange(3) < 2).round(3)  # all correlations are 1 or -1
+    Array(1., dtype=float32)
     """
     count = jnp.maximum(mask.sum(), 1).astype(features.dtype)
     rows = mask[:, None]
     mean = jnp.where(rows, features, 0).sum(0, keepdims=True) / count
     centred = jnp.where(rows, features - mean, 0)
     scaled = centred * jax.lax.rsqrt((centred**2).sum(0, keepdims=True) / count + EPS)
-    return scaled.T @ scaled / count
+    return ((scaled @ scaled.T / count / features.shape[-1]) ** 2).sum()

@@ -17,7 +17,7 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
 from fedvg_jax.algorithms.losses import forward, mean_over_rows
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree, UsageError
 
 DEFAULTS = (
     Hyperparameter("ntd_beta", 1.0, 0.0, doc="beta, weight of the distillation"),
@@ -35,6 +35,11 @@ def loss(
 ) -> tuple[Array, Tree]:
     """The task's loss + beta mean_i KL(q_i^glob || q_i)."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
+    if not jnp.issubdtype(batch.y.dtype, jnp.integer) or jnp.shape(own.outputs)[:-1] != batch.y.shape:
+        raise UsageError(
+            f"FedNTD needs labels of classes and a logit for each: outputs [B, ..., C] with integers y [B, ...]; got"
+            f" outputs {jnp.shape(own.outputs)} with {batch.y.dtype} {batch.y.shape}; use another algorithm"
+        )
     teacher, _ = forward(task, anchor.params, stats, batch, mask)
     log_q, log_p = (not_true(outputs.outputs / hyper["ntd_tau"], batch.y) for outputs in (own, teacher))
     is_not_true = log_p > -jnp.inf

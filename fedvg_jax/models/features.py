@@ -31,10 +31,11 @@ def recorded_features() -> Iterator[Features]:
     features = Features()
 
     def record(call, args, kwargs, context):
-        outputs = call(*args, **kwargs)
+        outputs, given = call(*args, **kwargs), [*args, *kwargs.values()]
         own = context.module.variables.get("params", {}) if context.method_name == "__call__" else {}
-        if args and any(not hasattr(entry, "keys") for entry in own.values()):
-            features.value = args[0]
+        # a module that has layers of its own is none, even with parameters beside them, such as a ViT's class token
+        if given and own and not any(hasattr(entry, "keys") for entry in own.values()):
+            features.value = given[0]
         return outputs
 
     with nn.intercept_methods(record):

@@ -19,6 +19,8 @@ bfloat16: forward and backward pass in bfloat16."""
 def compute_in(task: Task, name: str) -> Task:
     """Returns `task` with its forward and backward pass in that format; losses and statistics come out in float32.
 
+    So do outputs and features of `forward`.
+
     Args:
         task: with float32 parameters.
         name: one of `NAMES`.
@@ -28,17 +30,17 @@ def compute_in(task: Task, name: str) -> Task:
     convert = _to_bfloat16 if name == "bfloat16" else _unchanged
     matmul_precision = _highest if name == "highest" else contextlib.nullcontext
 
-    def loss(params: Tree, stats: Tree, batch: Tree, mask, train: bool) -> tuple[jax.Array, Tree]:
-        with matmul_precision():
-            value, new = task.loss(convert(params), stats, batch, mask, train)
-        return value.astype(tree.dtype(params)), jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
-
     def forward(params: Tree, stats: Tree, *args, **key) -> tuple[Outputs, Tree]:
-        assert task.forward is not None  # of every named model
+        assert task.forward is not None  # every named model has one
         with matmul_precision():
             outputs, new = task.forward(convert(params), stats, *args, **key)
-        loss, new = outputs.loss.astype(tree.dtype(params)), jax.tree.map(lambda n, o: n.astype(o.dtype), new, stats)
-        return outputs._replace(loss=loss), new
+        dtype = tree.dtype(params)
+        wide = jax.tree.map(lambda x: x.astype(dtype), outputs)
+        return wide, jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
+
+    def loss(params: Tree, stats: Tree, batch: Tree, mask, train: bool) -> tuple[jax.Array, Tree]:
+        outputs, new = forward(params, stats, batch, mask, train)
+        return outputs.loss, new
 
     def in_format(f: Callable) -> Callable:
         def run(params: Tree, *args):

@@ -11,6 +11,7 @@ and neither is compression: arrays have their own dtypes.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +20,9 @@ from jax.interpreters import partial_eval
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Anchor, Hyper, Probe, Selection, SimState, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Probe, Selection, SimState, Task, Tree
 from fedvg_jax.engine import local_training
+from fedvg_jax.runs import programs
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.programs import Program
 from fedvg_jax.runs.record.history import SENT, Record
@@ -49,38 +51,19 @@ def of_round(
         pool: arrays or shapes [T, ...].
         chosen: the selection; None for uniform sampling.
     """
-    algorithm, task, stats_too = program.algorithm, program.task, config.server_stats == "official"
-    local = make_local(config)
-
-    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> tuple[Tree, Tree]:
-        theta = model if stats_too else model.params
-        anchor = Anchor(theta, server, client if local is None else client.memory)
-        batch = tree.gather(pool, jnp.zeros(2, jnp.int32))
-        grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
-        if algorithm.loss is not None:
-            received = tree.params_of(anchor)
-            rows, mask = batch
-            grads = (
-                grads,
-                algorithm.loss(hyper, task, model.params, model.stats, rows, mask, jax.random.key(0), received),
-            )
-        memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
-        probe = Probe(task, model, lambda i: batch, jnp.int32(1), jnp.int32(0), local_training.counted)
-        measured = algorithm.probe(hyper, probe)
-        return (grads, memory), (messages, measured if stats_too else tree.params_of(measured))
-
+    local, stats_too = make_local(config), config.server_stats == "official"
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-    with checks.without_notes():
-        closed, (_, sent) = jax.make_jaxpr(on_client, return_shape=True)(*shapes)
-    _, is_read = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))
-    memory = jax.tree.leaves(state.server)
-    read = [leaf for leaf, used in zip(memory, is_read, strict=False) if used]  # the server's are the first arguments
+    leaves, structure = jax.tree.flatten(arguments)
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    key = (program.algorithm, program.task, stats_too, local is not None, structure, shapes)
+    is_read, sent = (_stored if programs.is_hashable(key) else _traced)(*key)
+    # the server's memory comes first among the arguments
+    read = [leaf for leaf, used in zip(jax.tree.leaves(state.server), is_read, strict=False) if used]
     kept = 0 if local is None else num_bytes(local.of(state.variables))
     model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
     others = max(0, num_candidates - cohort_size(config))
-    return Traffic(model + num_bytes(read), model + num_bytes(sent), others * model, 4 * num_candidates)
+    return Traffic(model + num_bytes(read), model + sent, others * model, 4 * num_candidates)
 
 
 def entries(traffic: Traffic, record: Record) -> Record:
@@ -93,3 +76,32 @@ def entries(traffic: Traffic, record: Record) -> Record:
     down = num_clients * traffic.down + traffic.candidates_down
     up = (num_clients - num_dropped) * traffic.up + traffic.candidates_up
     return dict(zip(SENT, (down, up), strict=True))
+
+
+def _traced(
+    algorithm: Algorithm, task: Task, stats_too: bool, has_local: bool, structure: Any, leaves: tuple
+) -> tuple[list[bool], int]:
+    """Returns which arguments the algorithm's client functions read, in leaf order, and the bytes of their messages."""
+
+    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> tuple[Tree, Tree]:
+        theta = model if stats_too else model.params
+        anchor = Anchor(theta, server, client.memory if has_local else client)
+        minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
+        received = tree.params_of(anchor)
+        grads = algorithm.correct(hyper, model.params, model.params, received)
+        if algorithm.loss is not None:
+            rows, mask = minibatch
+            key = jax.random.key(0)
+            grads = grads, algorithm.loss(hyper, task, model.params, model.stats, rows, mask, key, received)
+        memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
+        probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted)
+        measured = algorithm.probe(hyper, probe)
+        return (grads, memory), (messages, measured if stats_too else tree.params_of(measured))
+
+    with checks.without_notes():
+        closed, (_, sent) = jax.make_jaxpr(on_client, return_shape=True)(*jax.tree.unflatten(structure, leaves))
+    _, is_read = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))
+    return is_read, num_bytes(sent)
+
+
+_stored = functools.lru_cache(programs.MAX_PROGRAMS)(_traced)

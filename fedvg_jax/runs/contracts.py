@@ -561,6 +561,30 @@ def _run_algorithm(
     checks.same_arrays(memory, server, "algorithm.residual: memory", "algorithm.init's memory of the server")
 
 
+def check_forward(task: Task, pool: Tree) -> None:
+    """Computes `task.forward`, if there is one, and `task.loss` on the first rows, with initial variables.
+
+    Raises:
+        UsageError: their losses differ, as where only one of them was replaced.
+    """
+    if task.forward is None:
+        return
+    batch = jax.tree.map(lambda leaf: jnp.asarray(leaf[:_CLIENTS]), pool)
+    mask, forward = jnp.ones(len(jax.tree.leaves(batch)[0]), bool), task.forward
+
+    def losses(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        model = task.init(key)
+        return task.loss(*model, batch, mask, True)[0], forward(*model, batch, mask, True)[0].loss
+
+    with checks.calling("task.forward"):
+        own, of_forward = map(float, jax.jit(losses)(jax.random.key(0)))
+    if not np.isclose(own, of_forward, rtol=1e-3, equal_nan=True):
+        raise UsageError(
+            f"task.forward has the loss {of_forward:.6g} where task.loss has {own:.6g}, on the same rows; algorithms"
+            " with a loss of their own use forward: replace it together with the loss"
+        )
+
+
 def _check_scalar(loss: Any, what: str) -> None:
     """Raises UsageError unless a loss is one float."""
     if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):

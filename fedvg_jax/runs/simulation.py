@@ -336,9 +336,12 @@ def _check_own(
             contracts.check_terms(program.weighting, program.task, tables, hyper)
     algorithm = None if own.weighting else program.algorithm
     _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
-    if own.algorithm:
+    sees_minibatches = own.task is not None and program.algorithm.loss is not None
+    if sees_minibatches:
+        contracts.check_forward(program.task, tables.pool)
+    if own.algorithm or sees_minibatches:
         contracts.check_algorithm(
-            own.algorithm,
+            program.algorithm,
             program.task,
             tables.pool,
             hyper,

@@ -11,8 +11,10 @@ import worlds
 from flax import nnx
 
 import fedvg_jax as fv
+from fedvg_jax import config
 from fedvg_jax.core.types import Anchor, Batch
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+from fedvg_jax.runs import registry
 
 WORLD = worlds.small()
 NEUTRAL = {"moon": {"moon_mu": 0.0}, "fedntd": {"ntd_beta": 0.0}, "feddecorr": {"decorr_beta": 0.0}}
@@ -86,8 +88,9 @@ def test_the_derivative_by_the_weight_of_a_loss_is_the_central_difference(x64, n
         return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.variables.params))
 
     value, h, of = jnp.float64(0.7), 1e-5, worlds.jit(objective)
-    slope = float(of(value + h) - of(value - h)) / (2 * h)
-    assert abs(slope) > 1e-4 and float(worlds.jit(jax.grad(objective))(value)) == pytest.approx(slope, rel=1e-5)
+    difference = float(of(value + h) - of(value - h)) / (2 * h)
+    derivative = float(worlds.jit(jax.grad(objective))(value))
+    assert abs(difference) > 1e-4 and derivative == pytest.approx(difference, rel=1e-5)
 
 
 def test_padded_rows_do_not_change_a_penalty(x64):
@@ -132,26 +135,56 @@ def test_features_are_the_input_of_the_last_layer_with_parameters():
     np.testing.assert_array_equal(outputs.loss, expected)
 
 
+@pytest.mark.parametrize("model", config.MODELS)
+@pytest.mark.parametrize("precision", ["default", "bfloat16"])
+def test_features_of_a_named_model_are_the_input_of_its_head_in_float32(model, precision):
+    is_sequence = config.MODELS[model].is_sequence
+    row, labels = ((16,), (4, 16)) if is_sequence else ((32, 32, 3), (4,))
+    task = registry.named_task(fv.Config(model=model, precision=precision), row, 10)
+    x = jax.ShapeDtypeStruct((4, *row), jnp.int32 if is_sequence else jnp.uint8)
+    batch, variables = Batch(x, jax.ShapeDtypeStruct(labels, jnp.int32)), jax.eval_shape(task.init, jax.random.key(0))
+    with jax.numpy_dtype_promotion("standard"):  # as in a run: a ViT resizes its images in float32
+        outputs, _ = jax.eval_shape(lambda v, b: task.forward(*v, b, jnp.ones(4, bool), True), variables, batch)
+    assert outputs.features.shape[-1] == variables.params["classifier"]["kernel"].shape[0]
+    assert {outputs.features.dtype, outputs.outputs.dtype, outputs.loss.dtype} == {jnp.dtype(jnp.float32)}
+
+
+class Keyword(nn.Module):
+    """Calls its last layer by keyword, and has a parameter of its own beside its layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        hidden = nn.Dense(7)(x) * self.param("scale", nn.initializers.ones, (1, 1))
+        return nn.Dense(3)(inputs=hidden)
+
+
+def test_a_module_with_layers_is_no_layer_and_a_layer_may_be_called_by_keyword():
+    task = fv.linen_task(Keyword(), cross_entropy, jnp.ones((1, 5)))
+    batch = Batch(jnp.ones((4, 5)), jnp.zeros(4, jnp.int32))
+    outputs, _ = task.forward(*task.init(jax.random.key(0)), batch, jnp.ones(4, bool), True)
+    assert outputs.features.shape == (4, 7)
+
+
 @every_loss
 def test_every_loss_runs_with_an_own_module_and_fedvg(name):
-    config = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="fedvg", lanes="1")
+    settings = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="fedvg", lanes="1")
     x, y = worlds.images(80)
     task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))
-    history = fv.run(config, data=(np.asarray(x, np.float32), y), task=task, algorithm=getattr(fv.algorithms, name)())
+    history = fv.run(settings, data=(np.asarray(x, np.float32), y), task=task, algorithm=getattr(fv.algorithms, name)())
     assert all(np.isfinite(record["train_loss"]) for record in history.records)
 
 
 def test_an_nnx_module_has_outputs_and_no_features():
-    config, given = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1"), worlds.images(80)
+    settings, given = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1"), worlds.images(80)
     data = np.asarray(given[0], np.float32).reshape(80, -1), given[1]
 
     def make(rngs):
         return nnx.Linear(data[0].shape[1], 3, rngs=rngs)
 
     task = fv.nnx_task(make, cross_entropy, data[0][:1])
-    fv.run(config, data=data, task=task, algorithm=fv.algorithms.fedntd())
+    fv.run(settings, data=data, task=task, algorithm=fv.algorithms.fedntd())
     with pytest.raises(fv.UsageError, match="needs features, and those of this model are not known"):
-        fv.run(config, data=data, task=task, algorithm=fv.algorithms.moon())
+        fv.run(settings, data=data, task=task, algorithm=fv.algorithms.moon())
 
 
 # --- a user's mistakes
@@ -183,14 +216,37 @@ def alone(hyper, task, params, stats, batch, mask, key, anchor):
     ],
 )
 def test_a_loss_that_breaks_its_contract_is_one_line(loss, message):
-    config = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
+    settings = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
     with pytest.raises(fv.UsageError, match=message):
-        fv.run(config, data=worlds.images(80), algorithm=own(loss))
+        fv.run(settings, data=worlds.images(80), algorithm=own(loss))
+
+
+def regression():
+    """A task of numbers, and its data."""
+    x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+    return fv.linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, x[:1]), (x, x.sum(1))
+
+
+def test_fedntd_without_labels_of_classes_is_one_line():
+    settings = fv.Config(clients=4, rounds=1, partition="iid", algorithm="fedntd", weighting="samples", lanes="1")
+    task, data = regression()
+    with pytest.raises(fv.UsageError, match=r"FedNTD needs labels of classes .* outputs \(2, 1\) with float32 \(2,\)"):
+        fv.run(settings, data=data, task=task)
+
+
+@pytest.mark.parametrize("algorithm", [None, fv.algorithms.moon()], ids=["by name", "given"])
+def test_a_forward_pass_of_another_loss_than_the_task_s_is_one_line(algorithm):
+    settings = fv.Config(clients=4, rounds=1, partition="iid", algorithm="moon", weighting="samples", lanes="1")
+    task, data = regression()
+    changed = task._replace(loss=lambda *arguments: (2 * task.loss(*arguments)[0], {}))
+    with pytest.raises(fv.UsageError, match=r"task\.forward has the loss .* replace it together with the loss"):
+        fv.run(settings, data=data, task=changed, algorithm=algorithm)
+    fv.run(settings, data=data, task=task, algorithm=algorithm)
 
 
 def test_a_task_without_a_forward_pass_is_refused_in_one_line():
-    config = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
+    settings = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
     x, y = worlds.images(80)
     task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))._replace(forward=None)
     with pytest.raises(fv.UsageError, match=r"needs task\.forward"):
-        fv.run(config, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.fedntd())
+        fv.run(settings, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.fedntd())

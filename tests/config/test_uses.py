@@ -172,3 +172,11 @@ def test_object_that_is_no_config_is_one_line(given):
 
     with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):
         fedvg_jax.run(given)
+
+
+@pytest.mark.parametrize("name", registry.ALGORITHMS)
+def test_the_setting_memories_is_used_by_the_algorithms_with_a_memory_of_clients(name):
+    made = Config(algorithm=name)
+    params = {"w": jnp.ones(2)}
+    _, client = registry.ALGORITHMS[name](made).init(registry.make_hyper(made), params)
+    assert (uses.unmet(made, "memories") is None) == bool(jax.tree.leaves(client))

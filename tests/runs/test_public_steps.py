@@ -32,14 +32,14 @@ def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
     task = fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
     sim = fv.simulation(fv.Config(clients=4), task=task)
     params = jax.tree.map(lambda p: p + 0.01, sim.state.variables.params)
-    slope = jax.grad(lambda p: sim.validation_loss(fv.Variables(p, {})))(params)
-    _, ahead = jax.jvp(lambda p: sim.validation_loss(fv.Variables(p, {})), (params,), (slope,))
+    gradient = jax.grad(lambda p: sim.validation_loss(fv.Variables(p, {})))(params)
+    _, ahead = jax.jvp(lambda p: sim.validation_loss(fv.Variables(p, {})), (params,), (gradient,))
     rows = fv.tree.real_rows(sim.data.val)
     batch, mask = fv.tree.gather(sim.data.pool, rows)
     expected = jax.grad(lambda p: sim.task.loss(p, {}, batch, mask, False)[0])(params)
-    for one, other in zip(jax.tree.leaves(slope), jax.tree.leaves(expected), strict=True):
+    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    np.testing.assert_allclose(ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(slope)), rtol=1e-4)
+    np.testing.assert_allclose(ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(gradient)), rtol=1e-4)
 
 
 def test_rows_or_memories_on_the_host_are_refused():

@@ -343,10 +343,8 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
     from fedvg_jax.study import report
 
     refusal = None
-    with files.claimed(out / ".report") as is_mine:
-        if not is_mine:  # of the same runs, so that one is enough
-            line = "another process writes the report"
-        elif missing := report.missing_packages():
+    with files.claimed(out / ".report", waits=True):  # another process may have begun before the last runs ended
+        if missing := report.missing_packages():
             line = f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'"
         else:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -313,6 +315,25 @@ def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
     monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
     code, out, err = run("--alpha", "0.5")
     assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
+
+
+def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path):
+    """That one may lack runs that have ended since."""
+    (tmp_path / "out").mkdir()
+    other = contextlib.ExitStack()
+    other.enter_context(files.claimed(tmp_path / "out" / ".report"))
+
+    def end_later():
+        while not list((tmp_path / "out").glob("points/seed=1/summary.json")):
+            time.sleep(0.05)
+        time.sleep(1)
+        other.close()
+
+    thread = threading.Thread(target=end_later)
+    thread.start()
+    code, out, err = run("--seed", "0:2")
+    thread.join()
+    assert (code, err) == (0, "") and f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in out
 
 
 def test_runs_that_no_report_can_be_made_of_are_an_error(run, monkeypatch):

@@ -26,7 +26,7 @@ from fedvg_jax.study.cells import (
     value_text,
 )
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, rank, spread
-from fedvg_jax.study.scenarios import base_name
+from fedvg_jax.study.scenarios import OF_BASE, base_name
 from fedvg_jax.views import labels
 
 NAMES = ("accuracy", "choices", "effects", "cost", "runs")
@@ -88,7 +88,7 @@ def _method_named(study: Study, text: str) -> str:
     name, comma, details = text.partition(", ")
     try:
         method = shorthands.meaning({"method": name})
-        canonical = f"{base_name(method['algorithm'], method['weighting'])}{comma}{details}"
+        canonical = f"{base_name(**{name: method[name] for name in OF_BASE if name in method})}{comma}{details}"
     except UsageError:
         canonical = text
     for known in study.methods:

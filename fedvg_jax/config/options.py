@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -809,13 +810,13 @@ _NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", *(n f
 
 
 def registered(setting: str, value: Any) -> Any:
-    """Returns a name in lower case, as all are registered; papers write FedAvg, SCAFFOLD and FedAvg+FedVG.
+    """Returns a name in lower case, as all are registered; papers write FedAvg, SCAFFOLD and FedAvg + FedVG.
 
-    >>> registered("method", "FedAvg+FedVG"), registered("dataset", "hf:data/Birds"), registered("fedvg.include", "Fc")
-    ('fedavg+fedvg', 'hf:data/Birds', 'Fc')
+    >>> registered("method", "FedAvg + FedVG"), registered("dataset", "hf:Birds"), registered("fedvg.include", "Fc")
+    ('fedavg+fedvg', 'hf:Birds', 'Fc')
     """
     is_name = setting in _NAMED and isinstance(value, str)
-    return value.lower() if is_name and ":" not in value else value
+    return re.sub(r"\s*\+\s*", "+", value.lower()) if is_name and ":" not in value else value
 
 
 def default_cache_dir() -> Path:

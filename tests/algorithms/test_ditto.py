@@ -100,18 +100,6 @@ def test_without_attraction_a_client_s_first_personal_model_is_the_one_that_it_s
     worlds.assert_close(tree.take(state.clients.local, 0), state.variables, 1e-12)
 
 
-def test_a_strong_attraction_ends_at_the_global_model(x64):
-    """lr lambda = 1 moves a personal model to theta_g - lr g in every step."""
-    far, near = (rounds(ditto_lambda=value)[-1][0] for value in (0.0, 1 / 0.3))
-    theta = near.variables.params
-
-    def distance(state):
-        gaps = tree.sub(state.clients.local.params, tree.repeat(theta, len(WORLD.train)))
-        return sum(float(jnp.square(gap).sum()) for gap in jax.tree.leaves(gaps))
-
-    assert distance(near) < 0.3 * distance(far)
-
-
 @pytest.mark.parametrize(
     ("executor", "changes"),
     [

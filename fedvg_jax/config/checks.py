@@ -151,6 +151,8 @@ def _method_problems(config: Config) -> Iterator[str]:
         yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
     if config.local:
         yield from _local_problems(config)
+    if config.algorithm == "ditto":
+        yield from _ditto_problems(config)
     if config.robust.rule != "mean":
         yield from _rule_problems(config, config.robust.rule, cohort_size(config))
     if 0 < config.hold < cohort_size(config):
@@ -172,6 +174,22 @@ def _local_problems(config: Config) -> Iterator[str]:
         yield (
             f"local {config.local} cannot be used with robust.rule {config.robust.rule}, which compares whole models;"
             " use --robust.rule mean"
+        )
+
+
+def _ditto_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of Ditto with local tensors, the published code and robust rules."""
+    if config.local:
+        yield f"algorithm ditto keeps a personal model of each client, and local {config.local} a part; use one of them"
+    if config.server_stats == "official":
+        yield (
+            "algorithm ditto cannot be used with server_stats official, because the published FedVG code has no Ditto;"
+            " use --fidelity corrected or another --algorithm"
+        )
+    if config.robust.rule != "mean":
+        yield (
+            f"algorithm ditto takes the weighted mean of the clients; got robust.rule {config.robust.rule}; use"
+            " --robust.rule mean or another --algorithm"
         )
 
 

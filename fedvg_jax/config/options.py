@@ -48,6 +48,7 @@ ALGORITHMS = {
     "moon": "MOON",
     "fedntd": "FedNTD",
     "feddecorr": "FedDecorr",
+    "ditto": "Ditto",
 }
 """Algorithm -> its spelling in papers."""
 
@@ -101,7 +102,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy")
+RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -140,7 +141,8 @@ def _has_first_moment(config: Config) -> bool:
 
 def _has_memories(config: Config) -> bool:
     """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn", "moon") or config.optimiser_state == "kept" or config.local != ""
+    has_own = config.algorithm in ("scaffold", "feddyn", "moon", "ditto")
+    return has_own or config.optimiser_state == "kept" or config.local != ""
 
 
 def _of(settings: type, *algorithms: str):
@@ -323,6 +325,14 @@ class FedDecorr:
 
     beta: float = setting(0.1, FROM_0, hyper="decorr_beta")
     """Weight of the penalty."""
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """Ditto: a personal model of each client beside the global one."""
+
+    lam: float = setting(1.0, FROM_0, hyper="ditto_lambda")
+    """Lambda, the strength with which the global model attracts a personal one."""
 
 
 @dataclass(frozen=True)
@@ -704,7 +714,15 @@ class Config:
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
     calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
-    rows, its mean and worst decile; personal_accuracy, that of each client's own model."""
+    rows, its mean, worst decile and spread; personal_accuracy, that of each client's own model; finetuned_accuracy,
+    that of the global model after finetune_epochs on the client's own training rows."""
+    finetune_epochs: int = setting(
+        1,
+        COUNT,
+        "data",
+        used=(Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"),),
+    )
+    """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting(
         "auto", topic="Hardware", word="INT|auto", is_common=True, also="device gpu gpus num_gpus num_devices cuda"
     )
@@ -722,7 +740,9 @@ class Config:
         ("auto", "device", "host"),
         "data",
         used=(
-            Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with optimiser_state kept or local"),
+            Condition(
+                "algorithm", _has_memories, "scaffold, feddyn, moon, ditto, or any with optimiser_state kept or local"
+            ),
         ),
     )
     """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
@@ -790,6 +810,7 @@ class Config:
     moon: Moon = _of(Moon, "moon")
     fedntd: FedNTD = _of(FedNTD, "fedntd")
     feddecorr: FedDecorr = _of(FedDecorr, "feddecorr")
+    ditto: Ditto = _of(Ditto, "ditto")
     robust: Robust = group(Robust, "Robust aggregation")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")

@@ -64,6 +64,7 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "moon": lambda config: algorithms.moon(),
     "fedntd": lambda config: algorithms.fedntd(),
     "feddecorr": lambda config: algorithms.feddecorr(),
+    "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
 }
 
 

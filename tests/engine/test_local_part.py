@@ -247,8 +247,7 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
         ({"local": "("}, "is no regular expression"),
         ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
         ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
-        ({"record": "personal_accuracy"}, "name them by --local REGEX"),
-        ({"method": "fedper", "memories": "host", "record": "personal_accuracy"}, "use --pool device and"),
+        ({"record": "personal_accuracy"}, "name tensors that stay with clients by --local REGEX"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(settings, message):

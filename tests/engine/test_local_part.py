@@ -239,6 +239,12 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
     assert record["personal_accuracy_mean"] > record["test_accuracy"] and any(map(len, sim.partition.test))
 
 
+def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
+    settings = {"clients": 4, "rounds": 1, "local_epochs": 1, "local": "^classifier/"}
+    one, other = (fv.run(config.Config(**settings, fedvg={"include": regex})) for regex in ("(?i)^FC", ""))
+    assert one.records[0]["scores"] == other.records[0]["scores"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -247,6 +253,10 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
         ({"local": "("}, "is no regular expression"),
         ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
         ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
+        (
+            {"local": "^classifier/", "fedvg": {"include": "^class"}},
+            "fedvg.include .class matches no tensor beside those of local .classifier/, .* there are fc1",
+        ),
         ({"record": "personal_accuracy"}, "name tensors that stay with clients by --local REGEX"),
     ],
 )

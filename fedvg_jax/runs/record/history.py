@@ -7,6 +7,7 @@ import functools
 import html
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -92,6 +93,8 @@ class History(_Results):
             ...
         fedvg_jax.UsageError: nowhere is not a run folder (it has no config.json); name the folder of a run
         """
+        if not isinstance(folder, str | os.PathLike):
+            raise UsageError(f"History.load takes the folder of a run, a path; got {folder!r:.99}")
         folder = Path(folder)
         config = dataclasses.replace(run_folder.read_config(folder), config=None)
         records = read(folder) if (folder / "history.jsonl").exists() else []

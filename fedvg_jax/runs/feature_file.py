@@ -132,7 +132,8 @@ def _write_features(archive, name: str, rows: range, arrays: Arrays, extract, dt
     with contextlib.ExitStack() as stack:
         for first in range(rows.start, rows.stop, ROWS):
             last = min(first + ROWS, rows.stop)
-            values = extract(np.asarray(arrays.x[first:last])).astype(dtype)
+            with np.errstate(over="ignore"):
+                values = extract(np.asarray(arrays.x[first:last])).astype(dtype)
             if not np.isfinite(values).all():
                 raise UsageError(f"features of rows {first} to {last - 1} exceed {np.dtype(dtype)}; use --float32")
             if stream is None:

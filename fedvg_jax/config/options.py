@@ -77,6 +77,8 @@ class Network(NamedTuple):
     """Whether it has `--conv planes`."""
     has_batch_norm: bool = False
     """Whether it has running statistics; a ResNet may have group normalisation instead."""
+    takes_rows: bool = False
+    """Whether it takes rows of any shape, such as features and tables, and not images only."""
     is_sequence: bool = False
     """Whether it gives a label to every place of a row [T, L], and not one to each row."""
 
@@ -84,7 +86,8 @@ class Network(NamedTuple):
 _RESNET = Network(has_convolutions=True, has_batch_norm=True)
 
 MODELS = {
-    "mlp": Network(),
+    "mlp": Network(takes_rows=True),
+    "linear": Network(takes_rows=True),
     "tinycnn": Network(4, has_convolutions=True, has_planes=True),
     "cnn": Network(16, has_convolutions=True, has_planes=True),
     "lenet5": Network(16, has_convolutions=True, has_planes=True, has_batch_norm=True),
@@ -93,6 +96,7 @@ MODELS = {
     "resnet50": _RESNET,
     "vit_s16": Network(),
     "vit_b16": Network(),
+    "efficientnet_lite0": Network(has_batch_norm=True),
     "gru": Network(is_sequence=True),
 }
 
@@ -112,11 +116,14 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 # --- when a setting is used
 
 _RESNETS = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
+_NORMS = Condition(
+    "model", lambda config: config.model.startswith(("resnet", "efficientnet")), "ResNets and EfficientNets"
+)
 _CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
     "model",
-    lambda config: MODELS[config.model].has_batch_norm and (config.norm == "batch" or not _RESNETS.holds(config)),
-    "models with BatchNorm: lenet5, ResNets of norm batch",
+    lambda config: MODELS[config.model].has_batch_norm and (config.norm == "batch" or not _NORMS.holds(config)),
+    "models with BatchNorm: lenet5, ResNets and EfficientNets of norm batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
 _FEDVG = weighs_by("fedvg", "generalised")
@@ -547,13 +554,14 @@ class Config:
     """Network. tinycnn is for 8x8 images."""
     pretrained: Path | None = setting(None, kind="data", word="FILE|DIR", also="weights_file init_weights checkpoint")
     """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
-    has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
+    has torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those
+    of --export. The head is initialised at random."""
     init: Path | None = setting(None, kind="data", word="RUN", also="init_from warm_start")
     """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
     stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
-    norm: str = setting("batch", ("batch", "group"), used=(_RESNETS,), also="norm_layer normalization_layer")
-    """Normalisation layers of a ResNet. batch is published."""
+    norm: str = setting("batch", ("batch", "group"), used=(_NORMS,), also="norm_layer normalization_layer")
+    """Normalisation layers of a ResNet or an EfficientNet. batch is published."""
     clients: int = setting(
         20,
         COUNT,

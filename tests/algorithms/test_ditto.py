@@ -175,8 +175,14 @@ def test_bytes_sent_are_those_of_fedavg():
     ("settings", "message"),
     [
         ({"local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part; use one of them"),
-        ({"fidelity": "official"}, "because the published FedVG code has no Ditto; use --fidelity corrected"),
-        ({"robust": {"rule": "median"}, "weighting": "uniform"}, "got robust.rule median; use --robust.rule mean"),
+        (
+            {"fidelity": "official"},
+            "algorithm ditto cannot be used with server_stats official: the published code has one",
+        ),
+        (
+            {"robust": {"rule": "median"}, "weighting": "uniform"},
+            "algorithm ditto cannot be used with robust.rule median, which is for one model",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(settings, message):

@@ -245,7 +245,10 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
         ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
         ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
         ({"local": "("}, "is no regular expression"),
-        ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
+        (
+            {"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"},
+            "which is for one model of all clients",
+        ),
         ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
         ({"record": "personal_accuracy"}, "name tensors that stay with clients by --local REGEX"),
     ],

@@ -168,10 +168,13 @@ def make_client(
 
     def init(k) -> Carry:
         params, stats = start_of_client(state, schedule, k, local)
-        params, row = support.of(params), schedules.memory_rows(schedule)[k]
-        personal: Tree = tree.take(state.clients.local, row) if algorithm.personal else ()
-        trained = (params, personal.params) if algorithm.personal else params
-        memory = tree.take(state.optimisers, row) if state.optimisers else rule.init(trained)
+        params = trained = support.of(params)
+        personal: Tree = ()
+        if algorithm.personal:
+            personal = tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
+            trained = (params, personal.params)
+        is_kept = bool(state.optimisers)
+        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(trained)
         return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))), personal)
 
     def task_gradients(model: Variables, batch, mask, k, minibatch) -> tuple[tuple[Array, Tree], Tree]:

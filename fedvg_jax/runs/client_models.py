@@ -85,14 +85,13 @@ def _pieces(
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
     client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
     size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
-    pieces = [np.arange(size) + min(begin, len(test) - size) for begin in range(0, len(test), size)]
-    most_rows, capacity = (max(1, *(int(counts[piece].sum()) for piece in pieces)) for counts in (used, steps))
     table_shape = (size, max(1, -(-int(test.max()) // simulation.EVAL_BATCH)) * simulation.EVAL_BATCH)
     keep_single = simulation.keeps_single_rows(config, arrays, train, sim.task, sim.algorithm)
-    for piece in pieces:
+    for begin in range(0, len(test), size):
+        piece = np.arange(size) + min(begin, len(test) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
         trained = np.concatenate([parts.train[k] for k in piece.tolist()]) if is_finetuned else tested[:0]
-        rows = np.zeros(most_rows, np.int64)
+        rows = np.zeros(max(1, size * int(used.max())), np.int64)
         rows[: len(tested) + len(trained)] = np.concatenate([tested, trained])
         table = np.full(table_shape, -1, np.int32)
         table[np.arange(table_shape[1]) < test[piece][:, None]] = np.arange(len(tested))
@@ -107,7 +106,7 @@ def _pieces(
             batch_size=width,
             num_lanes=sim.executor.num_lanes,
             lanes_together=sim.executor.lanes_together,
-            capacity=capacity,
+            capacity=size * int(steps.max()),
             keep_single=keep_single,
             clients=piece.astype(np.int32),
         )

@@ -251,7 +251,10 @@ def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
         ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
         ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
         ({"local": "("}, "is no regular expression"),
-        ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
+        (
+            {"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"},
+            "which is for one model of all clients",
+        ),
         ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
         (
             {"local": "^classifier/", "fedvg": {"include": "^class"}},

@@ -36,9 +36,10 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
-from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
+from fedvg_jax.models import cnn, efficientnet, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
+from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
@@ -63,6 +64,7 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "moon": lambda config: algorithms.moon(),
     "fedntd": lambda config: algorithms.fedntd(),
     "feddecorr": lambda config: algorithms.feddecorr(),
+    "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
 }
 
 
@@ -80,6 +82,7 @@ def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
 MODELS: dict[str, Callable] = {
     "tinycnn": lambda classes, name, hardware=None: cnn.TinyCNN(classes, selection.layout(name, hardware)),
     "mlp": lambda classes, name, hardware=None: mlp.MLP(classes),
+    "linear": lambda classes, name, hardware=None: mlp.MLP(classes, ()),
     "cnn": lambda classes, name, hardware=None: cnn.CNN(classes, selection.layout(name, hardware)),
     "lenet5": lambda classes, name, hardware=None: lenet.LeNet5(classes, selection.layout(name, hardware)),
     "resnet18": lambda *settings, **options: _residual(resnet.resnet18, *settings, **options),
@@ -87,9 +90,11 @@ MODELS: dict[str, Callable] = {
     "resnet50": lambda *settings, **options: _residual(resnet.resnet50, *settings, **options),
     "vit_s16": lambda classes, name, hardware=None: vit.vit_s16(classes, hardware=hardware),
     "vit_b16": lambda classes, name, hardware=None: vit.vit_b16(classes, hardware=hardware),
+    "efficientnet_lite0": lambda classes, name, **options: efficientnet.efficientnet_lite0(classes, **options),
     "gru": lambda classes, name, hardware=None: gru.GRU(classes),
 }
-"""Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
+"""Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm, for an EfficientNet
+norm) -> Flax module."""
 
 
 def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
@@ -123,12 +128,14 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
         num_classes: C, classes or characters.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
-    options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
+    options = {"stem": config.stem} if config.model.startswith("resnet") else {}
+    options |= {"norm": config.norm} if config.model.startswith(("resnet", "efficientnet")) else {}
     module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
     if NETWORKS[config.model].is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
+    task = fast_task(task) if config.model.startswith("efficientnet") else task
     task = precision.compute_in(task, config.precision)
     max_rows = hw.choices(hardware).microbatch_rows.get(config.model)
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
@@ -171,6 +178,8 @@ def block_of(config: Config) -> Callable[[str], str]:
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
     if NETWORKS[config.model].is_sequence:
         return gru.blocks
+    if config.model.startswith("efficientnet"):
+        return efficientnet.blocks
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
 

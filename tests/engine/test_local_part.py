@@ -251,14 +251,16 @@ def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
         ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
         ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
         ({"local": "("}, "is no regular expression"),
-        ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
+        (
+            {"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"},
+            "which is for one model of all clients",
+        ),
         ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
         (
             {"local": "^classifier/", "fedvg": {"include": "^class"}},
             "fedvg.include .class matches no tensor beside those of local .classifier/, .* there are fc1",
         ),
-        ({"record": "personal_accuracy"}, "name them by --local REGEX"),
-        ({"method": "fedper", "memories": "host", "record": "personal_accuracy"}, "use --pool device and"),
+        ({"record": "personal_accuracy"}, "name tensors that stay with clients by --local REGEX"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(settings, message):

@@ -30,6 +30,14 @@ SENT = ("bytes_down", "bytes_up")
 
 RESERVED_NAMES += SENT
 
+CLIENT_ACCURACIES = {
+    "accuracy_by_client": ("accuracy_by_client_mean", "worst_decile", "spread"),
+    "personal_accuracy": ("personal_accuracy_mean", "personal_worst_decile", "personal_spread"),
+    "finetuned_accuracy": ("finetuned_accuracy_mean", "finetuned_worst_decile", "finetuned_spread"),
+}
+"""Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
+those of the final round."""
+
 
 def is_reserved(name: str) -> bool:
     """Returns whether records use this name, so that no metric and no weighting's detail may have it."""
@@ -251,6 +259,7 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
         "best_val_round": best["round"],
         f"test_{name}_{extreme}": most[f"test_{name}"],
         **({"majority_accuracy": final[majority]} if majority in final else {}),
+        **{key: final[key] for keys in CLIENT_ACCURACIES.values() for key in keys if key in final},
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -16,7 +15,7 @@ import optax
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import SETTINGS, Config, FedVG, block_size, cohort_size, num_corrupt
+from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks
 from fedvg_jax.core import hardware as hw
@@ -65,6 +64,7 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "moon": lambda config: algorithms.moon(),
     "fedntd": lambda config: algorithms.fedntd(),
     "feddecorr": lambda config: algorithms.feddecorr(),
+    "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
 }
 
 
@@ -322,17 +322,10 @@ def make_fedvg(
     return fedvg(task, **_fedvg_options(config, gradient, hardware))
 
 
-def _scored(config: Config) -> FedVG:
-    """The settings of FedVG, which scores none of the tensors that stay with clients."""
-    if not config.local:
-        return config.fedvg
-    return dataclasses.replace(config.fedvg, include=f"^(?!.*(?:{config.local})).*(?:{config.fedvg.include})")
-
-
 def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
     """The arguments of `fedvg` beside the task."""
-    options = _scored(config)
-    return _layer_options(options) | {
+    options = config.fedvg
+    return _layer_options(config) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
         "stats": options.stats,
@@ -341,13 +334,15 @@ def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardwar
     }
 
 
-def _layer_options(options: FedVG) -> dict[str, Any]:
+def _layer_options(config: Config) -> dict[str, Any]:
     """The arguments of `layers_of` beside the task. Norm `delta`, the paper's name, is the L1 norm of the signal."""
+    options = config.fedvg
     return {
         "norm": "l1" if options.norm == "delta" else options.norm,
         "granularity": options.granularity,
         "layer": options.layer,
         "include": options.include,
+        "exclude": config.local,
         "per_element": options.per_element,
     }
 
@@ -355,7 +350,7 @@ def _layer_options(options: FedVG) -> dict[str, Any]:
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     return (
-        [layer.name for layer in layers_of(task, **_layer_options(_scored(config)))]
+        [layer.name for layer in layers_of(task, **_layer_options(config))]
         if re.search("fedvg|generalised", config.weighting)
         else []
     )

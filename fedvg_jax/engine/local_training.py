@@ -167,9 +167,7 @@ def make_client(
     def init(k) -> Carry:
         params, stats = start_of_client(state, schedule, k, local)
         params = support.of(params)
-        is_kept = bool(state.optimisers)
-        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(params)
-        return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))))
+        return Carry(params, stats, rule.init(params), tree.wide(jnp.zeros((), tree.dtype(params))))
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = training_minibatch(data, schedule, minibatch)

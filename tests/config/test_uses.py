@@ -67,7 +67,6 @@ def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client
         variables = Variables({"w": jnp.zeros(2)}, {})
         memory = make(made).init(registry.make_hyper(made), variables.params)[1]
         assert bool(jax.tree.leaves(memory)) == (uses.unused(made, ["memories"]) == []), name
-    assert uses.unused(Config(optimiser_state="kept", momentum=0.9), ["memories"]) == []
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():

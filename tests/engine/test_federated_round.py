@@ -379,39 +379,6 @@ def test_an_optimiser_restarts_every_round(x64, name):
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
 
 
-def test_kept_momentum_continues_when_a_client_is_sampled_again(x64):
-    """v <- v / 2 + g over all of a client's rounds; absent and unsampled clients keep theirs."""
-    settings = Config(momentum=0.5, optimiser_state="kept")
-    a, b = np.ones((3, 3)), np.arange(9.0).reshape(3, 3)
-    world, algorithm, optimiser = (
-        worlds.quadratics(a, b, [4, 4, 4], 2),
-        worlds.algorithm("fedavg"),
-        registry.make_optimiser(settings),
-    )
-    step, hyper = worlds.make_round(world, algorithm, optimiser=optimiser), worlds.hyper(lr=0.25, momentum=0.5)
-    kept = optimiser(hyper, jnp.int32(0)).init(worlds.state(world, algorithm, TASK).variables.params)
-    state = worlds.state(world, algorithm, TASK)._replace(optimisers=tree.repeat(kept, 3))
-    x, v, trained = np.concatenate(jax.tree.leaves(state.variables)), np.zeros((3, 3)), set()
-    for number in range(6):
-        schedule = world.schedule(number, 2)._replace(heard=np.array([True, number != 2]))
-        state, _ = step(state, schedule, world.data(), hyper)
-        models = []
-        for client, steps, heard in zip(schedule.clients, schedule.num_steps, schedule.heard, strict=True):
-            mine, moving = x, v[client]
-            for _ in range(steps):
-                moving = 0.5 * moving + a[client] * mine - b[client]
-                mine = mine - 0.25 * moving
-            if heard:
-                models.append(mine)
-                v[client] = moving
-                trained.add(int(client))
-        x = np.mean(models, 0)
-        np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-12)
-        momenta = jax.tree.leaves(state.optimisers)
-        np.testing.assert_allclose(np.concatenate(momenta, -1), v, rtol=1e-12)
-    assert trained == {0, 1, 2}
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
 def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, steps):

@@ -25,7 +25,7 @@ MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
 SETTINGS = Config(
     **{"clients": 20, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4, "local_epochs": 2},
     **{"rounds": 3, "eval_every": 1, "devices": "1", "weighting": "uniform", "dropout": 0.2, "lr": 0.05},
-    **{"optimiser_state": "kept", "momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
+    **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
 LAYOUTS = {
@@ -86,13 +86,13 @@ def by_client(state: SimState, num_clients: int):
         result[state.memory_clients[is_used]] = leaf[is_used]
         return result
 
-    return jax.tree.map(placed, (state.clients, state.optimisers))
+    return jax.tree.map(placed, state.clients)
 
 
 def assert_equal_states(some, every):
     """All fields, with the memories by client."""
-    memories = by_client(some, len(jax.tree.leaves((every.clients, every.optimisers))[0]))
-    jax.tree.map(np.testing.assert_array_equal, memories, (every.clients, every.optimisers))
+    memories = by_client(some, len(jax.tree.leaves(every.clients)[0]))
+    jax.tree.map(np.testing.assert_array_equal, memories, every.clients)
     jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
 
 
@@ -246,10 +246,10 @@ def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"algorithm": "scaffold", "optimiser_state": "reset"},
-        {"algorithm": "feddyn", "optimiser_state": "reset", "hold": 3},
+        {"algorithm": "scaffold"},
+        {"algorithm": "feddyn", "hold": 3},
         {"algorithm": "fedprox", "optimiser": "adamw", "momentum": 0.0},
-        {"algorithm": "scaffold", "optimiser_state": "reset", "cohorts": "official", "pool": "host"},
+        {"algorithm": "scaffold", "cohorts": "official", "pool": "host"},
     ],
     ids=["scaffold", "feddyn in blocks", "adamw", "published cohorts"],
 )
@@ -265,9 +265,9 @@ def test_every_kind_of_memory_gives_the_same_states(run, changes, devices):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_three_devices_resumes_on_one(run, tmp_path):
-    expected = run("all", given=None, algorithm="feddyn", optimiser_state="reset")[0]
+    expected = run("all", given=None, algorithm="feddyn")[0]
     for first, then in (("device", "host"), ("host", "device")):
-        out, settings = tmp_path / first, {"given": None, "algorithm": "feddyn", "optimiser_state": "reset"}
+        out, settings = tmp_path / first, {"given": None, "algorithm": "feddyn"}
         run(first, callbacks=False, devices="3", rounds=2, out=out, **settings)
         found = run(then, out=out, resume=str(out), **settings)[0]
         for one, other in zip(found.records, expected.records, strict=True):

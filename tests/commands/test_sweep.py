@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 
 import programs
 import pytest
@@ -22,7 +21,6 @@ from fedvg_jax import sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import chunks, loop
-from fedvg_jax.runs import programs as run_programs
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import report, sweep_arguments, sweep_folder, sweep_points, sweeps, workers
 from fedvg_jax.views import dry_run
@@ -71,11 +69,6 @@ def test_several_values_make_an_axis_and_one_value_is_shared():
     assert {(p.config.lr, p.config.fedvg.per_element, p.config.keep) for p in command.points.points} == {(0.1, True, 1)}
 
 
-def test_switches_have_values_on_an_axis():
-    points = read("--fedvg.per-element", "true", "false").points.points
-    assert [p.config.fedvg.per_element for p in points] == [True, False]
-
-
 def test_partition_seed_follows_and_ranges_join_numbers():
     points = read("--seed", "0:2", "7", "--partition-seed", "follow").points.points
     assert [(p.config.seed, p.config.partition_seed) for p in points] == [(0, 0), (1, 1), (7, 7)]
@@ -103,35 +96,11 @@ def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     assert {p.config.partition_seed for p in grid.points.points} == {42}
 
 
-def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
-    line = "all seeds share one partition (--partition-seed 42)"
-    assert line in sweep.opening_lines(read("--seed", "0:2", "--partition-seed", "42"))[1]
-    for words in (["--seed", "0:2"], ["--seed", "0"], ["--seed", "0:2", "--partition-seed", "0:2"]):
-        assert not any("share one partition" in text for text in sweep.opening_lines(read(*words)))
-
-
 def test_a_folder_of_seeds_that_share_a_partition_is_not_extended_by_seeds_that_do_not(run, tmp_path):
     assert run("--seed", "0:2", "--partition-seed", "42", "--rounds", "1")[0] == 0
     code, _, err = run("--seed", "0:3", "--rounds", "1")
     assert code == 2 and err.count("\n") == 1 and "ran with other settings: partition_seed 42 -> 0" in err
     assert run("--seed", "0:3", "--partition-seed", "42", "--rounds", "1")[0] == 0
-
-
-def test_repeated_values_and_methods_of_equal_settings_are_counted_and_named():
-    def lines(*words):
-        return sweep.opening_lines(read(*words))
-
-    assert lines("--method", "fedavg", "fedavg") == [f"sweep of 1 point: method (1); folder {Path('runs/x')}"]
-    assert lines("--method", "uniform", "fedavg+uniform")[1:] == [
-        "1 combination repeats the settings of another point, such as",
-        "  method=fedavg+uniform = method=uniform",
-    ]
-    assert lines("--method", "uniform", "fedavg+uniform", "--seed", "0:2")[1].startswith("2 combinations repeat")
-
-
-def test_a_table_prints_methods_as_papers_do(run):
-    code, out, _ = run("--method", "uniform", "fedprox+val_loss", "--seed", "0", "--rounds", "1")
-    assert code == 0 and "│ uniform " in out and "│ FedProx + val_loss " in out
 
 
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
@@ -205,13 +174,6 @@ def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(case, 
     assert sweep.main([*words, *out]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()
-
-
-def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):
-    assert sweep.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(f"--{name.replace('_', '-')}" in text for name in sweep_arguments.OWN)
 
 
 def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_path):
@@ -297,11 +259,6 @@ def test_points_that_differ_in_values_only_are_timed_once(cache, monkeypatch):
     monkeypatch.setattr(dry_run, "_measure_rates", lambda *args: timed.append(args) or dry_run.Rates(1, 0, 0, 0, 0))
     words = ["--seed", "0:2", "--lr", "0.1", "0.2", "--rounds", "2", "3", "--cache-dir", str(cache)]
     assert sweep._estimate(read(*short(*words)).points.points)[0] == 4 * (2 + 3) and len(timed) == 1
-
-
-def test_settings_of_an_estimate_belong_to_no_program():
-    assert {*dry_run.TIMED_SETTINGS, *dry_run.COUNTED_SETTINGS} <= set(run_programs.VALUES)
-    assert not set(dry_run.TIMED_SETTINGS) & set(dry_run.COUNTED_SETTINGS)
 
 
 def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):

@@ -20,10 +20,6 @@ def parse(*args):
     return sim.parse([str(arg) for arg in args])
 
 
-def test_paper_has_thirteen_methods():
-    assert len(WEIGHTS) == 13 and set(presets.METHODS) == set(WEIGHTS)
-
-
 def test_method_is_an_algorithm_and_its_weights():
     for name, expected in WEIGHTS.items():
         made = config.Config(method=name)
@@ -40,12 +36,6 @@ def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting)
         made = config.check(config.Config(method=method))
         expected = "samples+fedvg" if method == "fedavg+fedvg" else weighting
         assert (made.algorithm, made.weighting) == (algorithm, expected)
-
-
-def test_every_algorithm_is_a_method_with_its_own_weighting():
-    for algorithm in config.ALGORITHMS:
-        made = config.Config(method=algorithm)
-        assert (made.algorithm, made.weighting) == (algorithm, "native")
 
 
 def test_method_sets_only_options_of_its_algorithm_and_the_two_names():
@@ -68,12 +58,6 @@ def test_method_overrides_its_settings_in_the_file(name, tmp_path):
     assert {setting: parsed[setting] for setting in settings} == settings
 
 
-def test_fedvg_weights_change_no_other_setting_of_a_method():
-    for name in SIX:
-        alone, both = presets.METHODS[name], presets.METHODS[f"{name}+fedvg"]
-        assert {setting for setting in alone.keys() | both if alone.get(setting) != both.get(setting)} == {"weighting"}
-
-
 def test_options_of_a_method_are_the_defaults_of_its_algorithm():
     """`--algorithm NAME` and `--method NAME` are then the same algorithm."""
     for name in SIX[1:]:
@@ -86,10 +70,6 @@ def test_flag_overrides_the_method(method_first):
     method, flags = ["--method", "scaffold"], ["--scaffold.eta-g", "0.5", "--weighting", "samples"]
     made = parse(*(method + flags if method_first else flags + method))
     assert (made.algorithm, made.weighting, made.scaffold.eta_g) == ("scaffold", "samples", 0.5)
-
-
-def test_method_may_be_written_with_an_equals_sign():
-    assert parse("--method=elastic+fedvg") == parse("--method", "elastic+fedvg")
 
 
 @pytest.fixture

@@ -106,17 +106,6 @@ def test_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
     assert "scaffold.eta_g" not in config.to_json(command_line.config)["unused"]
 
 
-def test_options_of_the_generalised_weighting_are_unused_by_others_like_all_options(tmp_path):
-    """Listed from a file and from Python, refused as a flag."""
-    path = tmp_path / "sweep.toml"
-    path.write_text("[fedvg]\nmix = 0.5\n")
-    assert sim.read_command_line(["--config", str(path)]).unused == ["fedvg.mix"]
-    assert sim.read_command_line(["--config", str(path), "--weighting", "generalised"]).unused == []
-    assert "fedvg.mix" in config.to_json(config.check(Config(fedvg={"mix": 0.5})))["unused"]
-    with pytest.raises(UsageError, match=r"--fedvg\.mix is not used by --weighting fedvg; it is used by generalised"):
-        sim.parse(["--fedvg.mix", "0.5"])
-
-
 def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(plots, "write", lambda *_: None)
@@ -171,11 +160,3 @@ def test_object_that_is_no_config_is_one_line(given):
 
     with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):
         fedvg_jax.run(given)
-
-
-@pytest.mark.parametrize("name", registry.ALGORITHMS)
-def test_the_setting_memories_is_used_by_the_algorithms_with_a_memory_of_clients(name):
-    made = Config(algorithm=name)
-    params = {"w": jnp.ones(2)}
-    _, client = registry.ALGORITHMS[name](made).init(registry.make_hyper(made), params)
-    assert (uses.unmet(made, "memories") is None) == bool(jax.tree.leaves(client))

@@ -41,13 +41,6 @@ def schedule_of(number, world=WORLD, **changes):
     return world.schedule(number, 2, probe_ratio=0.5, **changes)
 
 
-def one_round(algorithm, schedule, rule="samples", state=None, world=WORLD, **options):
-    """(state, metrics) after one round, by default from the start."""
-    step = worlds.make_round(world, algorithm, rule, **options)
-    state = worlds.state(world, algorithm, TASK) if state is None else state
-    return step(state, schedule, world.data(), worlds.hyper())
-
-
 def without(schedule, absent):
     """`schedule` where the clients at some positions drop out."""
     return schedule._replace(heard=~np.isin(np.arange(len(schedule.clients)), absent))
@@ -267,22 +260,11 @@ def test_an_error_names_a_nonfinite_validation_row_instead_of_the_learning_rate(
     assert "--lr" not in message and "\n" not in message
 
 
-def test_an_error_names_the_learning_rate_if_scores_do_not_depend_on_that_row(tmp_path):
-    """The scores of sample counts do not depend on D_val."""
-    with pytest.raises(UsageError, match="smaller --lr"):
-        run_with_a_nan_validation_row(tmp_path, weighting="samples", lr=1e38)
-
-
 def test_rounds_without_present_clients_give_one_warning_and_a_count(tmp_path):
     records, lines = run_with_a_nan_validation_row(tmp_path, nonfinite="skip", rounds=3)
     assert len(records) == 3 and not any(any(r["weights"]) for r in records)
     assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
     assert "of the data: 41" in lines[0] and lines[1] == "3 of 3 rounds averaged no client"
-
-
-def test_rounds_with_present_clients_give_no_warning(tmp_path):
-    records, lines = run_with_a_nan_validation_row(tmp_path, weighting="samples")
-    assert len(records) == 2 and lines == []
 
 
 # --- the clients' optimisers
@@ -565,22 +547,3 @@ def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():
     moved, _ = step(state, schedule, world.data(), {})
     lengths = tree.sub(moved.variables, state.variables)
     assert all(0 < np.abs(leaf).max() <= 1.01e-3 for leaf in jax.tree.leaves(lengths))
-
-
-def test_memories_may_start_as_python_numbers():
-    """Each client of the cohort counts one round, and the server all of them."""
-
-    def report(hyper, params, anchor, displacement):
-        return anchor.client + 1, jnp.ones_like(displacement), ()
-
-    def residual(hyper, server, params, cohort):
-        return tree.zeros_like(params), server + cohort.summed
-
-    algorithm = worlds.algorithm("fedavg")._replace(
-        init=lambda hyper, params: (0.0, 0), report=report, residual=residual
-    )
-    world, state = THREE, worlds.state(THREE, algorithm, TASK)
-    schedule = schedule_of(0, world)
-    state, _ = worlds.make_round(world, algorithm, basic.uniform())(state, schedule, world.data(), worlds.hyper())
-    assert float(state.server) == 3
-    assert state.clients.tolist() == [float(k in schedule.clients) for k in range(5)]

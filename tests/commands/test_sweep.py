@@ -89,13 +89,6 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
     assert set(seeds("--config", str(file), "--partition-seed", "follow").values()) == {(3, 3), (4, 4)}
 
 
-def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
-    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").grid
-    assert {(p.config.seed, p.config.partition_seed) for p in grid.points.points} == {(1000, 1000), (1001, 1001)}
-    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").grid
-    assert {p.config.partition_seed for p in grid.points.points} == {42}
-
-
 def test_a_folder_of_seeds_that_share_a_partition_is_not_extended_by_seeds_that_do_not(run, tmp_path):
     assert run("--seed", "0:2", "--partition-seed", "42", "--rounds", "1")[0] == 0
     code, _, err = run("--seed", "0:3", "--rounds", "1")
@@ -116,13 +109,6 @@ def test_zipped_setting_of_a_file_is_not_replaced(tmp_path):
     path.write_text("[[zip]]\nalpha = [1.0, 2.0]\nlr = [0.1, 0.2]\n")
     with pytest.raises(UsageError, match="--alpha is zipped with alpha, lr in the file"):
         read("--config", str(path), "--alpha", "3")
-
-
-def test_equal_commands_have_one_default_folder():
-    first, second, other = (
-        sweep_arguments.read_command_line(["--seed", *seeds]).out for seeds in (("0:2",), ("0", "1"), ("0:3",))
-    )
-    assert first == second != other and first.parent.name == "runs"
 
 
 REFUSED = {
@@ -253,14 +239,6 @@ def test_estimate_of_a_program_is_the_sum_over_its_points(words, cache, monkeypa
     assert first != second and sweep._estimate(points)[0] == pytest.approx(first + second)
 
 
-def test_points_that_differ_in_values_only_are_timed_once(cache, monkeypatch):
-    timed = []
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(dry_run, "_measure_rates", lambda *args: timed.append(args) or dry_run.Rates(1, 0, 0, 0, 0))
-    words = ["--seed", "0:2", "--lr", "0.1", "0.2", "--rounds", "2", "3", "--cache-dir", str(cache)]
-    assert sweep._estimate(read(*short(*words)).points.points)[0] == 4 * (2 + 3) and len(timed) == 1
-
-
 def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
     monkeypatch.setattr(report, "EXTRA", ("scipy",))
     monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
@@ -374,13 +352,6 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
         assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
-
-
-def test_settings_tuned_by_a_file_are_chosen_on_validation_by_the_same_flag(tmp_path):
-    file = tmp_path / "sweep.toml"
-    file.write_text("[axes]\nseed = [0]\n[tune]\nlr = [0.1, 0.2]\n")
-    words = ["--config", str(file), "--tune-seeds", "7"]
-    assert read(*words, "--select", "val").grid == read(*words).grid
 
 
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -18,10 +16,6 @@ from fedvg_jax.engine import robust
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
-
-
-def test_defaults_are_in_range():
-    config.check(Config())
 
 
 @pytest.mark.quick
@@ -45,11 +39,6 @@ def test_flatten_and_apply_are_inverse():
     changed = config.apply(Config(), {"alpha": 3.0, "fedvg.norm": "l2", "lanes": 4, "out": "folder"}, "test")
     assert (changed.alpha, changed.fedvg.norm, changed.lanes, changed.out) == (3.0, "l2", "4", Path("folder"))
     assert config.apply(Config(), config.flatten(changed), "test") == changed
-
-
-def test_resolved_config_survives_json():
-    nested = json.loads(json.dumps(config.to_json(Config(out=Path("a/b")))))
-    assert nested["out"] == "a/b" and nested["fedvg"] == dataclasses.asdict(config.FedVG())
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,6 @@ def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting)
         assert (made.algorithm, made.weighting) == (algorithm, expected)
 
 
-def test_method_sets_only_options_of_its_algorithm_and_the_two_names():
-    default = config.flatten(config.Config())
-    for name, settings in presets.METHODS.items():
-        made = config.flatten(config.Config(method=name))
-        changed = {setting for setting in default if default[setting] != made[setting]}
-        own = (f"{settings['algorithm']}.", "algorithm", "weighting")
-        assert all(setting.startswith(own) for setting in changed), name
-
-
 @pytest.mark.parametrize("name", [name for name in SIX if name != "fedavg"])
 def test_method_overrides_its_settings_in_the_file(name, tmp_path):
     """A run of the method does not depend on settings that another run left in a file."""
@@ -88,16 +79,6 @@ def test_file_may_name_a_method_which_its_other_keys_override(file):
 def test_method_and_flags_of_the_command_line_override_the_file(file):
     made = parse("--config", file, "--method", "fedprox", "--fedprox.mu", "0.5")
     assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == ("fedprox", "native", 0.5, 7)
-
-
-def test_method_overrides_the_preset_of_the_data_set():
-    made = parse("--dataset", "cifar10", "--method", "fedavgm")
-    assert (made.algorithm, made.model, made.clients, made.fedavgm.momentum) == ("fedavgm", "resnet18", 100, 0.9)
-
-
-def test_method_and_fidelity_combine_and_flags_override_both():
-    made = parse("--fidelity", "official", "--method", "scaffold", "--scaffold.memory", "kept")
-    assert (made.algorithm, made.scaffold.steps, made.scaffold.memory) == ("scaffold", "single", "kept")
 
 
 # --- mistakes

@@ -710,9 +710,9 @@ class Config:
         "data",
         used=(Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with local"),),
     )
-    """Memory that holds what the algorithm and local tensors remember of clients. device: the devices, divided among
-    them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.
-    """
+    """Place of the memories that an algorithm has of clients, and of their local tensors. device: the devices, divided
+    among them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a
+    device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a

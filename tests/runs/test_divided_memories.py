@@ -201,7 +201,6 @@ def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_orde
     [
         ["--algorithm", "scaffold"],
         ["--algorithm", "scaffold", "--memories", "host"],
-        ["--momentum", "0.5", "--optimiser-state", "kept"],
     ],
 )
 def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, changes):

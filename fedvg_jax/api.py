@@ -16,7 +16,7 @@ import optax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core import checks, hardware, processes
+from fedvg_jax.core import checks, files, hardware, processes
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -34,11 +34,11 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
+from fedvg_jax.models import pretrained
 from fedvg_jax.runs import (
     chunks,
     evaluation_records,
     host_pool,
-    hub_folder,
     hyperparameters,
     loop,
     programs,
@@ -135,7 +135,7 @@ def run(
         sim = simulation.simulation(config, **replacements)
         finished = tracking.run_simulation(sim._replace(metrics=metrics or {}), callbacks=callbacks)
     if config.export and processes.is_first():
-        hub_folder.export(config.export, sim, finished)
+        pretrained.save(config.export, finished.variables, config.model)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -172,7 +172,7 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
         )
     if config.export:
         with processes.together():
-            hub_folder.check_target(config.export)
+            files.export_target(config.export)
 
 
 def _run_with_progress(

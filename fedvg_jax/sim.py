@@ -23,7 +23,7 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, command_line, presets, shorthands
 from fedvg_jax.core import collection, files, hardware
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import hub_folder, launch, stop_signals
+from fedvg_jax.runs import launch, stop_signals
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, resume, seals
 from fedvg_jax.views import output, tracking
@@ -217,7 +217,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
 def _check_outputs(config: Config) -> None:
     """Raises UsageError if what a run writes outside its folder cannot be written."""
     if config.export:
-        hub_folder.check_target(config.export)
+        files.export_target(config.export)
     tracking.require(config, has_folder=True)
     if config.export_partition:
         files.export_target(config.export_partition, "export_partition")
@@ -324,7 +324,9 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
     display.print_results(console, finished)
     if config.export:
-        hub_folder.export(config.export, sim, finished)
+        from fedvg_jax.models import pretrained
+
+        pretrained.save(config.export, finished.variables, config.model)
         log(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0

@@ -19,7 +19,6 @@ from benchmarks import (
     gpu,
     lasting_weights,
     loss_plane,
-    machine,
     ours,
     parity,
     rounds,
@@ -80,49 +79,6 @@ def compare(folder, contestant, peer):
         return contest.differences(contestant.check(), peers.check(peer), contestant.exact(), dict(file))
 
 
-@pytest.mark.parametrize("is_interleaved", [False, True])
-def test_gradient_of_several_minibatches_in_one_pytorch_pass_is_the_sum_of_their_gradients(is_interleaved):
-    torch = torch_or_skip()
-    from benchmarks import torch_nets
-
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    x, kernel = random(3, 4, 2, 6, 6), random(5, 2, 3, 3).requires_grad_()
-    tensors = {"conv/kernel": kernel, "bn/scale": random(5).requires_grad_(), "bn/bias": random(5).requires_grad_()}
-
-    def loss(images, groups=torch_nets.ONE):
-        return (
-            torch_nets.norm(tensors, None, "bn", torch_nets.conv(tensors, "conv", images), groups).relu().pow(2).sum()
-        )
-
-    rows = (x.transpose(0, 1) if is_interleaved else x).flatten(0, 1)
-    together = torch.autograd.grad(loss(rows, torch_nets.Groups(3, is_interleaved)), list(tensors.values()))
-    separate = torch.autograd.grad(sum(map(loss, x)), list(tensors.values()))
-    for actual, expected in zip(together, separate, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_pytorch_loop_with_worker_processes_and_wide_passes_agrees_with_ours(tmp_path):
-    torch_or_skip()
-    from benchmarks import peers
-
-    case = cases.CASES["lenet5"]._replace(images=2000)
-    case = case._replace(settings=case.settings | {"clients": 10, "join_ratio": 0.3, "local_epochs": 1})
-    sim = ours.simulation(case)
-    planned = [sim.schedule(0)]
-    ours.write_workload(tmp_path, case, sim, planned)
-    contestant, lean = ours.Ours(sim, planned), peers.Lean(peers.read(tmp_path))
-    for variant in (peers.Variant(1, 2, False, 4), peers.Variant(1, 1, True, 4)):
-        lean.set_up(variant)
-        gaps = compare(tmp_path, contestant, lean)
-        lean.close()
-        assert contest.agrees(gaps), (variant, gaps)
-
-
 @pytest.mark.slow
 def test_vmapped_clients_of_pytorch_agree_with_ours(tmp_path):
     torch_or_skip()
@@ -136,22 +92,6 @@ def test_vmapped_clients_of_pytorch_agree_with_ours(tmp_path):
     ours.write_workload(tmp_path, case, sim, planned)
     gaps = compare(tmp_path, ours.Ours(sim, planned), peers.Vmap(peers.read(tmp_path)))
     assert contest.agrees(gaps), gaps
-
-
-def test_contestant_with_other_weights_or_models_disagrees():
-    initial = {"init/params/w": np.zeros(3)}
-    results = {f"{kind}/params/w": np.ones(3) for kind in ("step", "exact", "round")}
-    results |= {"weights": np.array([0.5, 0.5])}
-
-    def agree(**changes):
-        theirs = results | {name.replace("_", "/"): value for name, value in changes.items()}
-        return contest.agrees(contest.differences(results, theirs, results, initial))
-
-    assert agree()
-    assert not agree(weights=np.array([0.4, 0.6]))
-    assert not agree(round_params_w=1.1 * np.ones(3))
-    assert not agree(step_params_w=1.001 * np.ones(3))
-    assert not agree(exact_params_w=1.001 * np.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -212,38 +152,6 @@ def test_generated_parts_of_the_documentation_are_up_to_date():
         assert table.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
 
 
-def test_page_without_markers_is_refused():
-    with pytest.raises(SystemExit, match="speed: begin"):
-        table.replace_tables("no markers", {"speed": "table"})
-
-
-@pytest.mark.parametrize(
-    ("ratio", "verdict"), [({"lean": 2.0}, "reached"), ({"lean": 1.9}, "not reached"), ({}, "not measured")]
-)
-def test_verdict_compares_the_ratio_with_the_target(ratio, verdict):
-    assert table.verdict("resnet18", {"ratio": ratio}) == f"2 x lean: {verdict}"
-
-
-def test_target_against_lean_is_missed_if_another_pytorch_loop_is_faster():
-    assert table.verdict("resnet18", {"ratio": {"lean": 2.1, "loader": 1.9}}) == "2 x lean: not reached"
-
-
-def test_every_target_of_a_case_has_a_verdict():
-    verdict = table.verdict("lenet5", {"ratio": {"lean": 2.5, "loader": 3.9}})
-    assert verdict == "2.5 x lean: reached; 4 x DataLoader: not reached"
-
-
-def test_target_is_not_decided_on_a_busy_machine():
-    case = {"ratio": {"lean": 3.0}, "others_before": 0.0, "others_after": 0.5}
-    assert table.verdict("resnet18", case) == "2 x lean: not decided"
-
-
-def test_tables_without_gpu_results_name_the_command(tmp_path):
-    assert "not yet measured" in table.render(tmp_path)
-    machine.write(tmp_path / "smoke.json", {"smoke": True, "sections": {}})
-    assert "not yet measured" in table.render(tmp_path)
-
-
 # --- other benchmarks
 
 
@@ -267,11 +175,6 @@ def test_costs_count_image_gradients_and_parameters_of_a_round():
     result = costs.measure(sizes, 1)
     assert result["image_gradients"] == 2 * (32 + 32)
     assert result["parameters"] == 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
-
-
-def test_growth_is_the_exponent_between_the_last_two_points():
-    points = [{"seconds": {"median": s}} for s in (1.0, 2.0, 8.0)]
-    assert costs.growth([1, 2, 4], points) == pytest.approx(2)
 
 
 def test_package_does_not_import_benchmarks():
@@ -336,30 +239,6 @@ def test_difference_beyond_its_bound_fails(changes, fails):
     failed = [name for name, gap, bound in parity.checks("fedgrad", differences(**changes)) if gap > bound]
     assert len(failed) == len(fails)
     assert all(expected in name for expected, name in zip(fails, failed, strict=True))
-
-
-def test_bound_of_the_first_round_is_rounding_plus_the_difference_of_its_weights():
-    """Its client models are compared too, so no ReLU has flipped sign."""
-    first = differences()._replace(rounds=[differences().rounds[0] | {"ratio": 2e-4}])
-    bounds = {name: bound for name, _, bound in parity.checks("fedgrad", first)}
-    assert bounds["round 1"] == pytest.approx(1e-3 + 1e-6)
-    unknown = first._replace(client_models=None)
-    assert {name: bound for name, _, bound in parity.checks("fedgrad", unknown)}["round 1"] == parity.ROUND
-
-
-def test_recordings_with_other_options_are_other_entries_of_the_results():
-    found = {("fedgrad", "clientwise"): differences(), ("fedgrad",): differences(ratio=1.0)}
-    results = parity.make_results({}, found)["methods"]
-    assert [results[name]["rounds"][1]["ratio"] for name in ("fedvg clientwise", "fedvg")] == [2e-6, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("failed", "expected"), [((), True), (("no command buffers",), True), (tuple(gpu.GRAPHS), False)]
-)
-def test_a_section_of_which_every_part_failed_has_failed(monkeypatch, failed, expected):
-    ways = iter(gpu.GRAPHS)
-    monkeypatch.setattr(gpu, "run_process", lambda *_: {"failed": "why"} if next(ways) in failed else {"ms": 1})
-    assert ("failed" not in gpu.run_section("graphs", 60.0, gpu.parse([]))) == expected
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The documentation names what exists: links, public names, options, keys of the run folder; its code runs."""
 
 import ast
-import doctest
 import functools
 import importlib
 import importlib.util
@@ -73,17 +72,6 @@ def test_every_piece_is_in_a_page_and_every_marker_has_a_piece(extension):
     names = {name for page in WRITTEN for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))}
     named = {name for name in names if not name.startswith("file:")}
     assert named - OF_OTHERS == pieces(extension("generated")).keys() - OF_OTHERS
-
-
-def test_pages_are_plain_markdown():
-    """No link without a text, no role, and no directive, except lists of pages."""
-    for page in WRITTEN:
-        with naming(page.name):
-            text = page.read_text(encoding="utf-8")
-            assert not re.search(r"\[\]\(", text), "a link without a text"
-            assert not re.search(r"\{[a-z:]+\}`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)), "a role"
-            directives = set(re.findall(r"^(?:```|:::)\{([a-z-]+)\}", text, re.M))
-            assert directives == {"index.md": {"toctree"}, "changelog.md": {"include"}}.get(page.name, set())
 
 
 def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
@@ -229,10 +217,6 @@ def test_every_public_name_has_an_entry_in_the_reference(extension):
         assert f"fedvg_jax.{name}" in entries and f"fv.{name}" in api_pages.index(), name
 
 
-def test_a_docstring_becomes_restructured_text_without_stray_markup(extension):
-    assert doctest.testmod(extension("docstrings")).failed == 0
-
-
 def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
@@ -247,20 +231,6 @@ def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
     keys |= loaded["manifest.json"]["runs"][0].keys()
     assert keys <= described, sorted(keys - described)
     assert {path.name for path in out.iterdir() if path.suffix} <= named
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_a_notebook(path):
-    """Percent format: a cell of text first, every cell of code complete in itself, the run in the last."""
-    cells = re.split(r"^# %%", path.read_text(encoding="utf-8"), flags=re.M)
-    assert not cells[0] and cells[1].startswith(" [markdown]")
-    for cell in cells[1:]:
-        head, _, body = cell.partition("\n")
-        if "[markdown]" in head:
-            assert all(line.startswith("#") or not line for line in body.splitlines())
-        else:
-            ast.parse(body)
-    assert 'if __name__ == "__main__":' in cells[-1]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core import hardware
+from fedvg_jax.models import pretrained
 from fedvg_jax.study import sweeps
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
@@ -174,7 +175,8 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
 def finished(tmp_path_factory):
     """A run with progress: its history, and what it printed."""
     folder = tmp_path_factory.mktemp("run")
-    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1, export=folder / "exported")
+    export = folder / "model.safetensors"
+    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1, export=export)
     return fv.run(settings, progress=True)
 
 
@@ -207,9 +209,10 @@ def test_evaluation_of_the_final_model_is_the_last_record(finished):
 
 
 def test_run_exports_its_final_model(finished):
-    assert sorted(path.name for path in (finished.folder.parent / "exported").iterdir()) == [
-        "README.md", "config.json", "model.safetensors"
-    ]  # fmt: skip
+    task = fv.simulation(finished.config).task
+    template = jax.eval_shape(task.init, jax.random.key(0))
+    exported = pretrained.load(finished.config.export, template, "mlp", head=True)
+    jax.tree.map(np.testing.assert_array_equal, exported, finished.variables)
 
 
 def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path):

@@ -463,9 +463,7 @@ def any_program():
 
 def shared_state(world: World, algorithm: Algorithm, stats_too: bool = False, **changes: float) -> SimState:
     """Returns the state before the first `shared_round`."""
-    start = state(world, algorithm, QUADRATIC, stats_too, **changes)
-    kept = with_momentum(hyper(), jnp.int32(0)).init(start.variables.params)
-    return start._replace(optimisers=jax.tree.map(lambda x: jnp.zeros((5, *x.shape), x.dtype), kept))
+    return state(world, algorithm, QUADRATIC, stats_too, **changes)
 
 
 def by_rule(name: str, **changes: float) -> Hyper:

@@ -134,12 +134,6 @@ def _training_problems(config: Config) -> Iterator[str]:
     if config.conv == "planes" and not MODELS[config.model].has_planes:
         fitting = ", ".join(name for name, network in MODELS.items() if network.has_planes)
         yield f"conv planes is for {fitting}; got model {config.model}; use --conv gemm or auto"
-    has_state = config.momentum or config.optimiser != "sgd"
-    if config.optimiser_state == "kept" and (not has_state or config.algorithm in ("scaffold", "fednova")):
-        yield (
-            "optimiser_state kept needs an optimiser with a state, and an algorithm that does not assume a fresh one;"
-            f" got {config.optimiser} at momentum {config.momentum:g} and {config.algorithm}; use reset"
-        )
 
 
 def _method_problems(config: Config) -> Iterator[str]:

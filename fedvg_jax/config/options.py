@@ -148,8 +148,7 @@ def _has_first_moment(config: Config) -> bool:
 
 def _has_memories(config: Config) -> bool:
     """Whether anything is remembered of a client from one round to the next."""
-    has_own = config.algorithm in ("scaffold", "feddyn", "moon", "ditto")
-    return has_own or config.optimiser_state == "kept" or config.local != ""
+    return config.algorithm in ("scaffold", "feddyn", "moon", "ditto") or config.local != ""
 
 
 def _of(settings: type, *algorithms: str):
@@ -681,18 +680,6 @@ class Config:
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
     momentum: float = setting(0.0, BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
     """Momentum of the clients' optimiser sgd."""
-    optimiser_state: str = setting(
-        "reset",
-        ("reset", "kept"),
-        used=(
-            Condition(
-                "momentum",
-                lambda config: config.momentum > 0 or config.optimiser != "sgd",
-                "momentum above 0, adam and adamw",
-            ),
-        ),
-    )
-    """State of a client's optimiser between rounds. reset, or kept until the client is sampled again."""
     weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay", also="wd l2 decay")
     """Weight decay of the clients' optimiser."""
     lr_schedule: str = setting(
@@ -747,15 +734,11 @@ class Config:
         "auto",
         ("auto", "device", "host"),
         "data",
-        used=(
-            Condition(
-                "algorithm", _has_memories, "scaffold, feddyn, moon, ditto, or any with optimiser_state kept or local"
-            ),
-        ),
+        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, moon, ditto, or any with local"),),
     )
-    """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
-    them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a device.
-    """
+    """Place of the memories that an algorithm has of clients, and of their local tensors. device: the devices, divided
+    among them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a
+    device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a
@@ -796,9 +779,8 @@ class Config:
     created for its user alone; a folder of another user, or writable by others, is refused."""
     trust_cache: bool = setting(False, kind="host")
     """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
-    export: Path | None = setting(None, kind="host", word="FILE|DIR")
-    """File for the final model, .safetensors, or a new folder for it with a model card, as on the Hugging Face hub.
-    ResNets and ViTs have torch's names, for `load_state_dict`."""
+    export: Path | None = setting(None, kind="host", word="FILE")
+    """File for the final model, .safetensors. ResNets and ViTs have torch's names, for `load_state_dict`."""
     track: str = setting(
         "", kind="host", word="NAME,...", also="logger tracker tracking report_to wandb tensorboard mlflow log_to"
     )

@@ -451,10 +451,8 @@ class SimState(NamedTuple):
     clients: Tree
     """The algorithm's memories of the clients, leaves [M, ...]. Several devices have M / D rows each; rows that make M
     a multiple of D are the last ones, and no client's."""
-    optimisers: Tree = ()
-    """Memories of the clients' optimisers, leaves [M, ...]; () if they are fresh each round."""
     memory_clients: Tree = ()
-    """int32 [M] the client of each row of `clients` and `optimisers`, -1 for a row not used yet; () where row k is
+    """int32 [M] the client of each row of `clients`, -1 for a row not used yet; () where row k is
     client k's, for all N clients."""
 
 

@@ -45,8 +45,8 @@ class RunningCohort(NamedTuple):
     """Sums of the messages to be summed."""
     extremes: Tree
     """See `Metrics.extremes`."""
-    memories: tuple[Tree, Tree]
-    """Memories of all clients and of their optimisers, leaves [M, ...]."""
+    memories: Tree
+    """Memories of all clients, leaves [M, ...]."""
 
 
 def is_one_block(schedule: Schedule) -> bool:
@@ -64,16 +64,15 @@ def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     terms = _terms(parts, inputs.state.variables)
     fields, positions = split_schedule(inputs.schedule, parts.num_clients)
 
-    def block_inputs(b, memories: tuple[Tree, Tree]) -> RoundInputs:
+    def block_inputs(b, memories: Tree) -> RoundInputs:
         schedule = inputs.schedule._replace(**tree.take(fields, b))
-        state = inputs.state._replace(clients=memories[0], optimisers=memories[1])
+        state = inputs.state._replace(clients=memories)
         return inputs._replace(state=state, schedule=schedule, positions=positions[b])
 
     def add_block(running: RunningCohort, b: Array) -> tuple[RunningCohort, None]:
         return process_block(parts, terms, running, block_inputs(b, running.memories)), None
 
-    memories = (inputs.state.clients, inputs.state.optimisers)
-    empty = _empty_cohort(parts, terms, block_inputs(0, memories), positions.size)
+    empty = _empty_cohort(parts, terms, block_inputs(0, inputs.state.clients), positions.size)
     running = lax.scan(add_block, empty, jnp.arange(len(positions)))[0]
 
     table, weights = jax.tree.map(lambda column: column[: len(inputs.positions)], (running.table, running.weights))
@@ -86,7 +85,7 @@ def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
         running.message_sums,
         running.extremes,
     )
-    state = inputs.state._replace(clients=running.memories[0], optimisers=running.memories[1])
+    state = inputs.state._replace(clients=running.memories)
     return steps.server_step(parts, inputs._replace(state=state), table, averages)
 
 
@@ -111,8 +110,7 @@ def process_block(
 
     memories, summed, averaged = steps.report_clients(parts, block, clients, trained.personal, present)
     messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
-    after = steps.write_memories(block, memories, trained.optimiser, present)
-    memories = (after.clients, after.optimisers)
+    memories = steps.write_memories(block, memories).clients
     of_block = RunningCohort(table, weights, models, messages, tree.total(summed), extremes, memories)
     return _merge(parts, running, of_block, block)
 
@@ -147,8 +145,8 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
     columns, others = jax.eval_shape(results)
     table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
     messages, sums, extremes = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
-    models, memories = len(terms) * (block.state.variables,), (block.state.clients, block.state.optimisers)
-    return RunningCohort(table, weights, models, messages, sums, extremes, memories)
+    models = len(terms) * (block.state.variables,)
+    return RunningCohort(table, weights, models, messages, sums, extremes, block.state.clients)
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:

@@ -20,16 +20,12 @@ from fedvg_jax.core.types import Executor, SimState, Tree
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.engine.round_steps import RoundInputs
 
-MEMORIES = ("clients", "optimisers")
-"""Fields of a state with a row for each client that has memories."""
-
 
 def placement(executor: Executor) -> Any:
     """Returns the shardings of a state, a prefix of its pytree; None for one device."""
     if executor.rows is None:
         return executor.placement
-    fields: dict[str, Any] = {n: executor.rows if n in MEMORIES else executor.placement for n in SimState._fields}
-    return SimState(**fields)
+    return SimState(*(len(SimState._fields) * [executor.placement]))._replace(clients=executor.rows)
 
 
 def sharding_of(executor: Executor, state: SimState) -> NamedSharding | None:
@@ -37,7 +33,7 @@ def sharding_of(executor: Executor, state: SimState) -> NamedSharding | None:
 
     The rows of a run are a multiple of the devices. Other numbers of rows, as in a loop of one's own, are not divided.
     """
-    leaves = jax.tree.leaves([getattr(state, name) for name in MEMORIES])
+    leaves = jax.tree.leaves(state.clients)
     if executor.rows is None or not leaves or leaves[0].shape[0] % executor.rows.mesh.size:
         return None
     return executor.rows
@@ -53,10 +49,8 @@ def take(inputs: RoundInputs, sharding: NamedSharding | None) -> RoundInputs:
     if sharding is None:
         return inputs
     state, schedule = inputs.state, inputs.schedule
-    rows = schedules.memory_rows(schedule)
-    clients, optimisers = take_rows((state.clients, state.optimisers), rows, sharding)
     return inputs._replace(
-        state=state._replace(clients=clients, optimisers=optimisers),
+        state=state._replace(clients=take_rows(state.clients, schedules.memory_rows(schedule), sharding)),
         schedule=schedule._replace(memory_rows=inputs.positions),
     )
 
@@ -71,9 +65,7 @@ def put(after: SimState, inputs: RoundInputs, sharding: NamedSharding | None) ->
     """
     before, rows = inputs.state, schedules.memory_rows(inputs.schedule)
     if sharding is not None:
-        entries = (after.clients, after.optimisers)
-        clients, optimisers = put_rows((before.clients, before.optimisers), rows, entries, sharding)
-        after = after._replace(clients=clients, optimisers=optimisers)
+        after = after._replace(clients=put_rows(before.clients, rows, after.clients, sharding))
     if inputs.schedule.memory_rows is None:  # row k is client k's
         return after
     return after._replace(memory_clients=before.memory_clients.at[rows].set(inputs.schedule.clients))

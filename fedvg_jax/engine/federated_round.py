@@ -53,7 +53,6 @@ def init_state(
     key: Array,
     hyper: Hyper,
     stats_too: bool = False,
-    kept: local_training.Optimiser | None = None,
     variables: Variables | None = None,
     num_rows: int | None = None,
     local: LocalPart | None = None,
@@ -67,7 +66,6 @@ def init_state(
         key: for `task.init`.
         hyper: name -> value.
         stats_too: as in `make_round`.
-        kept: the clients' optimiser, if its memory is kept between rounds.
         variables: initial variables in place of `task.init(key)`.
         num_rows: M, rows for the memories of the clients that schedules name by `memory_rows`; None for a row for each
             of the N clients, by number.
@@ -78,15 +76,13 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
-    trained = variables.params
     if algorithm.personal:
-        client, trained = local_training.Kept(client, variables), (trained, trained)
+        client = local_training.Kept(client, variables)
     elif local is not None:
         client = local_training.Kept(client, local.of(variables))
-    optimiser = kept(hyper, first_round).init(trained) if kept else ()
-    clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
+    clients = tree.repeat(client, num_rows or num_clients)
     owners = jax.device_put(np.full(num_rows, -1, np.int32)) if num_rows else ()
-    return SimState(first_round, variables, server, clients, optimisers, owners)
+    return SimState(first_round, variables, server, clients, owners)
 
 
 def make_round(
@@ -218,7 +214,7 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
 
     memories, summed, averaged = steps.report_clients(parts, inputs, clients, trained.personal, table.present)
     messages = steps.average_messages(parts, weights, averaged)
-    after = steps.write_memories(inputs, memories, trained.optimiser, table.present)
+    after = steps.write_memories(inputs, memories)
     averages = Averages(weights, model, messages, tree.total(summed), extremes)
     return steps.server_step(parts, inputs._replace(state=after), table, averages)
 

@@ -164,6 +164,7 @@ def make_client(
         local: the part of the model that stays with the client, which no `correct` changes.
     """
     rule = optimiser(hyper, state.round)
+    rule = _separately(rule) if algorithm.personal else rule
     is_random = checks.takes_key(task.loss)
 
     def init(k) -> Carry:
@@ -173,9 +174,7 @@ def make_client(
         if algorithm.personal:
             personal = tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
             trained = (params, personal.params)
-        is_kept = bool(state.optimisers)
-        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(trained)
-        return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))), personal)
+        return Carry(params, stats, rule.init(trained), tree.wide(jnp.zeros((), tree.dtype(params))), personal)
 
     def task_gradients(model: Variables, batch, mask, k, minibatch) -> tuple[tuple[Array, Tree], Tree]:
         """Returns ((loss, new statistics), gradients) of the task."""
@@ -220,6 +219,16 @@ def make_client(
         return Carry(params, stats, memory, carry.loss + loss, personal)
 
     return Client(init, step)
+
+
+def _separately(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns the rule for tuples of models, each updated alone: a rule may clip by the norm of all gradients."""
+
+    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+        updates, state = zip(*map(rule.update, updates, state, params), strict=True)
+        return updates, state
+
+    return optax.GradientTransformation(lambda params: tuple(map(rule.init, params)), update)
 
 
 def training_minibatch(data: Data, schedule: Schedule, minibatch: Array) -> tuple[Tree, Array]:

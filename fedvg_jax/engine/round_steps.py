@@ -312,17 +312,10 @@ def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> T
     return jax.tree.map(weighted_sum, parts.algorithm_part(weights), messages)
 
 
-def write_memories(inputs: RoundInputs, memories: Tree, optimisers: Tree, present: Array) -> SimState:
-    """Returns the state with the memories of clients and of their optimisers, leaves [H, ...], in their rows.
-
-    Absent clients keep the memories of their optimisers.
-    """
+def write_memories(inputs: RoundInputs, memories: Tree) -> SimState:
+    """Returns the state with the memories of clients, leaves [H, ...], in their rows."""
     state, rows = inputs.state, schedules.memory_rows(inputs.schedule)
-    state = state._replace(clients=tree.put(state.clients, rows, memories))
-    if not state.optimisers:  # fresh in each round
-        return state
-    kept = tree.where(present, optimisers, tree.take(state.optimisers, rows))
-    return state._replace(optimisers=tree.put(state.optimisers, rows, kept))
+    return state._replace(clients=tree.put(state.clients, rows, memories))
 
 
 def _indices(inputs: RoundInputs) -> Array:

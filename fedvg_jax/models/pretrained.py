@@ -71,9 +71,6 @@ _FILE_HEAD = re.compile(r"(_?fc|head|heads)\.")
 FILE = "model.safetensors"
 """Name of the weights in a folder of the Hugging Face hub."""
 
-OWN = "fedvg_jax"
-"""Value of `library_name` in config.json of the folders that `--export` writes."""
-
 _TIMM_MODELS = {"vit_small_patch16_224": "vit_s16", "vit_base_patch16_224": "vit_b16"}
 """timm's name of an architecture -> the name of the model here; ResNets have one name."""
 
@@ -243,13 +240,13 @@ def _snapshot(path: Path) -> Path:
 
 
 def _refuse_other_architecture(description: Path, architecture: str) -> None:
-    """Raises UsageError if a folder's config.json, of timm or of `--export`, names another model."""
+    """Raises UsageError if a folder's config.json, such as timm's, names another model."""
     content = files.read_object(description) if description.is_file() else {}
     named = content.get("architecture")
     if not isinstance(named, str):
         return
     theirs = _TIMM_MODELS.get(named.partition(".")[0], named)
-    is_known = theirs.startswith("resnet") or theirs in _TIMM_MODELS.values() or content.get("library_name") == OWN
+    is_known = theirs.startswith("resnet") or theirs in _TIMM_MODELS.values()
     if is_known and theirs != architecture:
         raise UsageError(
             f"{description.parent} holds a {theirs} (its config.json), and the model is {architecture}; use --model"

@@ -142,19 +142,14 @@ def is_by_client(state: SimState) -> bool:
     return isinstance(state.memory_clients, tuple)
 
 
-def memories_of(state: SimState) -> Tree:
-    """Returns the memories of clients and of their optimisers."""
-    return state.clients, state.optimisers
-
-
 def with_memories(state: SimState, memories: Tree, owners: Tree) -> SimState:
     """Returns the state with other memories, of the clients `owners`."""
-    return state._replace(clients=memories[0], optimisers=memories[1], memory_clients=owners)
+    return state._replace(clients=memories, memory_clients=owners)
 
 
 def without_memories(state: SimState) -> SimState:
     """Returns the state without the memories of clients."""
-    return with_memories(state, ((), ()), ())
+    return with_memories(state, (), ())
 
 
 def shapes_of_rows(
@@ -174,7 +169,7 @@ def shapes_of_rows(
         return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
 
     owners = jax.ShapeDtypeStruct((count,), np.dtype(np.int32), sharding=_replicated(sharding))
-    return with_memories(state, jax.tree.map(shape, memories_of(state)), () if num_rows is None else owners)
+    return with_memories(state, jax.tree.map(shape, state.clients), () if num_rows is None else owners)
 
 
 def first_state(placement: Placement, one: SimState, num_clients: int) -> SimState:
@@ -188,7 +183,7 @@ def first_state(placement: Placement, one: SimState, num_clients: int) -> SimSta
     Returns:
         All rows equal; without any row where memories are on the host.
     """
-    memories, sharding = memories_of(one), placement.sharding
+    memories, sharding = one.clients, placement.sharding
     if placement.is_on_host:
         no_rows = jax.tree.map(lambda leaf: checkpoint.to_host(leaf)[:0], memories)
         return with_memories(one, no_rows, np.zeros(0, np.int32))
@@ -327,7 +322,7 @@ def open_store(placement: Placement, config: Config, state: SimState) -> Store |
         rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
         return rows
 
-    memories = jax.tree.map(allocated, checkpoint.to_host(placement.fresh), memories_of(state))
+    memories = jax.tree.map(allocated, checkpoint.to_host(placement.fresh), state.clients)
     return Store(row_of, clients, memories)
 
 
@@ -373,7 +368,7 @@ def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | No
     def write(stored: np.ndarray, entries: np.ndarray) -> None:
         stored[rows] = entries
 
-    jax.tree.map(write, store.memories, _read(memories_of(state), len(clients)))
+    jax.tree.map(write, store.memories, _read(state.clients, len(clients)))
     return store._replace(clients=np.concatenate([store.clients, new]))
 
 
@@ -446,11 +441,11 @@ def save(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
         num_clients: N.
         is_kept: whether this process keeps the copy; otherwise it has no rows.
     """
-    others = checkpoint.to_host(state._replace(clients=(), optimisers=()))
+    others = checkpoint.to_host(state._replace(clients=()))
     is_dense = is_by_client(state)
     count = num_clients if is_dense else int((others.memory_clients >= 0).sum())  # used rows are the first ones
     memories = jax.tree.map(
-        lambda x: x if x.flags.owndata else x.copy(), _read(memories_of(state), count, is_kept)
+        lambda x: x if x.flags.owndata else x.copy(), _read(state.clients, count, is_kept)
     )  # no later round overwrites them
     return with_memories(others, memories, () if is_dense else others.memory_clients[:count])
 
@@ -478,7 +473,7 @@ def restore(state: SimState, saved: SimState, config: Config, num_rounds: int) -
         config: of the run.
         num_rounds: after which the state was saved.
     """
-    memories, owners = memories_of(saved), saved.memory_clients
+    memories, owners = saved.clients, saved.memory_clients
     if is_by_client(saved) and not is_by_client(state):
         owners = sampled_clients(config, num_rounds)
         memories = jax.tree.map(lambda leaf: leaf[owners], memories)
@@ -493,13 +488,13 @@ def place(state: SimState, restored: SimState) -> SimState:
         state: before the first round.
         restored: of `restore`. Its memories are read in process 0 only, and sent to the others.
     """
-    memories, is_alone = memories_of(state), processes.count() == 1
+    memories, is_alone = state.clients, processes.count() == 1
     if not jax.tree.leaves(memories) or (is_alone and isinstance(state.memory_clients, np.ndarray)):
         return restored
     of_first = _owners(restored).tolist() if processes.is_first() else []
     clients = np.array(processes.json_from_first(of_first), np.int32)
     rows = clients if is_by_client(state) else np.arange(len(clients))
-    memories = _from_first(memories, memories_of(restored), rows)
+    memories = _from_first(memories, restored.clients, rows)
     if is_by_client(state):
         return with_memories(restored, memories, ())
     owners = np.full(max(len(clients), len(state.memory_clients)), -1, np.int32)
@@ -510,7 +505,7 @@ def place(state: SimState, restored: SimState) -> SimState:
 def _owners(state: SimState) -> np.ndarray:
     """Returns int32 [n], the client of each row on the host."""
     if is_by_client(state):
-        return np.arange(len(jax.tree.leaves(memories_of(state))[0]), dtype=np.int32)
+        return np.arange(len(jax.tree.leaves(state.clients)[0]), dtype=np.int32)
     return np.asarray(state.memory_clients)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.core.types import Data, Variables
+from fedvg_jax.core.types import Variables
 
 Record = dict[str, Any]
 
@@ -64,12 +64,11 @@ def _explosion(record: Record, limit: float) -> str:
     return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
 
 
-def error(records: Sequence[Record], data: Data, variables: Variables | None = None, limit: float = math.inf) -> str:
+def error(records: Sequence[Record], variables: Variables | None = None, limit: float = math.inf) -> str:
     """Returns the error message for the first round in which a client or the loss diverged, "" if none did.
 
     Args:
         records: of the last rounds.
-        data: the pool and the tables of rows.
         variables: the global model after these rounds. Before the first of them in which a client diverged it was the
             same if that round and all later ones averaged no client.
         limit: see `loss_limit`.
@@ -87,24 +86,21 @@ def error(records: Sequence[Record], data: Data, variables: Variables | None = N
             "use a smaller server learning rate, or correct the algorithm's residual" if number > 1 else "correct it"
         )
         return f"round {number}: clients {clients} cannot train, because {culprit} not finite; {advice}"
-    if problem := validation_problem(record, data):
-        return f"round {number}: clients {clients} cannot be scored, because {problem}"
     return (
         f"round {number}: clients {clients} diverged (model, loss or score not finite);"
         " use a smaller --lr, or --nonfinite skip to leave them out"
     )
 
 
-def warning(records: Sequence[Record], data: Data) -> str:
+def warning(records: Sequence[Record]) -> str:
     """Returns the warning for the first round that averaged no client, "" if there is none."""
     record = next((r for r in records if averaged_no_client(r)), None)
     if record is None:
         return ""
     counts = [f"{len(record[name])} {what}" for name, what in ABSENCES.items() if name in record]
-    problem = validation_problem(record, data)
     return (
         f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so the global"
-        f" model stays as it was{f'; clients cannot be scored, because {problem}' if problem else ''}"
+        " model stays as it was"
     )
 
 
@@ -118,34 +114,3 @@ def is_finite(tree: Any) -> bool:
 def averaged_no_client(record: Record) -> bool:
     """Returns whether the record has weights and all are 0."""
     return bool(record["weights"]) and not any(record["weights"])
-
-
-def validation_problem(record: Record, data: Data) -> str:
-    """Returns the reason in D_val why no client of the round has a finite score, "" if there is none."""
-    if any(score is not None for score in record["scores"]):
-        return ""
-    rows = nonfinite_rows(data.pool, np.asarray(data.val))
-    if not len(rows):
-        return ""
-    named = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-    return (
-        f"the shared validation set holds NaN or infinity in {len(rows)} of its rows (of the data: {named}); correct or"
-        " remove them"
-    )
-
-
-def nonfinite_rows(pool: Any, table: np.ndarray) -> np.ndarray:
-    """Returns the rows of the pool with a non-finite number, ascending.
-
-    Args:
-        pool: pytree of arrays [T, ...].
-        table: int [.., B] rows to check, -1 for padding.
-    """
-    import jax
-
-    rows = np.unique(table[table >= 0])
-    bad = np.zeros(len(rows), bool)
-    for leaf in map(np.asarray, jax.tree.leaves(pool)):
-        if leaf.dtype.kind == "f":
-            bad |= ~np.isfinite(leaf[rows]).reshape(len(rows), -1).all(1)
-    return rows[bad]

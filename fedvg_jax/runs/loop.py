@@ -198,7 +198,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     sim = run.sim
     contracts.refuse_wrong_weights(sim.weighting, new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
-    error = divergence.error(new, sim.data, state.variables, limit) if sim.config.nonfinite == "raise" else ""
+    error = divergence.error(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new
     error = error and f"{error}{contracts.label_hint(sim.task, sim.data.pool)}"
     run.records.extend(recorded)
@@ -274,7 +274,7 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 def _warn_of_no_client(run: Run, new: list[Record]) -> None:
     """Logs the first round that averages no client."""
-    if not run.warnings and (message := divergence.warning(new, run.sim.data)):
+    if not run.warnings and (message := divergence.warning(new)):
         run.warnings.append(message)
         run.observers.log(message)
 

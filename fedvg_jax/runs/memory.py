@@ -57,11 +57,11 @@ def estimate(
     epochs = epochs_range(config)[1] + (probe_ratio(config, algorithm) > 0)
     capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
-    memories = num_bytes((state.clients, state.optimisers))
+    memories = num_bytes(state.clients)
     own_memories = memories // client_memories.num_parts(executor.rows, hw.current())
     of_cohort = {}
     if executor.rows is not None and memories:  # before and after the round, on every device
-        num_rows = jax.tree.leaves((state.clients, state.optimisers))[0].shape[0]
+        num_rows = jax.tree.leaves(state.clients)[0].shape[0]
         of_cohort = {"memories of a cohort": 2 * cohort_size(config) * (memories // num_rows)}
     return {
         "data": num_bytes(pool),

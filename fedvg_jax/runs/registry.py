@@ -186,11 +186,9 @@ def block_of(config: Config) -> Callable[[str], str]:
 def make_live(config: Config, task: Task) -> GradientSupport:
     """The entries of the parameters that clients store.
 
-    All entries where local training changes those without a gradient, and with optimiser state kept between rounds;
-    otherwise those that can have a gradient.
+    All entries where local training changes those without a gradient; otherwise those that can have a gradient.
     """
-    stores_all = _changes_without_gradient(config) or config.optimiser_state == "kept"
-    return FULL_SUPPORT if stores_all else task.support or FULL_SUPPORT
+    return FULL_SUPPORT if _changes_without_gradient(config) else task.support or FULL_SUPPORT
 
 
 def _changes_without_gradient(config: Config) -> bool:

@@ -435,7 +435,7 @@ def make_state(
     """
     init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init, initial))
     one_client = jax.eval_shape(init)
-    client_bytes = memory.num_bytes(client_memories.memories_of(one_client))
+    client_bytes = memory.num_bytes(one_client.clients)
     rows = program.executor.rows
     memories = client_memories.Placement(None, max_rounds=MAX_ROUNDS, sharding=rows)
     if is_uniform:
@@ -447,17 +447,16 @@ def make_state(
     if memories.is_on_host:
         client_memories.refuse_unfitting(config, client_bytes)
     one = processes.place(init(), program.executor.placement)
-    memories = memories._replace(fresh=client_memories.memories_of(one))
+    memories = memories._replace(fresh=one.clients)
     return client_memories.first_state(memories, one, config.clients), memories
 
 
 def _init_state(config: Config, program: programs.Program, hyper: Hyper, variables: Variables) -> SimState:
     """Returns the state before the first round with the memories of one client."""
-    kept_optimiser = program.optimiser if config.optimiser_state == "kept" else None
     stats_too = config.server_stats == "official"
     init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
     local = make_local(config)
-    return init(jax.random.key(config.seed), hyper, stats_too, kept_optimiser, variables, num_rows=1, local=local)
+    return init(jax.random.key(config.seed), hyper, stats_too, variables, num_rows=1, local=local)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:

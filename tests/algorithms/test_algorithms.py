@@ -32,7 +32,7 @@ def after(algorithm, rounds=1, weighting="samples", world=WORLD, **changes):
     step, state, states = worlds.any_shared_round(algorithm), worlds.shared_state(world, algorithm, **changes), []
     for number in range(rounds):
         state, _ = step(state, schedule_of(world, number), world.data(), worlds.by_rule(weighting, **changes))
-        states.append(state._replace(optimisers=jax.tree.map(jnp.zeros_like, state.optimisers)))
+        states.append(state)
     return states
 
 
@@ -352,9 +352,9 @@ def reached(name, momentum, rounds=ROUNDS):
     """Distance to the minimiser of the mean of all losses, sum b / sum a, after many rounds with 3 of 5 clients."""
     algorithm, changes = worlds.algorithm(name), CHANGES | {"momentum": momentum}
     step, state = worlds.shared_round(algorithm), worlds.shared_state(WORLD, algorithm, **changes)
-    data, hyper, zeros = WORLD.data(), worlds.by_rule("samples", **changes), state.optimisers
+    data, hyper = WORLD.data(), worlds.by_rule("samples", **changes)
     for number in range(rounds):
-        state, _ = step(state._replace(optimisers=zeros), schedule_of(WORLD, number), data, hyper)
+        state, _ = step(state, schedule_of(WORLD, number), data, hyper)
     first = [rows[0] for rows in WORLD.train]
     best = jax.tree.map(lambda a, b: b[first].sum(0) / a[first].sum(0), *WORLD.pool)
     return tree_distance(state.variables.params, best)

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracle
 import pytest
 import worlds
@@ -25,15 +26,15 @@ def plan_of(rounds=3, num_lanes=2, **changes):
     return [schedule._replace(heard=HEARD) if number == 1 else schedule for number, schedule in enumerate(plan)]
 
 
-def rounds(base="fedavg", executor=None, plan=None, kept=None, weighting="samples", own=True, **changes):
+def rounds(base="fedavg", executor=None, plan=None, rule=local_training.sgd, weighting="samples", own=True, **changes):
     """(state, metrics) after every round; without personal models unless `own`."""
     algorithm, executor = worlds.algorithm(base), executor or executors.lanes(2)
-    rule = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size)
+    weights = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size)
     algorithm = fv.algorithms.ditto(algorithm) if own else algorithm
-    arguments = worlds.TASK, algorithm, rule, executor, kept or local_training.sgd, len(WORLD.train)
+    arguments = worlds.TASK, algorithm, weights, executor, rule, len(WORLD.train)
     step, hyper = worlds.jit(federated_round.make_round(*arguments)), worlds.hyper(**changes)
     start = worlds.TASK, algorithm, len(WORLD.train), jax.random.key(0), hyper
-    state = federated_round.init_state(*start, kept=kept, variables=worlds.variables())
+    state = federated_round.init_state(*start, variables=worlds.variables())
     results = []
     for schedule in plan or plan_of(num_lanes=executor.num_lanes):
         results.append(step(state, schedule, WORLD.data(), hyper))
@@ -115,13 +116,13 @@ def test_executors_and_cohort_blocks_agree(x64, executor, changes):
     worlds.assert_close(rounds(executor=executor, plan=plan)[-1][0], of_fedavg()[-1][0], 1e-9)
 
 
-def test_kept_momentum_is_that_of_both_models(x64):
-    """With a rate of 0 for one round, momentum alone is kept, and moves both models in the next."""
-    (state, _), *_ = rounds(kept=worlds.with_momentum, momentum=0.9, ditto_lambda=0.0)
-    of_theta, of_v = jax.tree.leaves(state.optimisers)[: len(jax.tree.leaves(state.variables.params))], state.optimisers
-    assert len(jax.tree.leaves(of_v)) == 2 * len(of_theta)
-    for own, personal in zip(of_theta, jax.tree.leaves(of_v)[len(of_theta) :], strict=True):
-        worlds.assert_close(personal, own, 1e-12)  # in the first round both take the same steps
+def clipped(hyper, round):
+    return optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(hyper["lr"]))
+
+
+def test_a_rule_that_clips_sees_the_gradients_of_one_model(x64):
+    for (state, _), (expected, _) in zip(rounds(rule=clipped), rounds(rule=clipped, own=False), strict=True):
+        worlds.assert_close(state.variables, expected.variables, 1e-12)
 
 
 def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):

@@ -9,7 +9,6 @@ import pytest
 
 import fedvg_jax
 from fedvg_jax import bounds, config
-from fedvg_jax.bounds import Bound
 from fedvg_jax.config import Corrupt, Robust, Tuning, Validation
 from fedvg_jax.runs import chunks, host_pool, population, simulation
 
@@ -48,13 +47,6 @@ def test_bound_equals_a_federation_of_one_client(measured, which):
     history = fedvg_jax.run(alone, partition=(train, *others))
     bound = next(bound for bound in results if which in (bound.kind, bound.client))
     assert bound.test_accuracy == history.records[-1]["test_accuracy"]
-
-
-def test_summary_has_single_models_and_statistics_over_clients():
-    results = [Bound("pooled", None, 9, 0.9), Bound("validation", None, 2, 0.5)]
-    results += [Bound("alone", k, 3, accuracy) for k, accuracy in enumerate((0.1, 0.5, 0.3))]
-    expected = {"pooled": 0.9, "validation": 0.5, "alone_mean": 0.3, "alone_min": 0.1, "alone_max": 0.5}
-    assert bounds.summary(results) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("is_external", [False, True], ids=["clients", "external"])
@@ -116,12 +108,6 @@ def test_clients_smaller_than_a_minibatch_use_the_program_of_the_pooled_model(tm
 def test_settings_that_one_client_cannot_have_are_those_of_the_federation(federation, tmp_path):
     settings = config.check(replace(SETTINGS, rounds=1, local_epochs=1, cache_dir=tmp_path, **federation))
     assert len(bounds.measure(settings)) == settings.clients + 2
-
-
-@pytest.mark.usefixtures("traced")
-def test_settings_of_the_model_are_accepted(tmp_path):
-    short = {"rounds": 1, "local_epochs": 1, "cache_dir": tmp_path}
-    assert len(bounds.measure(replace(SETTINGS, precision="bfloat16", **short))) == SETTINGS.clients + 2
 
 
 @pytest.mark.usefixtures("traced")

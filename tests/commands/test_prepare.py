@@ -62,12 +62,6 @@ def test_every_option_of_a_run_is_accepted(file, tmp_path, capsys):
     assert sizes == [sum(map(len, again.val)), sum(map(len, again.test))]
 
 
-@pytest.mark.parametrize(("kind", "message"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
-def test_alpha_is_printed_where_the_partition_has_one(file, tmp_path, capsys, kind, message):
-    assert call(file, "--partition", kind, "--out", str(tmp_path / "out")) == 0
-    assert f"3 clients, partition {message}" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["[/b]", "[cat]", "[bold]x[/bold]", "a :cat: b", "\\[x", "x\\"])
 def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, name):
     arrays, file = made(num_classes=2), tmp_path / f"{name.replace('/', '')}.npz"
@@ -78,23 +72,6 @@ def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, nam
     assert f"{file.stem}: 60 images" in output and f"│ {name} " in output
     if "drawn" in output:
         assert f"drawn: {folder / 'images.png'}" in output
-
-
-def test_table_of_many_classes_shows_the_largest_and_smallest():
-    import io
-
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=100)
-    console.print(prepare.class_table(made(num_classes=200, per_class=2)))
-    output = console.file.getvalue()
-    assert "... 170 more" in output and output.count("class ") == 31 and "400" in output
-
-
-@pytest.mark.parametrize("num", [9_523, 100])
-def test_headline_compares_the_size_with_the_paper(num):
-    arrays = made(name="covid19")._replace(x=np.zeros((num, 1, 1, 1)), y=np.zeros(num))
-    assert prepare.headline(arrays)[1] == {9_523: "as many as the paper", 100: "the paper counts 9,523"}[num]
 
 
 @pytest.mark.parametrize(
@@ -141,13 +118,6 @@ def test_options_that_prepare_does_not_have_are_refused(tmp_path, capsys, words)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["--dataset", "wine"], ["--dataset=wine"]], ids=" ".join)
-def test_second_name_of_a_data_set_is_refused(tmp_path, capsys, words):
-    assert prepare.main(["digits", *words, "--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]) == 2
-    shown = capsys.readouterr().err
-    assert "leave out --dataset" in shown and shown.count("\n") == 1 and not list(tmp_path.iterdir())
-
-
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
     monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
@@ -190,24 +160,6 @@ def test_area_of_a_bubble_is_proportional_to_its_images():
     areas = dict(zip(map(tuple, bubbles.get_offsets().astype(int)), bubbles.get_sizes(), strict=True))
     assert set(areas) == {(0, 0), (1, 0), (1, 1)}
     assert areas[0, 0] == pytest.approx(4 * areas[1, 0]) and areas[1, 1] == pytest.approx(5 * areas[1, 0])
-
-
-def test_rows_of_a_contact_sheet_have_one_class_each():
-    arrays = made(num_classes=3, shape=(2, 2, 1), per_class=5)
-    arrays = arrays._replace(x=np.broadcast_to((arrays.y * 50).astype(np.uint8)[:, None, None, None], arrays.x.shape))
-    tiles = [pictures._spread(arrays, c, 4) for c in range(3)]
-    sheet = pictures._mosaic(tiles, 4, (2, 2, 1))
-    assert sheet.shape == (3 * 3 - 1, 4 * 3 - 1, 3)
-    for c in range(3):
-        assert (sheet[3 * c : 3 * c + 2, 0:2] == 50 * c).all() and (sheet[3 * c : 3 * c + 2, 2] == 255).all()
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
-def test_contact_sheet_shows_the_first_three_channels_or_the_first(depth):
-    tile = RNG.integers(0, 256, (2, 3, depth), np.uint8)
-    sheet = pictures._mosaic([[tile]], 1, tile.shape)
-    expected = tile[..., :3] if depth >= 3 else tile[..., [0, 0, 0]]
-    np.testing.assert_array_equal(sheet, expected)
 
 
 def test_long_decoding_prints_progress_and_the_time_left(monkeypatch):

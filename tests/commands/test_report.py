@@ -81,8 +81,3 @@ def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
     monkeypatch.setattr("fedvg_jax.study.report.EXTRA", ("scipy", "no_such_package"))
     assert report.main([str(sweep)]) == 2
     assert "reports need no_such_package; pip install 'fedvg_jax[report]'" in capsys.readouterr().err
-
-
-def test_help_is_printed(capsys):
-    assert report.main(["--help"]) == 0
-    assert "--baseline" in capsys.readouterr().out

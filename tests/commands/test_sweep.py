@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import types
-from pathlib import Path
 
 import programs
 import pytest
@@ -24,7 +23,6 @@ from fedvg_jax import sweep
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import chunks, loop
-from fedvg_jax.runs import programs as run_programs
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import report, sweep_arguments, sweep_folder, sweep_points, sweeps, workers
 from fedvg_jax.views import dry_run
@@ -73,11 +71,6 @@ def test_several_values_make_an_axis_and_one_value_is_shared():
     assert {(p.config.lr, p.config.fedvg.per_element, p.config.keep) for p in command.points.points} == {(0.1, True, 1)}
 
 
-def test_switches_have_values_on_an_axis():
-    points = read("--fedvg.per-element", "true", "false").points.points
-    assert [p.config.fedvg.per_element for p in points] == [True, False]
-
-
 def test_partition_seed_follows_and_ranges_join_numbers():
     points = read("--seed", "0:2", "7", "--partition-seed", "follow").points.points
     assert [(p.config.seed, p.config.partition_seed) for p in points] == [(0, 0), (1, 1), (7, 7)]
@@ -98,42 +91,11 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
     assert set(seeds("--config", str(file), "--partition-seed", "follow").values()) == {(3, 3), (4, 4)}
 
 
-def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
-    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").grid
-    assert {(p.config.seed, p.config.partition_seed) for p in grid.points.points} == {(1000, 1000), (1001, 1001)}
-    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").grid
-    assert {p.config.partition_seed for p in grid.points.points} == {42}
-
-
-def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
-    line = "all seeds share one partition (--partition-seed 42)"
-    assert line in sweep.opening_lines(read("--seed", "0:2", "--partition-seed", "42"))[1]
-    for words in (["--seed", "0:2"], ["--seed", "0"], ["--seed", "0:2", "--partition-seed", "0:2"]):
-        assert not any("share one partition" in text for text in sweep.opening_lines(read(*words)))
-
-
 def test_a_folder_of_seeds_that_share_a_partition_is_not_extended_by_seeds_that_do_not(run, tmp_path):
     assert run("--seed", "0:2", "--partition-seed", "42", "--rounds", "1")[0] == 0
     code, _, err = run("--seed", "0:3", "--rounds", "1")
     assert code == 2 and err.count("\n") == 1 and "ran with other settings: partition_seed 42 -> 0" in err
     assert run("--seed", "0:3", "--partition-seed", "42", "--rounds", "1")[0] == 0
-
-
-def test_repeated_values_and_methods_of_equal_settings_are_counted_and_named():
-    def lines(*words):
-        return sweep.opening_lines(read(*words))
-
-    assert lines("--method", "fedavg", "fedavg") == [f"sweep of 1 point: method (1); folder {Path('runs/x')}"]
-    assert lines("--method", "uniform", "fedavg+uniform")[1:] == [
-        "1 combination repeats the settings of another point, such as",
-        "  method=fedavg+uniform = method=uniform",
-    ]
-    assert lines("--method", "uniform", "fedavg+uniform", "--seed", "0:2")[1].startswith("2 combinations repeat")
-
-
-def test_a_table_prints_methods_as_papers_do(run):
-    code, out, _ = run("--method", "uniform", "fedprox+val_loss", "--seed", "0", "--rounds", "1")
-    assert code == 0 and "│ uniform " in out and "│ FedProx + val_loss " in out
 
 
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
@@ -149,13 +111,6 @@ def test_zipped_setting_of_a_file_is_not_replaced(tmp_path):
     path.write_text("[[zip]]\nalpha = [1.0, 2.0]\nlr = [0.1, 0.2]\n")
     with pytest.raises(UsageError, match="--alpha is zipped with alpha, lr in the file"):
         read("--config", str(path), "--alpha", "3")
-
-
-def test_equal_commands_have_one_default_folder():
-    first, second, other = (
-        sweep_arguments.read_command_line(["--seed", *seeds]).out for seeds in (("0:2",), ("0", "1"), ("0:3",))
-    )
-    assert first == second != other and first.parent.name == "runs"
 
 
 REFUSED = {
@@ -211,13 +166,6 @@ def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(case, 
     assert sweep.main([*words, *out]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()
-
-
-def test_help_fits_80_columns_and_names_the_options_of_a_sweep(capsys):
-    assert sweep.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(f"--{name.replace('_', '-')}" in text for name in sweep_arguments.OWN)
 
 
 def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_path):
@@ -295,19 +243,6 @@ def test_estimate_of_a_program_is_the_sum_over_its_points(words, cache, monkeypa
     assert len(sweeps.by_program(points)) == 1
     first, second = (sweep._estimate([point])[0] for point in points)
     assert first != second and sweep._estimate(points)[0] == pytest.approx(first + second)
-
-
-def test_points_that_differ_in_values_only_are_timed_once(cache, monkeypatch):
-    timed = []
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(dry_run, "_measure_rates", lambda *args: timed.append(args) or dry_run.Rates(1, 0, 0, 0, 0))
-    words = ["--seed", "0:2", "--lr", "0.1", "0.2", "--rounds", "2", "3", "--cache-dir", str(cache)]
-    assert sweep._estimate(read(*short(*words)).points.points)[0] == 4 * (2 + 3) and len(timed) == 1
-
-
-def test_settings_of_an_estimate_belong_to_no_program():
-    assert {*dry_run.TIMED_SETTINGS, *dry_run.COUNTED_SETTINGS} <= set(run_programs.VALUES)
-    assert not set(dry_run.TIMED_SETTINGS) & set(dry_run.COUNTED_SETTINGS)
 
 
 def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
@@ -442,13 +377,6 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
         assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
-
-
-def test_settings_tuned_by_a_file_are_chosen_on_validation_by_the_same_flag(tmp_path):
-    file = tmp_path / "sweep.toml"
-    file.write_text("[axes]\nseed = [0]\n[tune]\nlr = [0.1, 0.2]\n")
-    words = ["--config", str(file), "--tune-seeds", "7"]
-    assert read(*words, "--select", "val").grid == read(*words).grid
 
 
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():

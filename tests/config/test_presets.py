@@ -20,10 +20,6 @@ def parse(*args):
     return sim.parse([str(arg) for arg in args])
 
 
-def test_paper_has_thirteen_methods():
-    assert len(WEIGHTS) == 13 and set(presets.METHODS) == set(WEIGHTS)
-
-
 def test_method_is_an_algorithm_and_its_weights():
     for name, expected in WEIGHTS.items():
         made = config.Config(method=name)
@@ -42,21 +38,6 @@ def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting)
         assert (made.algorithm, made.weighting) == (algorithm, expected)
 
 
-def test_every_algorithm_is_a_method_with_its_own_weighting():
-    for algorithm in config.ALGORITHMS:
-        made = config.Config(method=algorithm)
-        assert (made.algorithm, made.weighting) == (algorithm, "native")
-
-
-def test_method_sets_only_options_of_its_algorithm_and_the_two_names():
-    default = config.flatten(config.Config())
-    for name, settings in presets.METHODS.items():
-        made = config.flatten(config.Config(method=name))
-        changed = {setting for setting in default if default[setting] != made[setting]}
-        own = (f"{settings['algorithm']}.", "algorithm", "weighting")
-        assert all(setting.startswith(own) for setting in changed), name
-
-
 @pytest.mark.parametrize("name", [name for name in SIX if name != "fedavg"])
 def test_method_overrides_its_settings_in_the_file(name, tmp_path):
     """A run of the method does not depend on settings that another run left in a file."""
@@ -66,12 +47,6 @@ def test_method_overrides_its_settings_in_the_file(name, tmp_path):
     file.write_text("".join(f"{setting} = {value / 2}\n" for setting, value in numbers.items()))
     parsed = config.flatten(parse("--config", file, "--method", name))
     assert {setting: parsed[setting] for setting in settings} == settings
-
-
-def test_fedvg_weights_change_no_other_setting_of_a_method():
-    for name in SIX:
-        alone, both = presets.METHODS[name], presets.METHODS[f"{name}+fedvg"]
-        assert {setting for setting in alone.keys() | both if alone.get(setting) != both.get(setting)} == {"weighting"}
 
 
 def test_options_of_a_method_are_the_defaults_of_its_algorithm():
@@ -86,10 +61,6 @@ def test_flag_overrides_the_method(method_first):
     method, flags = ["--method", "scaffold"], ["--scaffold.eta-g", "0.5", "--weighting", "samples"]
     made = parse(*(method + flags if method_first else flags + method))
     assert (made.algorithm, made.weighting, made.scaffold.eta_g) == ("scaffold", "samples", 0.5)
-
-
-def test_method_may_be_written_with_an_equals_sign():
-    assert parse("--method=elastic+fedvg") == parse("--method", "elastic+fedvg")
 
 
 @pytest.fixture
@@ -108,16 +79,6 @@ def test_file_may_name_a_method_which_its_other_keys_override(file):
 def test_method_and_flags_of_the_command_line_override_the_file(file):
     made = parse("--config", file, "--method", "fedprox", "--fedprox.mu", "0.5")
     assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == ("fedprox", "native", 0.5, 7)
-
-
-def test_method_overrides_the_preset_of_the_data_set():
-    made = parse("--dataset", "cifar10", "--method", "fedavgm")
-    assert (made.algorithm, made.model, made.clients, made.fedavgm.momentum) == ("fedavgm", "resnet18", 100, 0.9)
-
-
-def test_method_and_fidelity_combine_and_flags_override_both():
-    made = parse("--fidelity", "official", "--method", "scaffold", "--scaffold.memory", "kept")
-    assert (made.algorithm, made.scaffold.steps, made.scaffold.memory) == ("scaffold", "single", "kept")
 
 
 # --- mistakes

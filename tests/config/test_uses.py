@@ -69,7 +69,6 @@ def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client
         algorithm = make(made)
         memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
         assert bool(jax.tree.leaves(memory) or algorithm.personal) == (uses.unused(made, ["memories"]) == []), name
-    assert uses.unused(Config(optimiser_state="kept", momentum=0.9), ["memories"]) == []
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():
@@ -107,17 +106,6 @@ def test_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
     assert command_line.unused == ["fedprox.mu"] and command_line.config.scaffold.eta_g == 7.0
     assert "fedprox.mu" in config.to_json(command_line.config)["unused"]
     assert "scaffold.eta_g" not in config.to_json(command_line.config)["unused"]
-
-
-def test_options_of_the_generalised_weighting_are_unused_by_others_like_all_options(tmp_path):
-    """Listed from a file and from Python, refused as a flag."""
-    path = tmp_path / "sweep.toml"
-    path.write_text("[fedvg]\nmix = 0.5\n")
-    assert sim.read_command_line(["--config", str(path)]).unused == ["fedvg.mix"]
-    assert sim.read_command_line(["--config", str(path), "--weighting", "generalised"]).unused == []
-    assert "fedvg.mix" in config.to_json(config.check(Config(fedvg={"mix": 0.5})))["unused"]
-    with pytest.raises(UsageError, match=r"--fedvg\.mix is not used by --weighting fedvg; it is used by generalised"):
-        sim.parse(["--fedvg.mix", "0.5"])
 
 
 def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):

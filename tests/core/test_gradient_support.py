@@ -143,10 +143,10 @@ def test_client_carries_the_support_only():
 
 @pytest.mark.parametrize(
     ("changes", "is_all"),
-    [({}, False), ({"weight_decay": 1e-3}, True), ({"optimiser": "adamw"}, True), ({"optimiser_state": "kept"}, True)],
+    [({}, False), ({"weight_decay": 1e-3}, True), ({"optimiser": "adamw"}, True)],
 )
 def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes, is_all):
-    """Weight decay moves them, and a kept optimiser state covers them."""
+    """Weight decay moves them."""
     support = registry.make_live(dataclasses.replace(config.Config(), **changes), TASK)
     assert support is (gradient_support.FULL_SUPPORT if is_all else TASK.support)
 

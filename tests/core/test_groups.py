@@ -104,13 +104,6 @@ def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
     np.testing.assert_allclose(score(make(norm=norm, per_element=True), measured_norms), expected, rtol=1e-12)
 
 
-def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
-    ones = jax.tree.map(np.ones_like, tensors())
-    for norm, layer in (("l1", "tensor"), ("l2", "tensor"), ("l1", "module"), ("l2", "module")):
-        rule = make(norm=norm, layer=layer, per_element=True)
-        np.testing.assert_allclose(score(rule, measured(ones, norm)), np.ones(K), rtol=1e-12)
-
-
 # --- which count
 
 
@@ -234,11 +227,3 @@ def test_a_share_is_a_layer_s_norm_over_the_sum_and_zero_without_any():
     measured_norms = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([3.0, 0.0])}
     rule = inverse_norms(NormParts(None, groups.modelwise, lambda path: path))
     assert rule.detail(measured_norms)["layer_shares"].tolist() == [[0.25, 0.75], [0, 0]]
-
-
-def test_only_fedvg_s_history_names_layers():
-    names = {
-        name: registry.layer_names(replace(config.Config(), weighting=name), worlds.TASK)
-        for name in ("fedvg", "samples")
-    }
-    assert names == {"fedvg": PATHS, "samples": []}

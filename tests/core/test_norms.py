@@ -44,11 +44,6 @@ def test_a_kernel_has_the_norm_of_torch_s_layout(x64):
     np.testing.assert_allclose(spectral(jnp.asarray(x)), np.linalg.norm(torch_layout, 2), rtol=1e-13)
 
 
-def test_single_precision_is_precise_to_a_few_units():
-    x = drawn((288, 64))
-    np.testing.assert_allclose(spectral(jnp.asarray(x, jnp.float32)), np.linalg.norm(x, 2), rtol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1e-30, 1e-10, 1e30])
 def test_the_spectral_norm_takes_tiny_and_huge_entries(size):
     """Their squares are not numbers of single precision."""
@@ -117,10 +112,6 @@ def test_the_joined_spectral_norm_is_that_of_a_block_diagonal_matrix(x64):
     whole = np.block([[a, np.zeros((3, 4))], [np.zeros((2, 2)), b]])
     joined = worlds.jit(lambda *parts: norms.JOINED["spectral"](jnp.stack([norms.spectral(x) for x in parts])))(a, b)
     np.testing.assert_allclose(joined, np.linalg.norm(whole, 2), rtol=1e-12)
-
-
-def test_every_norm_can_be_joined():
-    assert norms.JOINED.keys() == norms.BY_NAME.keys()
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])

@@ -116,14 +116,6 @@ def test_corrupt_clients_depend_on_the_seed_alone():
 
 
 @pytest.mark.parametrize(
-    ("share", "kind", "count"), [(0.2, "noise", 4), (0.21, "noise", 4), (1.0, "noise", 20), (0.2, "none", 0)]
-)
-def test_the_number_of_corrupt_clients_is_the_share_of_all_clients(share, kind, count):
-    settings = config.apply(config.Config(), {"attack.kind": kind, "attack.clients": share}, "test")
-    assert config.num_corrupt(config.check(settings)) == count
-
-
-@pytest.mark.parametrize(
     ("settings", "reason"),
     [
         ({"attack.kind": "flip"}, "unknown attack.kind 'flip'"),
@@ -135,10 +127,6 @@ def test_the_number_of_corrupt_clients_is_the_share_of_all_clients(share, kind, 
 def test_invalid_settings_are_refused_with_the_reason(settings, reason):
     with pytest.raises(UsageError, match=reason):
         config.check(config.apply(config.Config(), settings, "test"))
-
-
-def test_every_kind_in_the_settings_has_an_attack():
-    assert set(config.SETTINGS["attack.kind"].names) == set(attacks.BY_KIND)
 
 
 # --- in rounds

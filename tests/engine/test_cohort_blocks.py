@@ -77,13 +77,10 @@ def after_two_rounds(step, state, size, hyper):
 
 
 def assert_blocks_are_whole(algorithm, rules, sizes=(1, 3)):
-    """With momentum that is kept for every client."""
     optimiser = registry.make_optimiser(config.Config(momentum=0.5))
     hyper = worlds.hyper(momentum=0.5)
     step = worlds.make_round(world(), algorithm, menu(algorithm, rules), optimiser=optimiser)
     start = worlds.state(world(), algorithm, TASK)
-    kept = optimiser(hyper, jnp.int32(0)).init(start.variables.params)
-    start = start._replace(optimisers=tree.repeat(kept, 6))
     for number in range(len(rules) + 2):
         hyper |= {"rule": jnp.int32(number)}
         expected = after_two_rounds(step, start, None, hyper)

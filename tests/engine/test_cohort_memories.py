@@ -10,9 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.engine import cohort_memories
-from fedvg_jax.runs import client_memories
 
 NUM_ROWS = 12
 MESHES = {
@@ -87,14 +85,3 @@ def test_derivatives_of_taken_rows_are_those_of_their_entries():
 
     found = [leaf.tolist() for leaf in derivatives(x)]
     assert found == [[4.0, 1.0], [4.0, 2.0], [0.0, 2.0, 4.0, 0.0]]
-
-
-def test_rows_are_padded_to_a_multiple_of_the_devices():
-    assert [client_memories.padded(n, sharding_of("3 devices")) for n in (1, 3, 7)] == [3, 3, 9]
-    assert client_memories.padded(7, None) == 7
-
-
-def test_devices_of_a_cpu_share_the_memory_of_their_host():
-    four, gpu = sharding_of("2 x 2 devices"), hw.Hardware("gpu", "", num_devices=4, cores=8, memory_bytes=None)
-    assert client_memories.num_parts(four, gpu) == 4 and client_memories.num_parts(None, gpu) == 1
-    assert client_memories.num_parts(four, gpu._replace(platform="cpu", num_processes=2)) == 2

@@ -11,7 +11,6 @@ import pytest
 import worlds
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware
 from fedvg_jax.core.types import Client, UsageError
 from fedvg_jax.engine import differentiable, executors, local_training
 from fedvg_jax.engine import federated_round as round
@@ -188,31 +187,6 @@ def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
 
 FEW = Config(clients=6, join_ratio=0.5)
 """A cohort of 3, on a CPU that here has four devices."""
-
-
-@pytest.mark.parametrize(
-    ("changes", "double", "expected"),
-    [
-        ({"model": "cnn"}, False, 3),
-        ({"model": "cnn", "hold": 2}, False, 2),
-        ({"model": "cnn", "hold": 1}, False, 1),
-        ({"model": "mlp"}, False, 1),
-        ({"model": "cnn"}, True, 1),
-        ({"model": "mlp", "devices": "2"}, False, 2),
-        ({"model": "mlp", "devices": "1"}, True, 1),
-    ],
-)
-def test_auto_uses_the_devices_that_are_faster(changes, double, expected):
-    with jax.enable_x64(double):
-        assert registry.num_devices(dataclasses.replace(FEW, **changes)) == expected
-
-
-@pytest.mark.parametrize(("gibibytes", "expected"), [(1, 1), (2, 1), (3, 2), (4, 3), (64, 3)])
-def test_vision_transformers_use_as_many_cpu_devices_as_fit_in_half_the_memory(gibibytes, expected):
-    """A client of ViT-S/16 takes 640 MiB, so each needs 1.25 GiB of the host's memory."""
-    machine = hardware.current()._replace(memory_bytes=gibibytes * 2**30)
-    assert registry.num_devices(dataclasses.replace(FEW, model="vit_s16"), machine) == expected
-    assert registry.num_devices(dataclasses.replace(FEW, model="vit_s16", devices="3"), machine) == 3
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,6 @@ def test_candidates_receive_the_model_and_send_a_loss():
     assert (record["bytes_down"], record["bytes_up"]) == (5 * model, 2 * model + 5 * 4)
 
 
-def test_the_default_is_uniform_sampling_by_seed_and_round():
-    sim = fv.simulation(CONFIG)
-    for round in range(3):
-        expected = np.random.default_rng([0, CONFIG.seed, round]).choice(8, 2, replace=False)
-        assert sim.schedule(round).clients.tolist() == expected.tolist()
-
-
 def test_a_function_of_ones_own_selects():
     in_turn = fv.Selection(lambda population: (np.arange(2) + 2 * population.round) % 8)
     assert cohorts(fv.run(CONFIG, selection=in_turn)) == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import worlds
 
-from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import server_tuning
 
 WORLD = worlds.small()
@@ -32,12 +30,7 @@ def on_rows(f):
     return worlds.jit(lambda variables, rows: f(*variables, *tree.gather(WORLD.data().pool, rows), True))
 
 
-loss_of, slope_of = on_rows(worlds.TASK.loss), on_rows(jax.grad(worlds.TASK.loss, has_aux=True))
-
-
-def loss(variables):
-    """Mean over D_val's minibatches in train mode."""
-    return np.mean([loss_of(variables, rows)[0] for rows in WORLD.data().scoring[:USED]])
+slope_of = on_rows(jax.grad(worlds.TASK.loss, has_aux=True))
 
 
 @pytest.mark.parametrize("number", [0, 5])
@@ -48,12 +41,6 @@ def test_server_tuning_equals_plain_sgd_over_the_minibatches_in_turn(x64, number
         params = jax.tree.map(lambda p, g: p - 0.1 * g, model.params, grads)
         model = model._replace(params=params, stats=stats)
     worlds.assert_close(refined(4, number), model, 1e-12)
-
-
-def test_server_tuning_lowers_the_validation_loss():
-    before = loss(worlds.variables())
-    after = [loss(refined(num_steps)) for num_steps in (3, 30, 300)]
-    assert before > after[0] > after[1] > after[2]
 
 
 def test_server_tuning_without_steps_or_rows_keeps_the_model():
@@ -86,9 +73,3 @@ def test_server_tuning_is_the_last_phase_of_a_round():
     plain, tuned = after()[0].variables, after(refine=server_tuning.sgd(worlds.QUADRATIC, 300))[0].variables
     assert max(np.abs(x - 1).max() for x in jax.tree.leaves(plain)) > 0.1
     assert max(np.abs(x - 1).max() for x in jax.tree.leaves(tuned)) < 1e-5
-
-
-@pytest.mark.parametrize("settings", [{"tuning.steps": -1}, {"tuning.lr": 0.0}])
-def test_settings_out_of_range_are_refused(settings):
-    with pytest.raises(UsageError, match=next(iter(settings))):
-        config.check(config.apply(config.Config(), settings, "test"))

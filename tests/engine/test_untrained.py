@@ -39,12 +39,6 @@ def without_untrained(schedule):
     return schedule._replace(heard=schedule.heard & (schedule.num_steps > 0))
 
 
-def start(algorithm):
-    """Returns a state with non-zero momenta."""
-    state = worlds.shared_state(WORLD, algorithm)
-    return state._replace(optimisers=jax.tree.map(jnp.ones_like, state.optimisers))
-
-
 def rounds(step, state, plan, hyper):
     all_metrics = []
     for schedule in plan:
@@ -65,8 +59,8 @@ def test_untrained_client_equals_one_that_drops_out(x64, name):
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     plan = [schedule_of(number) for number in range(2)]
-    results = rounds(step, start(algorithm), plan, hyper)
-    expected = rounds(step, start(algorithm), list(map(without_untrained, plan)), hyper)
+    results = rounds(step, worlds.shared_state(WORLD, algorithm), plan, hyper)
+    expected = rounds(step, worlds.shared_state(WORLD, algorithm), list(map(without_untrained, plan)), hyper)
     assert_same(results, expected)
     assert [(metrics.weights == 0).tolist() for metrics in results[1]] == [[False, True, False], [True, False, False]]
 
@@ -129,7 +123,7 @@ def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, 
     """The server's momentum and duals stay too, because there is no update."""
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
-    before, _ = rounds(step, start(algorithm), [schedule_of(0), schedule_of(1)], hyper)
+    before, _ = rounds(step, worlds.shared_state(WORLD, algorithm), [schedule_of(0), schedule_of(1)], hyper)
     for reason, changes in ABSENT.items():
         after, (metrics,) = rounds(step, before, [schedule_of(2)._replace(**changes)], hyper)
         assert_same(after._replace(round=before.round), before)

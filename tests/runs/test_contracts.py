@@ -175,15 +175,6 @@ def test_weights_of_a_fixed_number_of_clients_are_refused_for_a_larger_cohort():
         contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(), 5)
 
 
-def test_a_second_trial_of_a_weighting_is_not_traced():
-    calls = []
-    rule = by(lambda hyper, ones, returns: calls.append(1) or basic.broadcast_weights(ones / 3, returns))
-    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper())
-    num_calls = len(calls)
-    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(lr=0.1))
-    assert len(calls) == num_calls
-
-
 FACTORIES = {
     "without parentheses": (basic.uniform, "weighting takes (); it is called with (task); did you mean uniform()?"),
     "two arguments": (lambda task, data: None, "weighting takes (task, data); it is called with (task); give a Weig"),
@@ -402,9 +393,3 @@ def test_a_history_is_two_tables():
     assert clients.reset_index().to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
     with pytest.raises(UsageError, match="per must be round or client; got layer"):
         run_history.to_pandas("layer")
-
-
-def test_an_error_without_pandas_names_the_package_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(UsageError, match=r"needs pandas; pip install 'fedvg_jax\[pandas\]'"):
-        history.History(RECORDS, {}, None, None).to_pandas()

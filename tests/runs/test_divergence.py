@@ -7,11 +7,9 @@ import pytest
 from small_sweeps import base_config
 
 import fedvg_jax
-from fedvg_jax.core.types import Data, Variables
+from fedvg_jax.core.types import Variables
 from fedvg_jax.runs import divergence
 from fedvg_jax.runs.record.history import History
-
-DATA = Data((), *[np.zeros((1, 1), np.int32)] * 3)
 
 
 @pytest.mark.parametrize(
@@ -24,14 +22,14 @@ DATA = Data((), *[np.zeros((1, 1), np.int32)] * 3)
 )
 def test_the_message_names_the_global_model_that_is_not_finite(number, bad, message):
     records = [{"round": number, "diverged": [1, 2], "scores": [None, None], "weights": [0.0, 0.0]}]
-    assert divergence.error(records, DATA, Variables({"w": np.array([0.0, bad])}, {})).startswith(message)
+    assert divergence.error(records, Variables({"w": np.array([0.0, bad])}, {})).startswith(message)
 
 
 @pytest.mark.parametrize("weights", [([0.0, 1.0], [0.0, 0.0]), ([0.0, 0.0], [0.0, 1.0])])
 def test_a_model_that_later_rounds_changed_is_not_blamed(weights):
     """It may have become non-finite after the round in which clients diverged."""
     records = [{"round": r, "diverged": [1], "scores": [None, 1.0], "weights": w} for r, w in enumerate(weights, 2)]
-    error = divergence.error(records, DATA, Variables({"w": np.array([np.nan])}, {}))
+    error = divergence.error(records, Variables({"w": np.array([np.nan])}, {}))
     assert error.startswith("round 2: clients [1] diverged")
 
 
@@ -57,7 +55,7 @@ def losses(*values, **last):
 )
 def test_a_loss_that_explodes_is_named_with_its_round(records, is_own_task, message):
     limit = divergence.loss_limit(records, is_own_task)
-    found = divergence.error(records, DATA, limit=limit)
+    found = divergence.error(records, limit=limit)
     assert found.startswith(message) if message else not found
 
 

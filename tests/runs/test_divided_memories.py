@@ -25,13 +25,12 @@ NUM_CLIENTS = 22
 SETTINGS = Config(
     **{"clients": NUM_CLIENTS, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4},
     **{"rounds": 3, "eval_every": 1, "weighting": "uniform", "dropout": 0.2, "lr": 0.05, "local_epochs": 2},
-    **{"optimiser_state": "kept", "momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
+    **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
 )
 """Four clients a round of `worlds.full_algorithm`, with probes as elastic has. Neither 3 nor 4 divides the clients."""
 ALGORITHMS = {
-    "scaffold": {"algorithm": "scaffold", "optimiser_state": "reset", "momentum": 0.0},
-    "feddyn": {"algorithm": "feddyn", "optimiser_state": "reset", "momentum": 0.0},
-    "kept optimiser": {"algorithm": "fedprox", "optimiser": "adamw", "momentum": 0.0},
+    "scaffold": {"algorithm": "scaffold", "momentum": 0.0},
+    "feddyn": {"algorithm": "feddyn", "momentum": 0.0},
 }
 DATA = linear.data()
 
@@ -76,7 +75,7 @@ def assert_equal_runs(one, other, tolerance=1e-5):
 
 def rows_held(state):
     """Numbers of rows that a device holds, of all leaves."""
-    leaves = jax.tree.leaves((state.clients, state.optimisers))
+    leaves = jax.tree.leaves(state.clients)
     return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
 
 
@@ -102,7 +101,7 @@ def test_no_device_ever_holds_all_rows(cache):
     """Before the first round each makes its own."""
     state = simulated(cache).state
     assert rows_held(state) == {8}
-    assert all(leaf.shape[0] == 24 for leaf in jax.tree.leaves((state.clients, state.optimisers)))
+    assert all(leaf.shape[0] == 24 for leaf in jax.tree.leaves(state.clients))
 
 
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
@@ -176,7 +175,7 @@ def test_shapes_for_another_machine_are_divided(cache):
     machine = programs.Machine(target, tuple(jax.devices()))
     given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
     state = simulate_for(config, machine, given).state
-    leaves = jax.tree.leaves((state.clients, state.optimisers))
+    leaves = jax.tree.leaves(state.clients)
     assert all(leaf.shape[0] == 24 and leaf.sharding.shard_shape(leaf.shape)[0] == 6 for leaf in leaves)
     assert state.variables.params["w"].sharding.is_fully_replicated
 
@@ -202,7 +201,6 @@ def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_orde
     [
         ["--algorithm", "scaffold"],
         ["--algorithm", "scaffold", "--memories", "host"],
-        ["--momentum", "0.5", "--optimiser-state", "kept"],
     ],
 )
 def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, changes):

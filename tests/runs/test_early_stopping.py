@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax import sim
 from fedvg_jax.config.command_line import parse
 from fedvg_jax.runs import early_stopping
 from fedvg_jax.runs.record import verification
@@ -110,9 +109,3 @@ def test_a_target_without_metric_or_number_is_refused(text):
 def test_a_metric_that_is_not_measured_is_refused_before_the_first_round():
     with pytest.raises(fv.UsageError, match=r"stop_at val_auc is not measured by this task; use one of val_loss"):
         fv.simulation(fv.Config(stop_at="val_auc 0.9"))
-
-
-def test_the_command_ends_with_code_0(tmp_path, capsys):
-    words = ["--rounds=4", "--clients=4", "--eval-every=1", "--stop-at", "val_loss", "100", f"--out={tmp_path / 'run'}"]
-    assert sim.main(words) == 0
-    assert "val_loss" in capsys.readouterr().out

@@ -160,15 +160,6 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
             population.take_partition(made, DIGITS, given)
 
 
-def test_partition_is_read_from_a_file(tmp_path):
-    np.savez(tmp_path / "owners.npz", client=np.arange(1797) % 6)
-    made = settings(tmp_path, partition="file", partition_file=str(tmp_path / "owners.npz"))
-    parts = population.make_partition(made, DIGITS)
-    assert all(set(client_rows % 6) == {k} for k, client_rows in enumerate(parts.train))
-    with pytest.raises(UsageError, match=r"owners\.npz: train holds 6 clients, and clients is 5"):
-        population.make_partition(replace(made, clients=5), DIGITS)
-
-
 def test_groups_of_an_npz_make_a_partition(tmp_path):
     patients = np.array([f"patient {i % 9}" for i in range(270)])
     x = np.zeros((270, 4, 4), np.uint8)
@@ -216,10 +207,6 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
 def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_batch():
     assert scored(9, task=worlds.TASK) == 8
     assert scored(9, task=worlds.QUADRATIC) == 9
-
-
-def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
-    assert scored(161, batch_size=32) == 161
 
 
 def test_resuming_with_other_external_validation_images_is_refused(tmp_path, monkeypatch):

@@ -43,9 +43,8 @@ def program_text(settings: Config) -> str:
     """The jaxpr of a chunk of rounds, with the program made from just these settings."""
     sim = default_simulation()
     made = programs._make(settings, IMAGES, None, None, None, False)
-    kept = made.optimiser if settings.optimiser_state == "kept" else None
     hyper = registry.make_hyper(settings)
-    start = (jax.random.key(0), hyper, settings.server_stats == "official", kept, sim.state.variables)
+    start = (jax.random.key(0), hyper, settings.server_stats == "official", sim.state.variables)
     state = jax.eval_shape(lambda: federated_round.init_state(made.task, made.algorithm, settings.clients, *start))
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     return str(jax.make_jaxpr(made.chunk.__wrapped__)(state, np.int32(1), rounds, sim.data, hyper))
@@ -55,7 +54,7 @@ def program_text(settings: Config) -> str:
     "settings",
     [
         pytest.param({}, marks=pytest.mark.slow),  # the others have its settings and more
-        {"algorithm": "scaffold", "momentum": 0.5, "optimiser_state": "reset"},
+        {"algorithm": "scaffold", "momentum": 0.5},
         {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
         {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "fedvg", "tuning.steps": 1},
         {"algorithm": "elastic", "attack.kind": "scaling", "lr_schedule": "exponential"},

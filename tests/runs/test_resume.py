@@ -488,12 +488,6 @@ def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
     assert best.as_json() == {"round": 2, "val_loss": 1.0}
 
 
-def test_repr_of_a_history_has_three_lines(tiny, run):
-    lines = repr(tiny().run(run, resume=str(run))).splitlines()
-    assert lines[0] == "History of 6 rounds" and len(lines) == 3
-    assert "test_accuracy_final" in lines[1] and str(run) in lines[2]
-
-
 def test_history_is_read_without_a_truncated_last_line(run):
     path = run / "history.jsonl"
     path.write_bytes(path.read_bytes()[:-5])

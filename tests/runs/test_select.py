@@ -48,13 +48,6 @@ def tables(folder, select, partition_seed=42):
     return made, chunks.evaluation_tables(made), np.concatenate(parts.val).tolist()
 
 
-def test_shared_rows_weigh_and_select(tmp_path):
-    made, evaluated, d_val = tables(tmp_path, "shared")
-    assert made.selection is None
-    assert rows_of(made.val) == rows_of(evaluated["val"]) == d_val
-    assert set(rows_of(made.scoring)) <= set(d_val)
-
-
 def test_held_out_rows_select_and_no_weight_reads_them(tmp_path):
     """Every weighting reads `scoring` or `val`."""
     made, evaluated, d_val = tables(tmp_path, "held_out")
@@ -78,8 +71,3 @@ def test_summary_and_table_name_the_rows_that_selected(tmp_path, monkeypatch):
     for select, rows in display.SELECTED_ON.items():
         shown = display.result_table(history._replace(summary=history.summary | {"select": select}))
         assert shown.caption == rows
-
-
-def test_unknown_choice_is_refused():
-    with pytest.raises(UsageError, match=r"unknown select 'half'.*allowed: shared, held_out"):
-        config.check(Config(select="half"))

@@ -9,7 +9,6 @@ import pytest
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.types import Batch, UsageError
-from fedvg_jax.models import MLP
 from fedvg_jax.runs import contracts
 
 CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
@@ -99,11 +98,6 @@ def test_setting_that_the_config_s_model_does_not_use_is_allowed_beside_a_task()
     built(linear.TASK, model="mlp", conv="lax")
 
 
-def test_task_that_counts_a_confusion_matrix_may_record_it():
-    task = fv.models.classification(MLP(3, ()), 3, (3,))
-    assert built(task, record="confusion").config.record == "confusion"
-
-
 def test_resumed_run_keeps_settings_without_effect(tmp_path):
     assert built(linear.TASK, precision="bfloat16", record="confusion", resume=str(tmp_path)).config.resume
 
@@ -114,17 +108,3 @@ def test_elastic_needs_one_array_of_outputs(output):
     message = rf"algorithm elastic needs one float array \[B, ...\] from task.predict; {got}; use another algorithm"
     with pytest.raises(UsageError, match=message):
         built(task, algorithm="elastic")
-
-
-@pytest.mark.parametrize("name", ["precision", "normalise", "conv", "stem", "norm"])
-def test_axis_of_a_setting_of_the_model_is_refused_beside_a_task(name):
-    values = {
-        "precision": ["default", "highest"],
-        "normalise": ["none", "half"],
-        "conv": ["auto", "lax"],
-        "stem": ["imagenet", "cifar"],
-        "norm": ["batch", "group"],
-    }[name]
-    config = dataclasses.replace(CONFIG, model="resnet18")
-    with pytest.raises(UsageError, match=f"axes: {name} has no effect beside task=; leave one of them out"):
-        fv.run_sweep(config, {name: values}, data=linear.data(), task=linear.TASK)

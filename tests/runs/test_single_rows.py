@@ -1,11 +1,10 @@
 """Minibatches of a single row: trained on unless BatchNorm's statistics would be undefined."""
 
-import jax
 import numpy as np
 import pytest
 import worlds
 
-from fedvg_jax import config, data, run
+from fedvg_jax import config, data
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions.split import Partition
@@ -50,13 +49,3 @@ def test_batches_of_one_row_are_refused_where_batchnorm_is_undefined(digits):
 def test_batches_of_one_row_are_refused_where_single_rows_are_skipped():
     with pytest.raises(UsageError, match="--single-rows trained"):
         config.check(Config(batch_size=1, single_rows="skipped"))
-
-
-def test_a_run_in_batches_of_one_row(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(30, 4)).astype(np.float32), rng.integers(0, 3, 30)
-    settings = Config(clients=2, join_ratio=1.0, rounds=1, local_epochs=1, batch_size=1, lanes="1", alpha=100.0)
-    settings = config.apply(settings, {"cache_dir": tmp_path, "weighting": "samples"}, "test")
-    with jax.default_prng_impl("rbg"):  # compiles in half the time
-        (record,) = run(settings, data=(x, y)).records
-    assert np.isfinite(record["train_loss"]) and sum(record["weights"]) == pytest.approx(1, abs=1e-6)

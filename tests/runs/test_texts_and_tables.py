@@ -5,13 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedvg_jax import prepare
 from fedvg_jax.api import run
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import gru
 from fedvg_jax.runs import registry, simulation
-from fedvg_jax.views import pictures
 
 
 def text_config(**settings) -> Config:
@@ -85,14 +83,3 @@ def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatc
     assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64
     assert record["test_accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
     assert np.array(record["client_accuracy"]).shape == (2,) and 0 < np.min(record["client_accuracy"]) < 1
-
-
-def test_prepare_counts_characters_and_draws_no_images(texts, tmp_path, capsys, monkeypatch):
-    figures = pytest.importorskip("matplotlib.figure", reason="pictures need the plot extra")
-    monkeypatch.setattr(pictures, "clients", lambda *_: figures.Figure(figsize=(1, 1)))  # which takes a second
-    out = tmp_path / "out"
-    flags = ["--data-dir", str(texts), "--clients", "2", "--out", str(out), "--cache-dir", str(tmp_path / "cache")]
-    assert prepare.main(["text", *flags]) == 0
-    shown = capsys.readouterr().out
-    assert "42 sequences of 64, 5 characters" in shown and "characters of a client: 1,344 to 1,344" in shown
-    assert [path.name for path in out.iterdir()] == ["clients.png"]

@@ -107,12 +107,6 @@ def test_a_single_client_has_weight_one(x64, name, granularity):
 
 
 @every_weighting
-def test_the_score_is_one_number_per_client(x64, name, granularity):
-    rule = make(name, granularity)
-    assert rule.score(measured(rule)).shape == (K,)
-
-
-@every_weighting
 def test_the_mean_of_a_weighting_with_itself_is_that_weighting(x64, name, granularity):
     rule = make(name, granularity)
     signals, weights = signals_and_weights(rule)
@@ -150,15 +144,6 @@ def test_an_unknown_native_weighting_is_refused_in_one_line_where_it_is_used(nam
     settings, algorithm = config.Config(weighting=name), OWN._replace(native_weighting=own)
     with pytest.raises(UsageError, match=r"\Aalgorithm.native_weighting must be one of samples, [^\n]*; got [^\n]*\Z"):
         registry.make_weighting(settings, worlds.TASK, algorithm)
-
-
-@pytest.mark.parametrize("name", ["samples", "fedvg", "samples+permuted(uniform)"])
-def test_an_unknown_native_weighting_does_not_matter_to_other_weightings(name):
-    rules = [
-        registry.make_weighting(config.Config(weighting=name), worlds.TASK, algorithm)
-        for algorithm in (OWN, worlds.algorithm("fedavg"))
-    ]
-    assert rules[0].defaults == rules[1].defaults
 
 
 def test_a_cohort_without_rows_has_finite_weights():

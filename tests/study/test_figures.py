@@ -18,6 +18,7 @@ from fedvg_jax.study.figures import FIGURES, STEMS, base, curves, partitions, we
 
 LACKING = {
     "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
+    "clients": "--record accuracy_by_client",
 }  # fmt: skip
 
 
@@ -42,6 +43,13 @@ def test_learning_curves_are_means_with_bands_of_one_deviation(study):
     (drawing,) = draw(study, "curves")
     last = next(r for r in rows(drawing) if (r["setting"], r["method"], r["round"]) == ("alpha 0.05", "fedavg", "3"))
     assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(0.5**0.5)
+
+
+def test_clients_are_drawn_in_the_order_of_their_accuracies(tmp_path):
+    write_run(tmp_path / "a", (0.5, 0.6), method="ditto", fields={2: {"personal_accuracy": [0.9, None, 0.25]}})
+    (drawing,) = draw(collect([tmp_path]), "clients")
+    assert drawing.rows == [("", "own", "ditto", 0.25, 0.25), ("", "own", "ditto", 0.75, 0.9)]
+    assert drawing.figure.axes[0].lines[0].get_ydata().tolist() == [25.0, 90.0]
 
 
 def test_drawn_lines_and_bands_are_those_of_the_file(study):

@@ -172,7 +172,7 @@ def client_accuracies(study: Study, style: Style) -> list[Drawing] | str:
                 pairs = zip(shares, accuracies, strict=True)
                 rows += [(where, MODELS[name], method, float(share), value) for share, value in pairs]
         title = ", ".join(filter(None, (f"{MODELS[name]} model", where)))
-        panel.set(xlabel="clients (%)", title=base.plain(title, 34))
+        panel.set(xlabel="clients (%)", xlim=(0, 100), ylim=(0, 102), title=base.plain(title, 34))
         base.clean(panel)
         base.label_ends(panel, ends, style)
     figure.supylabel("accuracy (%)", fontsize=style.font)

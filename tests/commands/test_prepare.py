@@ -11,7 +11,7 @@ from fedvg_jax import data, prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.data.readers import tfds
+from fedvg_jax.data.readers import hf
 from fedvg_jax.views import pictures
 
 RNG = np.random.default_rng(3)
@@ -112,8 +112,8 @@ def test_headline_compares_the_size_with_the_paper(num):
         (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
         (["digits", "--clients", "2000"], "fewer clients"),
         (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
-        (["tfds:mnist", "--download"], "--data-dir"),
-        (["tfds:mnist", "--data-dir", "/no/such"], "--data-dir"),
+        (["hf:mnist", "--download"], "--data-dir"),
+        (["hf:mnist", "--data-dir", "/no/such"], "--data-dir"),
         (["digits", "--out", "/proc/no/such"], "--out"),
     ],
 )
@@ -150,8 +150,8 @@ def test_second_name_of_a_data_set_is_refused(tmp_path, capsys, words):
 
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
-    monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
-    where = ["tfds:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    monkeypatch.setattr(hf, "download", lambda *args: downloads.append(args))
+    where = ["hf:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
     assert prepare.main(where) == 2 and not downloads
     assert prepare.main([*where, "--download"]) == 2 and downloads == [("mnist", tmp_path)]
 

@@ -78,7 +78,7 @@ def test_npz_with_class_names_but_no_test_set_is_read(tmp_path):
 
 
 def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
-    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
+    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "hf:FOLDER", "'mnist'"):
         data.load("mnist")
     with usage_error(
         "cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"

@@ -184,7 +184,7 @@ def _run_with_progress(
     from fedvg_jax.views import display
 
     console = Console(quiet=not processes.is_first())
-    with display.partition_progress(console) as drawing, display.decoding_progress(console) as reading:
+    with display.preparation_progress(console) as (drawing, reading):
         sim = simulation.simulation(config, **replacements, progress=drawing, reading=reading)
     console.print(display.start_text(sim), highlight=False, soft_wrap=True, markup=False)
     print_line = functools.partial(console.print, highlight=False, soft_wrap=True, markup=False)

@@ -67,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sim.print_help(words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "")
         return 0
     if {"-h", "--help"} & set(words):
-        print(
-            f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, hf:FOLDER\nAll options: {PROG} --help-all"
-        )
+        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, hf:FOLDER\nAll options: {PROG} --help-all")
         return 0
     return sim.guarded(lambda: prepare(*parse(words)), stopped="interrupted")
 
@@ -82,8 +80,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(
-            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)} or hf:FOLDER;"
-            f" see {PROG} --help"
+            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)} or hf:FOLDER; see {PROG} --help"
         )
     name, *others = argv
     flags = [flag for flag in others if flag != "--download"]
@@ -100,9 +97,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
-        raise UsageError(
-            f"--download is for hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched"
-        )
+        raise UsageError(f"--download is for hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched")
     return config, True
 
 
@@ -124,11 +119,11 @@ def prepare(config: Config, downloads: bool) -> int:
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     if downloads and config.data_dir:
         hf.download(config.dataset.removeprefix(hf.PREFIX), config.data_dir)
-    with display.decoding_progress(console) as reading:
+    with display.preparation_progress(console) as (_, reading):
         arrays = simulation.load_data(config, reading)
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
     console.print(class_table(arrays))
-    with display.partition_progress(console) as progress:
+    with display.preparation_progress(console) as (progress, _):
         partition = population.make_partition(config, arrays, progress)
     if config.export_partition:
         to_rows.write(config.export_partition, partition, config.export_form, len(arrays.y))

@@ -358,7 +358,7 @@ def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulat
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import display
 
-    with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
+    with display.preparation_progress(console) as (progress, reading):
         sim = simulation.simulation(config, progress=progress, reading=reading)
     console.print(display.start_text(sim, unused), highlight=False, soft_wrap=True, markup=False)
     return sim

@@ -2,7 +2,6 @@
 
 import csv
 import math
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +10,7 @@ from run_folders import write_run, write_sweep
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.paper import __main__ as command
-from benchmarks.paper import claims, layers, measures
+from benchmarks.paper import claims, measures
 from benchmarks.paper.claims import Result, Scale
 from benchmarks.paper.measures import Finding, Value
 from fedvg_jax.study.collect import collect
@@ -85,24 +84,6 @@ def test_gain_transfers_if_fedvg_is_above_fedavg_with_every_transformer(gain, ho
     assert finding == (holds, f"FedVG minus FedAvg {gain:+.2f}, +1.00 points")
 
 
-@pytest.mark.parametrize(("blockwise", "holds"), [(62.0, True), (60.0, False)])
-def test_granularities_are_mixed_if_none_is_best_everywhere(blockwise, holds):
-    values = values_of({"FedVG": 61.0, "FedVG (Layerwise)": 60.0})
-    values += values_of({"FedVG": 61.0, "FedVG (Blockwise)": blockwise}, dataset="e")
-    assert measures.best_granularities(values).holds == holds
-
-
-def test_a_tied_granularity_is_best_too():
-    values = values_of({"FedVG": 61.0, "FedVG (Layerwise)": 61.0})
-    assert measures.best_granularities(values) == (False, "best: layerwise 1, modelwise 1")
-
-
-def test_commands_name_sweeps_that_exist():
-    folder = Path(__file__).parents[1] / "configs" / "sweeps" / "paper"
-    named = {claim.sweep for claim in claims.claims()} - {""}
-    assert named <= {path.stem for path in folder.glob("*.toml")}
-
-
 def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.8, "fedavgm": 0.5, "fedvg": 0.75}
     axes = {"method": list(methods), "alpha": [0.05], "seed": [0, 1]}
@@ -137,10 +118,6 @@ def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs(holds):
         ]  # fmt: skip
         others = "not seen" if holds else "seen"
         assert [entry.text for entry in row[1:]] == [others, others, text.partition(" on ")[0], "–", text]
-
-
-def test_claim_that_no_study_measures_is_not_reached():
-    assert claims.verdict([]) == "not reached"
 
 
 def test_results_are_read_as_they_were_written():
@@ -188,43 +165,6 @@ def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path, found, ve
     assert f"delta {'1.80 (largest)' if 'delta' in found else '0.60'}" in results.ours
 
 
-def test_norms_are_not_decided_before_all_four_have_run(tmp_path):
-    folder = write_norms(tmp_path, {"l1", "l2"}, ("l1", "l2", "spectral"))
-    assert verdicts(folder)["norms_find_balanced"].verdict == "not reached"
-
-
-@pytest.mark.parametrize("bad", [0.05, 0.5])
-def test_norms_hold_only_if_they_do_in_every_cell(tmp_path, bad):
-    for alpha in (0.05, 0.5):
-        write_norms(tmp_path / str(alpha), {"l2"} if alpha == bad else {"l1", "l2"}, alpha=alpha)
-    study = collect([tmp_path / "0.05", tmp_path / "0.5"], partial=True)
-    finding = measures.balanced_client_by_norm(study)
-    assert not finding.holds
-    assert f"l1 0.60 (fedvg, norm l1, alpha {bad:g})" in finding.text
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_external_sets_are_within_the_margin_for_every_pair_of_data_set_and_model(order):
-    values = values_of({"FedVG": 80.0, "FedVG val=STL-10": 60.0}, model="a")
-    values += values_of({"FedVG": 80.0, "FedVG val=STL-10": 79.5}, model="b")
-    finding = measures.external_within(values[::order])
-    assert not finding.holds
-    for text in ("STL-10 -20.00 at 0.05 on d, a", "STL-10 -0.50 at 0.05 on d, b"):
-        assert text in finding.text
-
-
-@pytest.mark.parametrize("worse", "ab")
-def test_best_on_organamnist_holds_for_every_model(worse):
-    means = {"FedVG": 80.0, "FedAvg": 79.0, "FedProx": 78.0}
-    values = [
-        value
-        for model in "ab"
-        for value in values_of(means | ({"FedAvg": 81.0} if model == worse else {}), model=model, dataset="organamnist")
-    ]
-    finding = measures.best_on_organamnist(values)
-    assert not finding.holds and f"2 of 3 at 0.05 on organamnist, {worse}" in finding.text
-
-
 def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
     axes = {"method": list(methods), "lr": [0.1, 0.01], "seed": [0]}
@@ -261,11 +201,6 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
     # Means by seed are 2/3 and 0; of two values the t interval is 12.706 / 2 times their distance to each side.
     ours = verdicts(tmp_path)["small_gradient_generalises"].ours
     assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in ours
-
-
-def test_depth_of_layers_follows_numbers_with_the_classifier_last():
-    names = ["classifier/kernel", "conv1/kernel", "layer1/0/kernel", "layer10/0/kernel", "layer2/1/kernel"]
-    assert layers.depths(names) == [4, 0, 1, 3, 2]
 
 
 def test_norms_that_grow_with_depth_hold(tmp_path):

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -124,18 +124,6 @@ def test_weights_against_accuracy_have_a_point_for_every_present_client(tmp_path
     assert len(axes.collections[0].get_offsets()) == 8
 
 
-def test_many_points_are_thinned_out_in_the_picture_alone(tmp_path, monkeypatch):
-    """The same points every time, of all clients and rounds."""
-    fields = {i: {"client_accuracy": [0.1, 0.5, 0.9]} for i in range(1, 41)}
-    write_run(tmp_path / "a", (0.5,) * 40, method="fedvg", fields=fields)
-    study = collect([tmp_path])
-    monkeypatch.setattr(validity, "MAX_POINTS", 30)
-    first, second = (draw(study, "validity")[1] for _ in range(2))
-    offsets = [drawing.figure.axes[0].collections[0].get_offsets() for drawing in (first, second)]
-    assert len(rows(first)) == 120 and len(offsets[0]) == 30 and "30 of 120 points" in first.title
-    assert np.array_equal(*offsets) and set(offsets[0][:, 1]) == {10, 50, 90}
-
-
 @pytest.mark.parametrize(("untrained", "expected"), [("absent", 1.0), ("weighed", 0.8)])
 def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expected):
     """Without clients 3 and 2 the weights rise with the accuracy; an untrained client that is weighed has a part."""
@@ -217,38 +205,6 @@ def test_norms_of_other_signals_and_layers_are_not_drawn_against_joint_fisher(tm
     assert len(draw(collect([tmp_path]), "fisher")) == 1
 
 
-def test_lines_of_rho_have_fedavg_as_a_horizontal_one(tmp_path):
-    for rho in (0.0, 0.5):
-        write_run(tmp_path / f"v{rho}", method="fedvg", validation={"rho": rho})
-    write_run(tmp_path / "a", method="fedavg")
-    drawing = draw(collect([tmp_path], partial=True), "rho")[0]
-    assert any(
-        list(line.get_xdata()) == [0, 1] and line.get_linestyle() == "--" for line in drawing.figure.axes[0].lines
-    )
-
-
-@pytest.mark.parametrize(("setting", "values", "name"), [
-    ("granularity", ["modelwise", "layerwise"], "granularity"), ("source", ["clients", "stl10"], "external"),
-])  # fmt: skip
-def test_bars_have_one_for_each_value(tmp_path, setting, values, name):
-    group = "fedvg" if setting == "granularity" else "validation"
-    for value in values:
-        write_run(tmp_path / value, method="fedvg", dataset="cifar10", **{group: {setting: value}})
-    labels = [r["bar"] for r in rows(draw(collect([tmp_path]), name)[0])]
-    assert len(labels) == 2 and all(any(value in label for label in labels) for value in values)
-
-
-def test_scenarios_without_the_share_of_clients_have_no_bar_of_it(tmp_path):
-    """D_val of a global split does not come from clients."""
-    for method in ("fedavg", "fedvg"):
-        for share in (0.5, 1.0):
-            write_run(tmp_path / f"{method}{share}", method=method, split="client", validation={"clients": share})
-        write_run(tmp_path / f"{method}global", method=method, split="global")
-    drawn = rows(draw(collect([tmp_path]), "external")[0])
-    bars = [f"{method}, clients {share}" for share in ("0.5", "1") for method in ("fedavg", "fedvg")]
-    assert [row["bar"] for row in drawn] == bars and {row["setting"] for row in drawn} == {"split client"}
-
-
 def test_bars_are_at_the_smallest_alpha_of_every_setting(tmp_path):
     for dataset, alphas in {"digits": (0.05, 0.5), "wine": (0.1, 1.0)}.items():
         for alpha in alphas:
@@ -262,36 +218,9 @@ def test_bars_are_at_the_smallest_alpha_of_every_setting(tmp_path):
     assert drawing.title == "Methods at the smallest alpha"
 
 
-def test_title_of_bars_names_the_one_smallest_alpha(study, tmp_path):
-    drawing = draw(study, "bars")[0]
-    assert drawing.title == "Methods at alpha 0.05" and {row["setting"] for row in rows(drawing)} == {"alpha 0.05"}
-    write_run(tmp_path / "a", method="fedvg")
-    assert draw(collect([tmp_path]), "bars")[0].title == "Methods"
-
-
 def test_rank_correlation_is_spearmans_and_needs_three_clients_and_variation():
     """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
     assert validity.rank_correlation([1, 2, 3, 9], [0, 5, 4, 6]) == pytest.approx(1 - 12 / 60)
     assert np.isnan(validity.rank_correlation([1, 2], [1, 2])) and np.isnan(
         validity.rank_correlation([1] * 3, [1, 2, 3])
     )
-
-
-def test_pairs_are_of_methods_that_weigh_by_fedvg(tmp_path):
-    """--weighting uniform replaces FedVG's weights, so that X+fedvg is no combination under it."""
-    axes = {"method": ["fedavg", "fedprox", "fedavg+fedvg"], "weighting": ["native", "uniform"], "seed": [0]}
-    drawing = draw(collect([write_sweep(tmp_path / "s", axes, lambda values: (0.5, 0.6))]), "pairs")[0]
-    assert [axes.get_title() for axes in drawing.figure.axes] == ["fedavg"]
-    assert {r["method"] for r in rows(drawing)} == {"fedavg", "fedavg+fedvg"}
-
-
-def test_bars_of_losses_below_zero_and_of_accuracies_are_within_the_axes(tmp_path):
-    for method, loss in (("fedavg", -1.5), ("fedvg", -3.0)):
-        fields = {i: {"val_loss": loss, "test_loss": loss} for i in (1, 2, 3)}
-        write_run(tmp_path / "losses" / method, (None, None, None), method=method, seed=0, fields=fields)
-    left, right = draw(collect([tmp_path / "losses"]), "bars")[0].figure.axes[0].get_xlim()
-    assert left < -3 and right > 0
-    axes = {"method": ["fedavg", "fedvg"], "seed": [0, 1, 2]}
-    wide = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.1, [0.01, 0.02, 0.99][v["seed"]]))])
-    for panel in draw(wide, "bars")[0].figure.axes:
-        assert panel.get_xlim()[0] == 0 and max(panel.get_xticks()) <= 100

@@ -119,12 +119,6 @@ def test_settings_that_one_client_cannot_have_are_those_of_the_federation(federa
 
 
 @pytest.mark.usefixtures("traced")
-def test_settings_of_the_model_are_accepted(tmp_path):
-    short = {"rounds": 1, "local_epochs": 1, "cache_dir": tmp_path}
-    assert len(bounds.measure(replace(SETTINGS, precision="bfloat16", **short))) == SETTINGS.clients + 2
-
-
-@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(("select", "num_rows"), [("shared", 20), ("held_out", 10)])
 def test_external_validation_set_needs_no_validation_rows_of_clients(select, num_rows, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.repeat(np.arange(10), 2))

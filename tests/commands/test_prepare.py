@@ -62,12 +62,6 @@ def test_every_option_of_a_run_is_accepted(file, tmp_path, capsys):
     assert sizes == [sum(map(len, again.val)), sum(map(len, again.test))]
 
 
-@pytest.mark.parametrize(("kind", "message"), [("dirichlet_equal", "dirichlet_equal, alpha 1\n"), ("iid", "iid\n")])
-def test_alpha_is_printed_where_the_partition_has_one(file, tmp_path, capsys, kind, message):
-    assert call(file, "--partition", kind, "--out", str(tmp_path / "out")) == 0
-    assert f"3 clients, partition {message}" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["[/b]", "[cat]", "[bold]x[/bold]", "a :cat: b", "\\[x", "x\\"])
 def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, name):
     arrays, file = made(num_classes=2), tmp_path / f"{name.replace('/', '')}.npz"
@@ -89,12 +83,6 @@ def test_table_of_many_classes_shows_the_largest_and_smallest():
     console.print(prepare.class_table(made(num_classes=200, per_class=2)))
     output = console.file.getvalue()
     assert "... 170 more" in output and output.count("class ") == 31 and "400" in output
-
-
-@pytest.mark.parametrize("num", [9_523, 100])
-def test_headline_compares_the_size_with_the_paper(num):
-    arrays = made(name="covid19")._replace(x=np.zeros((num, 1, 1, 1)), y=np.zeros(num))
-    assert prepare.headline(arrays)[1] == {9_523: "as many as the paper", 100: "the paper counts 9,523"}[num]
 
 
 @pytest.mark.parametrize(
@@ -208,25 +196,6 @@ def test_contact_sheet_shows_the_first_three_channels_or_the_first(depth):
     sheet = pictures._mosaic([[tile]], 1, tile.shape)
     expected = tile[..., :3] if depth >= 3 else tile[..., [0, 0, 0]]
     np.testing.assert_array_equal(sheet, expected)
-
-
-def test_long_decoding_prints_progress_and_the_time_left(monkeypatch):
-    """Four thousand images at one a millisecond, printed every second: after 1,000 images three seconds are left."""
-    import io
-
-    from rich.console import Console
-
-    from fedvg_jax.views import display
-
-    clock = [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
-    console = Console(file=io.StringIO(), width=100)
-    with display.decoding_progress(console, every=1.0) as reading:
-        for done in range(0, 4001, 500):
-            clock[0] = 5 + done / 1000
-            reading(done, 4000)
-    lines = console.file.getvalue().splitlines()
-    assert lines[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(lines) == 4
 
 
 @pytest.mark.parametrize("names", [("$x^{$", "a$b", "\\$", "猫"), ("line\nbreak", "\x00", "c", "d")], ids=ascii)

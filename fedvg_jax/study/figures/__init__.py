@@ -18,7 +18,6 @@ FIGURES: dict[str, Figure] = {
     "weights": weights.client_weights,
     "effective_clients": weights.effective_number,
     "partitions": partitions.partitions,
-    "validation_classes": partitions.validation_classes,
     "classes": answers.recalls,
     "calibration": answers.reliability,
 }
@@ -31,7 +30,6 @@ CAPTIONS: dict[str, str] = {
     "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
     "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",
     "partitions": "The area of a point is the number of training rows of a client and a class.",
-    "validation_classes": "Rows of each class in the validation set.",
     "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
     "calibration": "Accuracy of answers against the model's confidence; on the diagonal it is calibrated.",
 }

@@ -160,8 +160,8 @@ Report = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
-def preparation_progress(console: Console) -> Iterator[tuple[Report, Report]]:
-    """Shows in a terminal what is done before the first round; yields functions for draws and for decoded images."""
+def preparation_progress(console: Console) -> Iterator[Callable[[str], Report]]:
+    """Shows in a terminal what is done before the first round; yields a function: name of the work -> report."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -174,7 +174,7 @@ def preparation_progress(console: Console) -> Iterator[tuple[Report, Report]]:
             bar = progress.add_task(what, total=None, visible=False)
             return lambda done, most: progress.update(bar, completed=done, total=most, visible=True)
 
-        yield reporting("drawing a partition"), reporting("decoding images")
+        yield reporting
 
 
 def print_results(console: Console, history: History, given: Collection[str] = ()) -> None:

@@ -17,6 +17,7 @@ from fedvg_jax.study.figures import FIGURES, STEMS, base, curves, partitions, we
 
 LACKING = {
     "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
+    "clients": "--record accuracy_by_client",
 }  # fmt: skip
 
 

@@ -184,8 +184,10 @@ def _run_with_progress(
     from fedvg_jax.views import display
 
     console = Console(quiet=not processes.is_first())
-    with display.partition_progress(console) as drawing, display.decoding_progress(console) as reading:
-        sim = simulation.simulation(config, **replacements, progress=drawing, reading=reading)
+    with display.preparation_progress(console) as bar:
+        sim = simulation.simulation(
+            config, **replacements, progress=bar("drawing a partition"), reading=bar("decoding images")
+        )
     console.print(display.start_text(sim), highlight=False, soft_wrap=True, markup=False)
     print_line = functools.partial(console.print, highlight=False, soft_wrap=True, markup=False)
     with display.round_progress(console, config.rounds) as show:

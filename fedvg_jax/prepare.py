@@ -11,8 +11,8 @@ of training (--dry-run, --export, --profile, --resume, --track) and of rows that
 `python -m fedvg_jax.prepare features --dataset NAME --model M --pretrained FILE --out FILE.npz` writes the features of
 every row, the input of the model's last layer, for `--dataset npz --model linear`. See `prepare features --help`.
 
-`--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
-saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
+`--download` fetches hf:NAME or hf:OWNER/NAME of the Hugging Face hub into --data-dir DIR first. Without it, nothing is
+ever downloaded.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(FEATURES_HELP, end="")
         return 0
     if {"-h", "--help"} & set(words):
-        print(
-            f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER\nAll options: {PROG} --help-all"
-        )
+        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, hf:FOLDER\nAll options: {PROG} --help-all")
         return 0
     if words[:1] == ["features"]:
         return sim.guarded(lambda: write_features(words[1:]), stopped="interrupted; no file is written")
@@ -108,8 +106,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(
-            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER;"
-            f" see {PROG} --help"
+            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)} or hf:FOLDER; see {PROG} --help"
         )
     name, *others = argv
     flags = [flag for flag in others if flag != "--download"]
@@ -126,9 +123,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
-        raise UsageError(
-            f"--download is for tfds:NAME and hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched"
-        )
+        raise UsageError(f"--download is for hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched")
     return config, True
 
 
@@ -142,21 +137,20 @@ def prepare(config: Config, downloads: bool) -> int:
     from rich.console import Console
 
     from fedvg_jax.data.partitions import to_rows
-    from fedvg_jax.data.readers import hf, tfds
+    from fedvg_jax.data.readers import hf
     from fedvg_jax.runs import population, simulation
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     if downloads and config.data_dir:
-        prefix, _, name = config.dataset.partition(":")
-        {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
-    with display.decoding_progress(console) as reading:
-        arrays = simulation.load_data(config, reading)
+        hf.download(config.dataset.removeprefix(hf.PREFIX), config.data_dir)
+    with display.preparation_progress(console) as bar:
+        arrays = simulation.load_data(config, bar("decoding images"))
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
     console.print(class_table(arrays))
-    with display.partition_progress(console) as progress:
-        partition = population.make_partition(config, arrays, progress)
+    with display.preparation_progress(console) as bar:
+        partition = population.make_partition(config, arrays, bar("drawing a partition"))
     if config.export_partition:
         to_rows.write(config.export_partition, partition, config.export_form, len(arrays.y))
         console.print(f"partition written to {config.export_partition}", highlight=False, soft_wrap=True, markup=False)
@@ -193,12 +187,12 @@ def write_features(argv: Sequence[str]) -> int:
         config = dataclasses.replace(config, image_size="")
     console = Console(markup=False, emoji=False)
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
-    with display.decoding_progress(console) as reading:
-        arrays = simulation.load_data(config, reading)
+    with display.preparation_progress(console) as bar:
+        arrays = simulation.load_data(config, bar("decoding images"))
     assert config.out is not None, "it is given"
     dtype = np.float32 if "--float32" in argv else np.float16
-    with display.decoding_progress(console, what="features") as progress:
-        feature_file.write(config.out, config, arrays, size, dtype, progress)
+    with display.preparation_progress(console) as bar:
+        feature_file.write(config.out, config, arrays, size, dtype, bar("computing features"))
     console.print(f"features of {len(arrays.y):,} rows written to {config.out}", highlight=False, soft_wrap=True)
     return 0
 

@@ -56,16 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partial", action="store_true", help="report what is finished, and mark the cells")
     parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
     parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; none: no NAME")
-    parser.add_argument("--client", type=_whole_number, metavar="ID", help="client whose weights are bold")
     parser.error = _raise_usage_error
     return parser
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number; got {text[:50]!r}") from None
 
 
 def _number(text: str) -> float:

@@ -360,8 +360,8 @@ def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulat
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import display
 
-    with display.partition_progress(console) as progress, display.decoding_progress(console) as reading:
-        sim = simulation.simulation(config, progress=progress, reading=reading)
+    with display.preparation_progress(console) as bar:
+        sim = simulation.simulation(config, progress=bar("drawing a partition"), reading=bar("decoding images"))
     console.print(display.start_text(sim, unused), highlight=False, soft_wrap=True, markup=False)
     return sim
 

@@ -266,10 +266,10 @@ def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Call
             return sweeps.compute(mine, phase.out, observers._replace(run=tracking.run_simulation))[1]
 
         def report_finished() -> None:
-            for point, start, stop, seconds in ended_elsewhere():
+            for point, start, stop in ended_elsewhere():
                 observers.on_start(point)
                 observers.on_resume(point, start)
-                observers.on_records(point, [{"round": stop, "seconds": seconds}])
+                observers.on_records(point, [{"round": stop}])
                 observers.on_end(point, sweeps.load([point], phase.out)[0].result)
 
         return _share_out(command, jobs, phase, list(pending), report_finished, observers.log)
@@ -284,21 +284,16 @@ def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
 
 
 def _last_part(out: Path, point: Point) -> sweep_progress.Part:
-    """Returns the rounds of a finished point that its last process has computed.
-
-    Their seconds are their share of those of all parts.
-    """
+    """Returns the rounds of a finished point that its last process has computed."""
     from fedvg_jax.study.sweep_progress import Part
 
     folder = sweep_folder.point_folder(out, point.name)
     failure = sweep_folder.read_failure(folder)
     stop = failure.round if failure else point.config.rounds
     try:
-        summary = files.read_object(folder / "summary.json")
-        start, seconds = min(stop, summary["resumed_from"] or 0), float(summary["run_seconds"])
-    except (UsageError, KeyError, TypeError, ValueError):  # of a point that diverged, or of an older version
-        return Part(point, 0, stop, 0.0)
-    return Part(point, start, stop, seconds * (stop - start) / max(1, stop))
+        return Part(point, min(stop, files.read_object(folder / "summary.json")["resumed_from"] or 0), stop)
+    except (UsageError, KeyError, TypeError):  # of a point that diverged, or of an older version
+        return Part(point, 0, stop)
 
 
 def _share_out(

@@ -35,7 +35,7 @@ def draw_one(figures, study, name, style=WIDE):
 
 
 def rows(drawing):
-    return list(csv.DictReader(io.StringIO(base.csv_text(drawing))))
+    return list(csv.DictReader(io.StringIO(base.csv_text(drawing.columns, drawing.rows))))
 
 
 def check_drawn_or_lacking(figures, study, name, lacking):

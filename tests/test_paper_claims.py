@@ -10,7 +10,7 @@ from run_folders import write_run, write_sweep
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.paper import __main__ as command
-from benchmarks.paper import claims, layers, measures
+from benchmarks.paper import claims, measures
 from benchmarks.paper.claims import Result, Scale
 from benchmarks.paper.measures import Finding, Value
 from fedvg_jax.study.collect import collect
@@ -182,6 +182,15 @@ def test_external_sets_are_within_the_margin_for_every_pair_of_data_set_and_mode
         assert text in finding.text
 
 
+def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):
+    methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
+    axes = {"method": list(methods), "lr": [0.1, 0.01], "seed": [0]}
+    sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, methods[v["method"]]))
+    assert verdicts(sweep)["first_or_second"].verdict == "not reached"
+    lines = measures.ambiguities(collect([sweep]))
+    assert "FedAvg on digits, mlp, alpha 0.05 has 2 cells that differ in other settings" in lines
+
+
 def test_partition_without_alpha_has_no_value_at_the_default_alpha(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
     axes = {"method": list(methods), "seed": [0]}
@@ -209,11 +218,6 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
     # Means by seed are 2/3 and 0; of two values the t interval is 12.706 / 2 times their distance to each side.
     ours = verdicts(tmp_path)["small_gradient_generalises"].ours
     assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in ours
-
-
-def test_depth_of_layers_follows_numbers_with_the_classifier_last():
-    names = ["classifier/kernel", "conv1/kernel", "layer1/0/kernel", "layer10/0/kernel", "layer2/1/kernel"]
-    assert layers.depths(names) == [4, 0, 1, 3, 2]
 
 
 def test_norms_that_grow_with_depth_hold(tmp_path):

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")

@@ -75,26 +75,6 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper_and_no_image
     assert values.against_paper(study) is None and costs.image_gradients(study.runs[0]) is None
 
 
-def test_scale_names_every_value_that_differs_from_the_papers(tmp_path):
-    for method, lr in {"fedavg": 0.1, "fedvg": 0.01}.items():
-        settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05}
-        write_run(tmp_path / method, method=method, lr=lr, **settings)
-    table = values.against_paper(collect([tmp_path], partial=True))
-    assert any("lr 0.1 or 0.01 (paper 0.01)" in note for note in table.notes)
-
-
-def test_scale_names_every_setting_that_can_change_results(tmp_path):
-    settings = {"max_rows": 500, "optimiser": "adam", "pretrained": "w.safetensors", "augment": "crop", "dropout": 0.5}
-    settings |= {"norm": "group", "lanes": "2", "cache_dir": tmp_path, "record": "confusion", "seed": 3}
-    write_run(tmp_path / "a", method="fedvg", dataset="cifar10", model="resnet18", alpha=0.05, **settings)
-    (note,) = (note for note in values.against_paper(collect([tmp_path / "a"])).notes if "other scale" in note)
-    assert note == (
-        "cifar10: other scale than the paper's: augment crop (paper none), clients 4 (paper 100), dropout 0.5 (paper"
-        " 0), eval_every 1 (paper 20), join_ratio 0.75 (paper 0.1), lr 0.1 (paper 0.01), max_rows 500 (paper 0), norm"
-        " group (paper batch), optimiser adam (paper sgd), pretrained w.safetensors (paper none), rounds 3 (paper 200)."
-    )
-
-
 @pytest.mark.parametrize("fidelity", ["corrected", "official"])
 @pytest.mark.parametrize("dataset", ["cifar10", "organamnist", "tinyimagenet", "covid19", "dermamnist"])
 def test_runs_with_the_papers_settings_have_its_scale(dataset, fidelity):

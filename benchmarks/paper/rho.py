@@ -14,4 +14,4 @@ def accuracy_against_rho(study: Study, style: Style) -> list[Drawing] | str:
 
     A method that has runs at one rho only, such as FedAvg, which uses no D_val, is a horizontal line.
     """
-    return against(study, style, RHO, "rho", r"imbalance $\rho$ of $D_{val}$", "linear", with_lines=True)
+    return against(study, style, RHO, "rho", r"imbalance $\rho$ of $D_{val}$", "linear")

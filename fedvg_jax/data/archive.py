@@ -1,12 +1,13 @@
-"""Reads data sets that are published as archives, unpacked or not, in memory; nothing is written to the disk."""
+"""Reads data sets that are published as archives, unpacked or not."""
 
 from __future__ import annotations
 
 import contextlib
 import tarfile
+import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -77,22 +78,21 @@ def _unpacked(archive: Path, forms: Sequence[Form], source: str, progress: Share
     return number, [(f"{archive} ({name})", members[name]) for name in forms[number].files]
 
 
-def contents(file: Place) -> bytes:
+def contents(file: Path) -> bytes:
     """Returns all bytes of a user's file.
 
     Raises:
         UsageError: it cannot be read, or is larger than this machine's memory.
     """
     try:
-        if isinstance(file, Path):
-            files.refuse_special(file)
-            refuse_too_large(file.stat().st_size, file)
+        files.refuse_special(file)
+        refuse_too_large(file.stat().st_size, file)
         return file.read_bytes()
     except OSError as error:
         raise unreadable(file, error) from error
 
 
-def unreadable(file: Place, error: OSError) -> UsageError:
+def unreadable(file: Path, error: OSError) -> UsageError:
     """Returns the error of a file that cannot be read."""
     return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
@@ -166,109 +166,38 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class Entry(NamedTuple):
-    """A file or folder in a zip archive, with the part of the interface of `Path` that readers of folders use."""
-
-    archive: Path
-    unzip: Callable[[str], bytes]
-    """(path in the archive) -> content."""
-    tree: Mapping[str, Collection[str]]
-    """Path of every folder in the archive -> names in it."""
-    path: str = ""
-    """Path in the archive; "" is the archive itself."""
-
-    def __truediv__(self, name: str) -> Entry:
-        return self._replace(path=f"{self.path}/{name}".strip("/"))
-
-    def __str__(self) -> str:
-        return f"{self.archive} ({self.path})" if self.path else str(self.archive)
-
-    @property
-    def name(self) -> str:
-        """Last component of the path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def suffix(self) -> str:
-        """Extension of the name with its dot."""
-        return Path(self.name).suffix
-
-    def is_dir(self) -> bool:
-        """Returns whether the entry is a folder."""
-        return self.path in self.tree
-
-    def is_file(self) -> bool:
-        """Returns whether the entry is a file."""
-        folder = self.path.rpartition("/")[0]
-        return self.name in self.tree.get(folder, ()) and not self.is_dir()
-
-    def iterdir(self) -> Iterator[Entry]:
-        """Returns the entries of a folder."""
-        return (self / name for name in self.tree[self.path])
-
-    def read_bytes(self) -> bytes:
-        """Returns the content, verified by its checksum.
-
-        Raises:
-            UsageError: the member is damaged, or has more than `MAX_MEMBER` bytes.
-        """
-        return self.unzip(self.path)
-
-
-Place = Path | Entry
-"""A file or folder, on the disk or in an archive."""
-
-
 @contextlib.contextmanager
-def opened(path: Path, source: str) -> Iterator[Place]:
-    """Yields a folder itself, or the root `Entry` of a zip archive.
+def unpacked(file: Path, source: str) -> Iterator[Path]:
+    """Yields a temporary folder with the content of a zip archive; errors inside name the archive in its place.
 
     Args:
-        path: a folder or a .zip file.
-        source: where to download the archive, for errors.
+        file: a .zip file.
+        source: where to download it, for errors.
 
     Raises:
-        UsageError: a file that is not a complete zip archive.
+        UsageError: no complete zip archive, a member of more than `MAX_MEMBER` bytes, or no room to unpack it.
     """
-    if not path.is_file():
-        yield path
-        return
-    try:
-        archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise UsageError(f"{path}: not a complete .zip archive ({reason(error)}); fetch {source} again") from error
-    with archive:
-        members = {member.filename.strip("/"): member for member in archive.infolist()}
-
-        def unzip(name: str) -> bytes:
-            try:
-                if name not in members:
-                    raise UsageError(f"{path}: {name} is not in the archive; fetch {source} again")
-                if members[name].file_size > MAX_MEMBER:
-                    raise UsageError(f"{path}: {name} claims {members[name].file_size:,} bytes; fetch {source} again")
-                return archive.read(members[name])
-            except UsageError:
-                raise
-            except Exception as error:  # a damaged member raises what its first bad byte leads to
-                problem = f"{path}: {name} cannot be read ({reason(error)})"
-                raise UsageError(f"{problem}; fetch {source} again") from error
-
-        yield Entry(path, unzip, _tree(member.filename for member in archive.infolist()))
-
-
-def _tree(names: Iterator[str]) -> dict[str, dict[str, None]]:
-    """Returns the names in every folder, also in folders without a member of their own, whose name ends in a slash."""
-    tree: dict[str, dict[str, None]] = {"": {}}
-    for name in names:
-        if name.endswith("/"):
-            tree.setdefault(name.strip("/"), {})
-        path = name.strip("/")
-        while path:
-            folder, _, last = path.rpartition("/")
-            is_listed = last in tree.setdefault(folder, {})
-            tree[folder][last] = None
-            path = "" if is_listed else folder
-    return tree
+    with tempfile.TemporaryDirectory(prefix="fedvg_jax-") as folder:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.infolist():
+                    if member.file_size > MAX_MEMBER:
+                        raise UsageError(
+                            f"{file}: {member.filename} claims {member.file_size:,} bytes; fetch {source} again"
+                        )
+                archive.extractall(folder)
+        except UsageError:
+            raise
+        except OSError as error:
+            raise UsageError(
+                f"{file}: cannot be unpacked ({reason(error)}); unpack it into a folder yourself"
+            ) from error
+        except Exception as error:  # a damaged archive raises what its first bad byte leads to
+            raise UsageError(f"{file}: not a complete .zip archive ({reason(error)}); fetch {source} again") from error
+        try:
+            yield Path(folder)
+        except UsageError as error:
+            raise UsageError(str(error).replace(folder, str(file))) from None
 
 
 def _pieces(stream: _Readable | None) -> Iterator[bytes]:

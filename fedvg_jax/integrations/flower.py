@@ -19,7 +19,7 @@ from fedvg_jax import integrations
 from fedvg_jax.config import Config, check
 from fedvg_jax.core.types import Task, Tree, UsageError, Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.integrations.named_arrays import Client, Gradient, Measure
+from fedvg_jax.integrations.named_arrays import Client, Gradient
 from fedvg_jax.runs.programs import WeightingOrFactory
 
 integrations.require("flwr", "flower")
@@ -76,7 +76,6 @@ class FedVG(Strategy):
         hyper: name -> value of hyperparameters that `weighting` declares.
         block_of: with `gradient`, name of a tensor -> name of its block, for blockwise weights; by default its first
             component, such as "layer1".
-        measures: with `gradient`, "val_loss" or "val_accuracy" -> function of the arrays, for those weightings.
         server: a strategy derived from Flower's FedAvg, such as FedAdam, that samples the clients, aggregates metrics,
             and steps from the mean; by default `FedAvg(**options)`.
         seed: of the permutations of the weighting permuted(...).
@@ -99,13 +98,12 @@ class FedVG(Strategy):
         weighting: WeightingOrFactory | None = None,
         hyper: Mapping[str, float] | None = None,
         block_of: Callable[[str], str] | None = None,
-        measures: Mapping[str, Measure] = {},
         server: FedAvg | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
         self.config = check(Config() if config is None else config)
-        _check_sources(gradient, task, validation, block_of, measures)
+        _check_sources(gradient, task, validation, block_of)
         _check_config(self.config)
         self.server = _server(server, options)
         self.rounds: list[RoundOfWeights] = []
@@ -118,8 +116,7 @@ class FedVG(Strategy):
             if gradient is None:
                 assert task is not None
                 return named_arrays.scheme_of_task(self.config, task, validation, model, **common)
-            functions: Any = {"block_of": block_of, "measures": measures}
-            return named_arrays.scheme_of_gradient(self.config, gradient, model, **functions, **common)
+            return named_arrays.scheme_of_gradient(self.config, gradient, model, block_of=block_of, **common)
 
         self._make_scheme = make_scheme
 
@@ -246,15 +243,15 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
     return server
 
 
-def _check_sources(gradient, task, validation, block_of, measures) -> None:
+def _check_sources(gradient, task, validation, block_of) -> None:
     """Raises UsageError unless the measurements come from one place."""
     if (gradient is None) == (task is None):
         got = "neither" if task is None else "both"
         raise UsageError(f"FedVG needs gradient, or task and validation; got {got}")
     if (task is None) != (validation is None):
         raise UsageError(f"FedVG got {'validation' if task is None else 'task'} alone; give task and validation")
-    if task is not None and (block_of or measures):
-        raise UsageError("FedVG got block_of or measures beside a task, which has its own; leave them out")
+    if task is not None and block_of:
+        raise UsageError("FedVG got block_of beside a task, which has its own; leave it out")
 
 
 def _check_config(config: Config) -> None:

@@ -9,7 +9,6 @@ The weights and the average are those of `engine.federated_round`: a client with
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import Config, parse_weighting
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule
+from fedvg_jax.config import Config
+from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Batch, Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.engine import schedule
@@ -28,7 +27,7 @@ from fedvg_jax.runs import contracts, hyperparameters
 from fedvg_jax.runs.programs import WeightingOrFactory
 from fedvg_jax.runs.registry import make_weighting
 from fedvg_jax.runs.simulation import fitting_width
-from fedvg_jax.weightings import aggregate, baselines, basic
+from fedvg_jax.weightings import aggregate, basic
 from fedvg_jax.weightings.fedvg import first_component
 
 Arrays = Mapping[str, np.ndarray]
@@ -37,13 +36,7 @@ Arrays = Mapping[str, np.ndarray]
 Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 """the floating arrays of a model -> gradient of its loss on D_val, by name of the trained tensors"""
 
-Measure = Callable[[dict[str, np.ndarray]], float]
-"""the floating arrays of a model -> a number, e.g. its loss on D_val"""
-
-MEASURED = ("val_loss", "val_accuracy")
-"""Weightings that are made of a `Measure` where there is no task."""
-
-OF_TASK_ONLY = ("fltrust", "fitted")
+OF_TASK_ONLY = ("val_loss", "val_accuracy", "fltrust", "fitted")
 """Weightings that need a task."""
 
 _EMPTY = Data((), (), (), ())
@@ -92,7 +85,6 @@ def scheme_of_gradient(
     model: Arrays,
     *,
     block_of: Callable[[str], str] | None = None,
-    measures: Mapping[str, Measure] = {},
     weighting: WeightingOrFactory | None = None,
     hyper: Mapping[str, float] | None = None,
 ) -> Scheme:
@@ -103,7 +95,6 @@ def scheme_of_gradient(
         gradient: called once here, to learn which tensors are trained.
         model: the global model.
         block_of: name of a tensor -> name of its block; by default its first component, up to the first "." or "/".
-        measures: "val_loss" or "val_accuracy" -> measure of the weighting of that name.
         weighting, hyper: as in `fedvg_jax.run`. A signal gets variables of NumPy arrays, by path, and no data.
 
     Raises:
@@ -111,7 +102,7 @@ def scheme_of_gradient(
     """
     is_named = weighting is None
     if is_named:
-        _check_measurable(config, measures)
+        _check_measurable(config)
     floats = _floating(model)
     trained = _trained_names(gradient, floats)
     paths = paths_of(floats)
@@ -137,8 +128,7 @@ def scheme_of_gradient(
 
     unused: Any = None  # a weighting of callables reads only `init` and `block_of`
     task = Task(shapes, unused, unused, unused, unused, block)
-    others = {name: functools.partial(_of_measure, name, measures[name], to_names) for name in measures}
-    rule = make_weighting(config, task, algorithms.fedavg(), gradient_of, others) if is_named else weighting
+    rule = make_weighting(config, task, algorithms.fedavg(), gradient_of) if is_named else weighting
     weighting, values = _with_hyper(config, task, rule, hyper, is_named)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
@@ -390,27 +380,13 @@ def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
             raise UsageError(f"{what}: array '{name}' is {types}, as in the global model")
 
 
-def _check_measurable(config: Config, measures: Mapping[str, Measure]) -> None:
-    """Raises UsageError if the config's weighting needs more than the gradient and the given measures."""
-    for name in measures:
-        if name not in MEASURED:
-            raise UsageError(f"unknown measure '{name}'; allowed: {', '.join(MEASURED)}")
-    for name in _names_of_rule(parse_weighting(config.weighting)):
+def _check_measurable(config: Config) -> None:
+    """Raises UsageError if the config's weighting needs more than the gradient."""
+    for name in rule_names(config.weighting):
         if name in OF_TASK_ONLY:
             raise UsageError(f"weighting {name} needs a task; give task and validation in place of gradient")
-        if name in MEASURED and name not in measures:
-            raise UsageError(f"weighting {name} needs measures={{'{name}': function of the arrays}}, or a task")
     if config.fedvg.signal == "fisher":
         raise UsageError("fedvg.signal fisher needs a task; with a gradient the signals are gradient and delta")
-
-
-def _names_of_rule(rule: Rule) -> list[str]:
-    match rule:
-        case Permuted(of):
-            return _names_of_rule(of)
-        case Mean(first, second):
-            return _names_of_rule(first) + _names_of_rule(second)
-    return [rule]
 
 
 def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
@@ -425,13 +401,6 @@ def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
     if not gradients:
         raise UsageError("gradient returned no array; expected name -> gradient of every trained tensor")
     return set(gradients)
-
-
-def _of_measure(name: str, measure: Measure, to_names: Callable[[Variables], dict[str, np.ndarray]]) -> Weighting:
-    """Returns the weighting of a number that a callable measures."""
-    unused: Any = None
-    rule = {"val_loss": baselines.val_loss, "val_accuracy": baselines.val_accuracy}[name](unused)
-    return rule._replace(signal=lambda hyper, report, data: jnp.float32(measure(to_names(report.variables))))
 
 
 def paths_of(names: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -274,7 +274,6 @@ def make_weighting(
     task: Task,
     algorithm: Algorithm,
     gradient: Signal | None = None,
-    others: Mapping[str, Callable[[], Weighting]] = {},
     hardware: hw.Hardware | None = None,
 ) -> Weighting:
     """The weighting that `config.weighting` names.
@@ -284,7 +283,6 @@ def make_weighting(
         task: the model and its loss.
         algorithm: its `native_weighting` is the weighting "native".
         gradient: replaces the gradient that FedVG measures.
-        others: name -> function without arguments that makes the weighting of that name, in place of the built-in one.
         hardware: what it will run on; defaults to `hardware.current()`.
 
     Raises:
@@ -298,7 +296,7 @@ def make_weighting(
             case Mean(first, second):
                 return basic.mix(build(first), build(second))
         name = _native_name(algorithm) if rule == "native" else rule
-        return others[name]() if name in others else WEIGHTINGS[name](config, task, gradient, hardware)
+        return WEIGHTINGS[name](config, task, gradient, hardware)
 
     return build(parse_weighting(config.weighting))
 

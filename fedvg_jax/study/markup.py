@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedvg_jax.core.types import one_line
 
@@ -140,21 +140,29 @@ def latex(table: Table) -> str:
 
 def comma_separated(table: Table) -> str:
     """Returns the numbers of a table, unrounded, as CSV; missing ones are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([key for column in table.columns for key in column.keys])
+    rows = []
     for row in table.rows:
-        values: list[str] = []
+        values: list[float | int | str | None] = []
         for column, entry in zip(table.columns, row, strict=True):
             numbers = entry.numbers or (entry.key or entry.text,)
-            padded = [*numbers, *[None] * (len(column.keys) - len(numbers))]
-            values += ["" if value is None else _cell_text(value) for value in padded]
-        writer.writerow(values)
+            values += [*numbers, *[None] * (len(column.keys) - len(numbers))]
+        rows.append(values)
+    return csv_text([key for column in table.columns for key in column.keys], rows)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Returns texts and numbers, None for missing ones, as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_cell_text(value) for value in row] for row in rows)
     return text.getvalue()
 
 
-def _cell_text(value: float | int | str) -> str:
+def _cell_text(value: Any) -> str:
     """Returns a value of a CSV file; ten significant digits, which hold a float32. A formula is quoted."""
+    if value is None:
+        return ""
     if isinstance(value, str):
         return "'" + one_line(value) if value[:1] in tuple("=+@-") else one_line(value)
     return f"{value:.10g}" if math.isfinite(value) else ""

@@ -43,7 +43,6 @@ def write(
     partial: bool = False,
     style: str = "wide",
     figures: Sequence[str] | None = None,
-    client: int | None = None,
     choice: str = "final",
     command: str = "",
 ) -> Written:
@@ -60,7 +59,6 @@ def write(
         partial: report the runs that are finished, and mark cells that lack some.
         style: "wide", or "paper" for one column.
         figures: names of `FIGURES`; None for all that the runs have values for.
-        client: id of the client that is bold among the weights; None for the one with the most even classes.
         choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
         command: that writes this report, for the page; empty for the plain one.
 
@@ -81,30 +79,20 @@ def write(
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     names = FIGURES if figures is None else figures
     study = collect(dirs, partial)
-    _refuse_absent_client(study, client)
     made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
     folder = Path(out) if out else Path(dirs[0]) / "report"
-    sizes = base.STYLES[style]._replace(client=client)
     with files.writing(folder, "--out"):
         paths = [path for table in made for path in write_table(table, folder / "tables")]
         paths += write_table(tables.runs(study), folder / "tables", ("csv",))
-        drawn, left_out = write_figures(study, folder / "figures", sizes, {name: FIGURES[name] for name in names})
+        drawn, left_out = write_figures(
+            study, folder / "figures", base.STYLES[style], {name: FIGURES[name] for name in names}
+        )
         paths += [path for _, several in drawn for path in several]
         pictures = [(drawing, several[0]) for drawing, several in drawn]
         text = page.page(study, made, pictures, left_out, command or _command(dirs))
         files.replace(folder / PAGE, text)
         _remove_stale(folder, paths)
     return Written(study, made, [*paths, folder / PAGE], left_out)
-
-
-def _refuse_absent_client(study: Study, client: int | None) -> None:
-    """Raises UsageError if a client that is to be bold took part in no run."""
-    if client is None:
-        return
-    present = {k for run in study.runs for record in run.records for k in record["clients"]}
-    if client not in present:
-        known = f"{min(present)} to {max(present)}" if present else "none"
-        raise UsageError(f"client {client} took part in no run; clients that did: {known}; name one with --client")
 
 
 def missing_packages() -> list[str]:

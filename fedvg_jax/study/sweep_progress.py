@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from fedvg_jax.runs.record.history import History, Record
-from fedvg_jax.study import sweeps
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_points import Point
 from fedvg_jax.study.sweeps import Observers, SweepResult
@@ -33,15 +32,10 @@ class Part(NamedTuple):
     """rounds that were done before"""
     stop: int
     """rounds that were done afterwards"""
-    seconds: float
 
 
 class Clock:
-    """Estimates the time left from the rounds that all processes have computed since the start.
-
-    The rounds left of each program take the mean of the seconds that its computed rounds have taken, or the mean of all
-    rounds where none of its own was computed. The sum is scaled by the time that has passed over the sum of the
-    computed rounds' seconds, which several processes shorten, and compiling and reading data lengthen.
+    """Estimates the time left: the rounds left, at the pace of those that all processes have computed since the start.
 
     Attributes:
         points_done: Points that are finished, those of earlier processes included.
@@ -49,23 +43,18 @@ class Clock:
 
     def __init__(self, points: Sequence[Point], num_done: int):
         self.total, self.points_done = len(points), num_done
-        self._start = time.perf_counter()
-        self._program = {point.name: sweeps.program_key(point.config) for point in points}
+        self._start, self._computed = time.perf_counter(), 0
         self._left = {point.name: point.config.rounds for point in points[num_done:]}
-        self._computed: Counter[tuple] = Counter()  # rounds by program
-        self._seconds: dict[tuple, float] = {}
 
     def start_point(self, point: Point, num_done: int = 0) -> None:
         """Starts a point, perhaps anew, of which `num_done` rounds were computed before."""
         self._left[point.name] = point.config.rounds - num_done
 
-    def count(self, point: Point, number: int, seconds: float) -> None:
-        """Counts the rounds up to `number` of a point, of which those not counted so far took `seconds`."""
-        program, left = self._program[point.name], point.config.rounds - number
-        if left < self._left[point.name]:
-            self._computed[program] += self._left[point.name] - left
-            self._seconds[program] = self._seconds.get(program, 0.0) + seconds
-            self._left[point.name] = left
+    def count(self, point: Point, number: int) -> None:
+        """Counts the rounds up to `number` of a point."""
+        left = min(self._left[point.name], point.config.rounds - number)
+        self._computed += self._left[point.name] - left
+        self._left[point.name] = left
 
     def end_point(self, point: Point) -> None:
         """Ends a point, which may have computed fewer rounds than it has."""
@@ -74,20 +63,17 @@ class Clock:
 
     def end_others(self, parts: Sequence[Part]) -> None:
         """Ends points that other processes have computed meanwhile."""
-        for point, start, stop, seconds in parts:
+        for point, start, stop in parts:
             self.start_point(point, start)
-            self.count(point, stop, seconds)
+            self.count(point, stop)
             self.end_point(point)
 
     def left(self) -> str:
         """Returns the time left in words."""
-        seconds = sum(self._seconds.values())
-        if not seconds:
+        if not self._computed:
             return "time left unknown"
-        mean = seconds / self._computed.total()
-        rates = {program: self._seconds[program] / number for program, number in self._computed.items()}
-        left = sum(number * rates.get(self._program[name], mean) for name, number in self._left.items())
-        return f"about {duration((time.perf_counter() - self._start) / seconds * left)} left"
+        pace = (time.perf_counter() - self._start) / self._computed
+        return f"about {duration(pace * sum(self._left.values()))} left"
 
 
 def duration(seconds: float) -> str:
@@ -138,7 +124,7 @@ def sweep_progress(
 
         def count(point: Point, records: list[Record]) -> None:
             number = records[-1]["round"]
-            clock.count(point, number, sum(record.get("seconds") or 0.0 for record in records))
+            clock.count(point, number)
             progress.update(rounds, total=point.config.rounds, completed=number, text=point.name)
             progress.update(bar, text=clock.left())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import jax
@@ -156,46 +155,26 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
         yield show
 
 
+Report = Callable[[int, int], None]
+"""(done, most) -> None"""
+
+
 @contextlib.contextmanager
-def partition_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Shows how many partitions were drawn; yields a function of (draws, most draws)."""
-    with Progress(
-        TextColumn("drawing a partition"),
+def preparation_progress(console: Console) -> Iterator[Callable[[str], Report]]:
+    """Shows in a terminal what is done before the first round; yields a function: name of the work -> report."""
+    columns = (
+        TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:,} of at most {task.total:,} draws"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("draws", total=None, visible=False)
-        yield lambda done, bound: progress.update(bar, completed=done, total=bound, visible=True)
+        TextColumn("{task.completed:,} of at most {task.total:,}"),
+    )
+    left = (TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as progress:
 
+        def reporting(what: str) -> Report:
+            bar = progress.add_task(what, total=None, visible=False)
+            return lambda done, most: progress.update(bar, completed=done, total=most, visible=True)
 
-@contextlib.contextmanager
-def decoding_progress(
-    console: Console, every: float = 5.0, what: str = "decoding images"
-) -> Iterator[Callable[[int, int], None]]:
-    """Prints how many images were decoded, or rows done, and the time left; yields a function of (done, all).
-
-    Args:
-        console: where to print.
-        every: seconds between two lines; reading that takes less prints none.
-        what: what is done.
-    """
-    first_done, last_time = 0, 0.0
-    first_time: float | None = None
-
-    def show(done: int, total: int) -> None:
-        nonlocal first_done, first_time, last_time
-        now = time.monotonic()
-        if first_time is None:
-            first_done, first_time, last_time = done, now, now
-        if now - last_time >= every:
-            last_time, left = now, (now - first_time) * (total - done) / (done - first_done)
-            console.print(f"{what}: {done:,} of {total:,}, about {left:.0f} s left", highlight=False)
-
-    yield show
+        yield reporting
 
 
 def print_results(console: Console, history: History, given: Collection[str] = ()) -> None:

@@ -26,33 +26,24 @@ def round_progress(total: int, metric_text: Callable[[Record], str]) -> Iterator
     """
     from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]  only in notebooks
 
-    start, shown_at = time.monotonic(), 0.0
-    first, done, metric = 0, 0, ""
+    done, metric, shown_at = 0, "", 0.0
     handle = display(HTML(bar(0, total, "compiling")), display_id=True)
     assert handle is not None, "a display with an id has a handle"
 
-    def text(is_over: bool) -> str:
-        elapsed = time.monotonic() - start
-        left = elapsed * (total - done) / (done - first) if done > first else 0.0
-        times = f"{duration(elapsed)} elapsed" if is_over else f"about {duration(left)} left"
-        stopped = "stopped" if is_over and done < total else ""
-        return "; ".join(part for part in (stopped, metric, times) if part)
-
     def show(records: list[Record]) -> None:
-        nonlocal first, done, metric, shown_at
-        if not done and len(records) > 1:  # of an earlier part of the run
-            first = records[-1]["round"]
+        nonlocal done, metric, shown_at
         done = records[-1]["round"]
         evaluated = [record for record in records if record.get(f"test_{primary_metric(record)[0]}") is not None]
         metric = metric_text(evaluated[-1]) if evaluated else metric
         if time.monotonic() - shown_at > EVERY:
-            handle.update(HTML(bar(done, total, text(is_over=False))))
+            handle.update(HTML(bar(done, total, metric)))
             shown_at = time.monotonic()
 
     try:
         yield show
     finally:
-        handle.update(HTML(bar(done, total, text(is_over=True))))
+        stopped = ["stopped"] if done < total else []
+        handle.update(HTML(bar(done, total, "; ".join(filter(None, [*stopped, metric])))))
 
 
 def bar(done: int, total: int, text: str) -> str:
@@ -62,16 +53,3 @@ def bar(done: int, total: int, text: str) -> str:
     '<div>round 2/4 <progress value="2" max="4"></progress> a &lt; b</div>'
     """
     return f'<div>round {done}/{total} <progress value="{done}" max="{total}"></progress> {html.escape(text)}</div>'
-
-
-def duration(seconds: float) -> str:
-    """Returns a time in words of at most two units.
-
-    >>> duration(7), duration(95), duration(3700)
-    ('7 s', '1 min 35 s', '1 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, left = divmod(whole, 60)
-    return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.core.types import one_line
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.labels import run_label
 
@@ -42,10 +43,9 @@ def write(folder: Path, records: Sequence[Record], config: Config) -> list[Path]
     """
     figures = {}
     with drawing():
-        if any(r.get("test_accuracy") is not None for r in records):
-            figures["accuracy.png"] = accuracy(records, run_label(config))
-        elif any(r.get("test_loss") is not None for r in records):
-            figures["loss.png"] = loss(records, run_label(config))
+        measured = (m for m in ("accuracy", "loss") if any(r.get(f"test_{m}") is not None for r in records))
+        for metric in [*measured][:1]:
+            figures[f"{metric}.png"] = curves(records, metric, run_label(config))
         if any(r["clients"] for r in records):
             figures["weights.png"] = weights(records, run_label(config))
         for name, figure in figures.items():
@@ -65,32 +65,25 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def accuracy(records: Sequence[Record], title: str) -> Figure:
-    """Returns a figure of test and validation accuracy in percent over rounds, with the majority-class line.
+def curves(records: Sequence[Record], metric: str, title: str) -> Figure:
+    """Returns a figure of a metric on test and validation rows over rounds, accuracy in percent.
+
+    Accuracy has a line of always answering the largest class.
 
     Args:
         records: one per round.
+        metric: "accuracy" or "loss".
         title: text above the figure.
     """
-    figure, axes = _curves(records, "accuracy", 100, title)
+    is_accuracy = metric == "accuracy"
+    figure, axes = _curves(records, metric, 100 if is_accuracy else 1, title)
     majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
-    low, high = _padded_range(axes, majority[-1:])
-    if majority:
-        axes.axhline(majority[-1], color=MAJORITY, lw=1, ls=":", label="always the largest class")
-    axes.set(ylabel="accuracy (%)", ylim=(max(0, low), min(100.5, high)))
-    axes.legend(frameon=False, loc="best", fontsize=9)
-    return figure
-
-
-def loss(records: Sequence[Record], title: str) -> Figure:
-    """Returns a figure of test and validation loss over rounds.
-
-    Args:
-        records: one per round.
-        title: text above the figure.
-    """
-    figure, axes = _curves(records, "loss", 1, title)
-    axes.set(ylabel="loss", ylim=_padded_range(axes))
+    majority = majority[-1:] if is_accuracy else []
+    low, high = _padded_range(axes, majority)
+    for share in majority:
+        axes.axhline(share, color=MAJORITY, lw=1, ls=":", label="always the largest class")
+    axes.set(ylabel="accuracy (%)" if is_accuracy else "loss")
+    axes.set_ylim((max(0, low), min(100.5, high)) if is_accuracy else (low, high))
     axes.legend(frameon=False, loc="best", fontsize=9)
     return figure
 
@@ -123,6 +116,42 @@ def _padded_range(axes: Axes, others: Sequence[float] = ()) -> tuple[float, floa
     low, high = float(values.min()), float(values.max())
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
+
+
+MAX_BUBBLES = 600
+"""Most clients times classes that are drawn as bubbles; above that, as cells."""
+
+
+def classes_of_clients(axes: Axes, counts: np.ndarray, largest: int) -> None:
+    """Draws bubbles whose area is the number of rows by client and class, or cells whose darkness is.
+
+    Args:
+        axes: where to draw.
+        counts: int [N, C].
+        largest: number of rows with the largest bubble.
+    """
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    if counts.size <= MAX_BUBBLES:
+        clients, classes = np.nonzero(counts)
+        area = 150 * counts[clients, classes] / largest * min(1.0, 200 / counts.size)
+        axes.scatter(clients, classes, area, color="#0072b2", alpha=0.75, lw=0)
+        axes.set_xlim(-0.8, len(counts) - 0.2)
+        axes.set_ylim(counts.shape[1] - 0.3, -0.7)
+    else:
+        shown = np.where(counts > 0, counts, np.nan).T
+        axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def plain(text: str, width: int = 60) -> str:
+    """Returns a text on one line, of at most `width` characters, of which Matplotlib reads nothing as mathematics."""
+    line = one_line(text)
+    line = line if len(line) <= width else line[: width - 1].rstrip() + "…"
+    return line.replace("\\$", "$").replace("$", "\\$")
 
 
 def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from fedvg_jax import data, prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.data.readers import tfds
+from fedvg_jax.data.readers import hf
 from fedvg_jax.views import pictures
 
 RNG = np.random.default_rng(3)
@@ -89,8 +89,8 @@ def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, nam
         (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
         (["digits", "--clients", "2000"], "fewer clients"),
         (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
-        (["tfds:mnist", "--download"], "--data-dir"),
-        (["tfds:mnist", "--data-dir", "/no/such"], "--data-dir"),
+        (["hf:mnist", "--download"], "--data-dir"),
+        (["hf:mnist", "--data-dir", "/no/such"], "--data-dir"),
         (["digits", "--out", "/proc/no/such"], "--out"),
     ],
 )
@@ -120,8 +120,8 @@ def test_options_that_prepare_does_not_have_are_refused(tmp_path, capsys, words)
 
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
-    monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
-    where = ["tfds:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    monkeypatch.setattr(hf, "download", lambda *args: downloads.append(args))
+    where = ["hf:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
     assert prepare.main(where) == 2 and not downloads
     assert prepare.main([*where, "--download"]) == 2 and downloads == [("mnist", tmp_path)]
 
@@ -160,25 +160,6 @@ def test_area_of_a_bubble_is_proportional_to_its_images():
     areas = dict(zip(map(tuple, bubbles.get_offsets().astype(int)), bubbles.get_sizes(), strict=True))
     assert set(areas) == {(0, 0), (1, 0), (1, 1)}
     assert areas[0, 0] == pytest.approx(4 * areas[1, 0]) and areas[1, 1] == pytest.approx(5 * areas[1, 0])
-
-
-def test_long_decoding_prints_progress_and_the_time_left(monkeypatch):
-    """Four thousand images at one a millisecond, printed every second: after 1,000 images three seconds are left."""
-    import io
-
-    from rich.console import Console
-
-    from fedvg_jax.views import display
-
-    clock = [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
-    console = Console(file=io.StringIO(), width=100)
-    with display.decoding_progress(console, every=1.0) as reading:
-        for done in range(0, 4001, 500):
-            clock[0] = 5 + done / 1000
-            reading(done, 4000)
-    lines = console.file.getvalue().splitlines()
-    assert lines[0] == "decoding images: 1,000 of 4,000, about 3 s left" and len(lines) == 4
 
 
 @pytest.mark.parametrize("names", [("$x^{$", "a$b", "\\$", "猫"), ("line\nbreak", "\x00", "c", "d")], ids=ascii)

@@ -67,18 +67,8 @@ def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtyp
     assert arrays.num_train == 2 and arrays.class_names == tuple(map(str, range(2 * len(pairs))))
 
 
-def test_npz_with_class_names_but_no_test_set_is_read(tmp_path):
-    file = write_npz(
-        tmp_path / "a.npz",
-        train_images=images(2, 4, 4),
-        train_labels=np.array([0, 1]),
-        class_names=np.array([b"x", b"y"]),
-    )
-    assert data.load("npz", file).class_names == ("x", "y")
-
-
 def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
-    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
+    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "hf:FOLDER", "'mnist'"):
         data.load("mnist")
     with usage_error(
         "cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"
@@ -182,12 +172,6 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
 def test_spacing_keeps_all_rows_if_there_are_no_more_than_allowed():
     whole = Arrays("rows", np.zeros((5, 2), np.float32), np.arange(5), tuple("abcde"), 5)
     assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6, 2**31))
-
-
-def test_validation_split_beside_x_train_is_pooled(tmp_path):
-    x, y = images(3, 4, 4), np.arange(3)
-    write_npz(tmp_path / "a.npz", x_train=x[:1], y_train=y[:1], x_val=x[1:2], y_val=y[1:2], x_test=x[2:], y_test=y[2:])
-    np.testing.assert_array_equal(data.load("npz", tmp_path).y, y)
 
 
 @pytest.mark.parametrize("names", [["Käse", "β"], ["Käse".encode(), "β".encode()]], ids=["texts", "bytes"])

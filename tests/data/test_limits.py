@@ -11,12 +11,11 @@ import pytest
 from files import pixels, png, usage_error, write, write_folder, write_tiny
 
 from fedvg_jax import data
-from fedvg_jax.config import Config
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw, from_rows
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history, resume
+from fedvg_jax.runs.record import history
 
 LIMITS = [-(2**63), -(2**63) + 1, -(2**32), -(2**31), 2**31, 2**32, 2**63 - 1]
 UNSIGNED = [2**32, 2**63, 2**64 - 1]
@@ -189,13 +188,6 @@ def test_class_names_from_folders_with_any_bytes_are_printable(tmp_path):
     assert data.load("folder", root, tmp_path / "cache").class_names == got.class_names
 
 
-def test_prepared_data_sets_below_a_non_utf_8_path_are_refused(tmp_path):
-    root = tmp_path / os.fsdecode(b"\xff")
-    write(root / "tiny" / "1.0.0" / "dataset_info.json", b"{}")
-    with usage_error("--data-dir", "\\udcff", "is not UTF-8", "rename"):
-        data.load("tfds:tiny", root)
-
-
 # --- members of archives
 
 
@@ -286,10 +278,6 @@ def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
     write(tmp_path / "history.jsonl", DEEP + b"\n")
     with usage_error("history.jsonl", "damaged"):
         history.read(tmp_path)
-
-
-def test_trust_cache_can_change_on_resume():
-    assert "trust_cache" in resume.RESUMABLE_CHANGES and not Config().trust_cache
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

@@ -112,10 +112,6 @@ def test_invalid_argument_is_refused_in_one_line(changes, parts):
         make(**changes)
 
 
-def test_zero_validation_ratio_gives_no_validation_rows():
-    assert sum(map(len, make(val_ratio=0.0).val)) == 0
-
-
 def test_partition_is_cached_and_a_damaged_entry_is_rebuilt(tmp_path, monkeypatch):
     first = make(cache_dir=tmp_path)
     (entry,) = tmp_path.iterdir()

@@ -66,13 +66,6 @@ def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
     assert entry.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("held_out", ["global", "stratified"])
-def test_global_split_is_cached(held_out, tmp_path):
-    first = make(held_out=held_out, cache_dir=tmp_path)
-    assert same(first, make(held_out=held_out, cache_dir=tmp_path))
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
     changes = [
         {"kind": kind, **more}
@@ -174,11 +167,6 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
             np.abs(np.bincount(LABELS[client_rows], minlength=4) - len(client_rows) * shares) <= 2 * (1 + 4 * shares)
         )
     assert statistics.gini(np.array([len(client_rows) for client_rows in result])) > (0.4 if alpha < 1 else 0.05)
-
-
-def test_proportional_order_is_a_random_permutation():
-    first, second = (quantity.proportional_order(LABELS, _stream(seed)) for seed in (0, 1))
-    assert np.array_equal(np.sort(first), np.arange(len(LABELS))) and not np.array_equal(first, second)
 
 
 def test_stratified_split_holds_every_class_in_proportion():
@@ -339,19 +327,6 @@ def test_file_without_a_partition_is_named_with_the_layout(tmp_path, name, conte
         file.write_bytes(content)
     with usage_error(str(file), "must hold", "`client` [T]"):
         from_rows.read(file)
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"other": np.arange(3)},
-        {"train": np.arange(3), "train_sizes": np.array([2]), "val": np.arange(0), "val_sizes": np.array([0])},
-    ],
-)
-def test_npz_without_a_partition_is_named_with_the_layout(tmp_path, members):
-    np.savez(tmp_path / "a.npz", **members)
-    with usage_error("a.npz", "must hold"):
-        from_rows.read(tmp_path / "a.npz")
 
 
 # --- statistics

@@ -127,28 +127,6 @@ def test_published_arrays_are_read_as_bytes(tmp_path, first, kind):
     np.testing.assert_array_equal(got.y, y)
 
 
-def test_organamnist_is_read_from_published_arrays(tmp_path):
-    x = pixels(3, 28, 28)
-    np.save(tmp_path / "xdata.npy", x)
-    np.save(tmp_path / "ydata.npy", np.array([0, 10, 3]))
-    np.testing.assert_array_equal(data.load("organamnist", tmp_path).x[..., 0], x)
-
-
-@pytest.mark.parametrize("name", medmnist.SETS)
-def test_options_that_published_arrays_cannot_follow_are_refused(tmp_path, name):
-    """Also where a file that could follow them lies beside the arrays."""
-    np.save(tmp_path / "xdata.npy", pixels(3, 28, 28, 3))
-    np.save(tmp_path / "ydata.npy", np.arange(3))
-    assert data.load(name, tmp_path, size=(28, 28)).x.shape[1:3] == (28, 28)
-    for _ in range(2):
-        with usage_error("xdata.npy", "28 x 28", "--image-size asks for 64 x 64", "leave --image-size out"):
-            data.load(name, tmp_path, size=(64, 64))
-        if medmnist.SETS[name].left_out:
-            with usage_error("xdata.npy", "no splits", "leave --splits official out"):
-                data.load(name, tmp_path, splits="official")
-        write_medmnist(tmp_path / medmnist.file_name(name, 64), 64, (3,))
-
-
 X = np.zeros((2, 3, 3, 3), np.uint8)
 
 
@@ -230,7 +208,7 @@ def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts
 FROM_FILES = list(data.SOURCES)
 
 
-@pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
+@pytest.mark.parametrize("name", FROM_FILES)
 def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name):
     with usage_error(f"dataset {name} needs --data-dir DIR"):
         data.load(name)
@@ -239,25 +217,6 @@ def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name)
         with usage_error(str(path)):
             data.load(name, path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-
-
-PAGES = {
-    "cifar10": "cs.toronto.edu",
-    "cifar100": "cs.toronto.edu",
-    "stl10": "stanford.edu",
-    "organamnist": "medmnist.com",
-    "dermamnist": "medmnist.com",
-    "tinyimagenet": "stanford.edu",
-    "covid19": "doi.org",
-}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_error_of_a_public_data_set_names_its_source(tmp_path, name):
-    assert set(PAGES) == set(FROM_FILES) - {"npz", "encoded", "folder", "text"}
-    for path in (None, tmp_path / "none", tmp_path):
-        with usage_error(PAGES[name]):
-            data.load(name, path)
 
 
 @pytest.mark.parametrize("name", data.NAMES)

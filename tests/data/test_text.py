@@ -27,15 +27,6 @@ def test_labels_are_the_next_characters():
     np.testing.assert_array_equal(arrays.y[:-1, -1][same_text], arrays.x[1:, 0][same_text])
 
 
-def test_natural_partition_of_texts_has_one_text_for_each_client():
-    arrays = data.load("literature")
-    parts = data.draw_partition(
-        np.zeros(len(arrays.y), np.int32), kind="group", num_clients=20, alpha=1.0, groups=arrays.groups
-    )
-    owners = [set(arrays.groups[np.concatenate(rows)].tolist()) for rows in zip(*parts, strict=True)]
-    assert owners == [{k} for k in range(20)]
-
-
 def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     (tmp_path / "b.txt").write_text(ENGLISH * 4, encoding="utf-8")
     (tmp_path / "a.txt").write_bytes(("café\r\n" * 20).encode())
@@ -85,7 +76,3 @@ def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
     np.testing.assert_allclose(arrays.x.std(0, dtype=np.float64), 1, atol=1e-6)
     np.testing.assert_array_equal(arrays.y, labels)
     assert arrays.class_names == names
-
-
-def test_breast_cancer_is_the_table_with_the_most_rows():
-    assert max(scikit_learn.TABLES, key=lambda name: len(data.load(name).y)) == "breast_cancer"

@@ -172,14 +172,6 @@ def test_row_with_a_non_finite_value_is_named(name, value):
         user_data.as_arrays((x, y))
 
 
-def test_display_describes_data_and_method_passed_by_the_caller():
-    arrays = user_data.as_arrays((FLOATS, TARGETS))
-    assert display.data_text(arrays) == "6 rows of float64 [3], targets float64 []"
-    assert display.method_text(Config(), {"algorithm", "weighting"}) == "given, weights given"
-    assert display.method_text(Config(weighting="samples"), {"algorithm"}) == "given, weights samples"
-    assert display.method_text(Config(algorithm="fedprox"), {"weighting"}) == "fedprox, weights given"
-
-
 def test_a_stray_label_is_named_with_its_row():
     y = np.arange(40, dtype=np.int64) % 3
     y[17] = 30_000

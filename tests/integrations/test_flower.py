@@ -184,7 +184,7 @@ def test_round_without_a_finite_client_keeps_the_model():
         ({}, "needs gradient, or task and validation; got neither"),
         ({"gradient": gradient, "task": worlds.TASK}, "got both"),
         ({"task": worlds.TASK}, "got task alone"),
-        ({"task": worlds.TASK, "validation": 1, "block_of": str}, "block_of or measures beside a task"),
+        ({"task": worlds.TASK, "validation": 1, "block_of": str}, "block_of beside a task"),
         ({"gradient": gradient, "server": strategies.Krum()}, "got server Krum; allowed are strategies"),
         (
             {"gradient": gradient, "server": strategies.FedAvg(), "fraction_train": 1.0},

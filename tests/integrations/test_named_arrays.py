@@ -34,9 +34,8 @@ def gradient(arrays):
     return {name: np.full(MODEL[name].shape, norms[client] / MODEL[name].size) for name, norms in NORMS.items()}
 
 
-def scheme(block_of=None, measures=(), **settings):
-    checked = config.check(config.Config(**settings))
-    return named_arrays.scheme_of_gradient(checked, gradient, MODEL, block_of=block_of, measures=dict(measures))
+def scheme(block_of=None, gradient=gradient, **settings):
+    return named_arrays.scheme_of_gradient(config.check(config.Config(**settings)), gradient, MODEL, block_of=block_of)
 
 
 @one_round.every_case()
@@ -89,8 +88,12 @@ def test_double_arrays_are_averaged_in_double_precision():
 def test_client_with_anything_nonfinite_has_weight_0(where):
     broken = CLIENTS[1].arrays | {"head.bias": np.array([np.nan], np.float32)}
     clients = [CLIENTS[0], Client(broken, 20), CLIENTS[2]] if where == "model" else CLIENTS
-    measure = {"val_loss": lambda arrays: np.nan if where == "score" and arrays["head.bias"] == 2.5 else 1.0}
-    weights = named_arrays.weigh(scheme(weighting="val_loss", measures=measure), MODEL, clients)
+
+    def of_client(arrays):
+        is_broken = where == "score" and arrays["head.bias"] == 2.5
+        return {name: np.full_like(arrays[name], np.nan if is_broken else 1.0) for name in NORMS}
+
+    weights = named_arrays.weigh(scheme(gradient=of_client), MODEL, clients)
     assert weights.present.tolist() == [True, False, True]
     assert weights.mean.tolist() == [0.5, 0, 0.5] and np.isnan(weights.scores[1])
     mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
@@ -120,20 +123,12 @@ def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting)
     np.testing.assert_allclose(weights.mean, np.array([6, 3, 2]) / 11, rtol=1e-6)
 
 
-def test_negative_validation_losses_are_refused():
-    """1 / loss says nothing of them."""
-    measure = {"val_loss": lambda arrays: 1.5 - arrays["head.bias"][0]}  # 0, -1 and -2
-    with pytest.raises(UsageError, match="weighting val_loss got -2; expected a number >= 0"):
-        named_arrays.weigh(scheme(weighting="val_loss", measures=measure), MODEL, CLIENTS)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"weighting": "fltrust"}, "weighting fltrust needs a task"),
         ({"weighting": "samples+permuted(fitted)"}, "weighting fitted needs a task"),
-        ({"weighting": "val_loss"}, "weighting val_loss needs measures"),
-        ({"measures": {"loss": len}}, "unknown measure 'loss'; allowed: val_loss, val_accuracy"),
+        ({"weighting": "val_loss"}, "weighting val_loss needs a task"),
         ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs a task"),
         ({"fedvg": {"include": "^no"}}, "fedvg.include .no matches no tensor; there are conv/weight, head/bias"),
     ],

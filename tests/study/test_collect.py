@@ -49,11 +49,6 @@ def test_folders_of_runs_without_a_sweep_give_the_same_cells(sweep):
         assert results(study, cell) == results(same, same.cells[key])
 
 
-def test_single_run_is_a_study(sweep):
-    study = collect([sweep / "points" / "method=fedvg,alpha=0.5,seed=1"])
-    assert study.methods == ("fedvg",) and study.scenarios == ((),) and len(study.runs) == 1
-
-
 def test_missing_and_unfinished_points_are_listed(tmp_path):
     sweep = write_sweep(
         tmp_path / "s", AXES, lambda v: None if v["seed"] == 2 and v["alpha"] == 0.5 else accuracies(v), rounds=2
@@ -91,26 +86,6 @@ def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
     with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 42"):
         collect([tmp_path])
     assert collect([tmp_path], partial=True).cell("fedvg", ()).missing
-
-
-def test_the_seed_that_is_missing_is_named_beside_a_failed_one(tmp_path):
-    for method, seeds in {"fedavg": (0, 1, 2), "fedvg": (0, 2)}.items():
-        for seed in seeds:
-            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
-    (tmp_path / "fedvg2" / "summary.json").unlink()
-    missing = collect([tmp_path], partial=True).cell("fedvg", ()).missing
-    assert len(missing) == 2 and "fedvg2: no summary.json yet" in missing[0]
-    assert missing[1] == "fedvg: no run with seed 1, partition seed 42"
-
-
-def test_seed_that_only_one_of_several_sweeps_has_is_missing(tmp_path):
-    folders = [
-        write_sweep(tmp_path / method, {"method": [method], "seed": list(range(count))}, accuracies, alpha=0.05)
-        for method, count in {"fedavg": 2, "fedvg": 1}.items()
-    ]
-    with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 42"):
-        collect(folders)
-    assert collect(folders, partial=True).cell("fedvg", ()).missing
 
 
 @pytest.mark.parametrize(
@@ -359,15 +334,6 @@ def test_results_that_do_not_follow_from_the_history_are_refused(tmp_path, name,
         collect([tmp_path])
 
 
-def test_a_copied_run_with_an_edited_seed_is_no_replicate(sealed, tmp_path):
-    copy_of(sealed, tmp_path)
-    edit(shutil.copytree(sealed, tmp_path / "b") / "config.json", seed=7)
-    with pytest.raises(UsageError, match=r"b: config\.json is not"):
-        collect([tmp_path])
-    study = collect([tmp_path], partial=True)
-    assert [run.folder.name for run in study.runs] == ["a"]
-
-
 def test_digests_that_are_removed_from_the_summary_hide_no_edit(sealed, tmp_path):
     folder = copy_of(sealed, tmp_path)
     record = json.loads((folder / "history.jsonl").read_text())
@@ -522,15 +488,6 @@ def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
     cell = study.cell("fedavg", ())
     assert cell.failures == ("1: final test loss is not finite",) and not cell.missing
     assert sorted(results(study, cell)) == [(0, 42), (2, 42)]
-
-
-def test_run_whose_only_evaluation_is_not_finite_is_a_failure_of_its_cell(tmp_path):
-    for seed, loss in enumerate((0.25, None)):
-        fields = {2: {"test_loss": loss, "val_loss": loss}}
-        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
-    study = collect([tmp_path])
-    assert study.cell("fedavg", ()).failures == ("1: final test loss is not finite",)
-    assert results(study, study.cell("fedavg", ())) == {(0, 42): 0.25}
 
 
 def test_run_without_an_evaluation_is_missing(tmp_path):

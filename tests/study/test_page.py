@@ -12,8 +12,7 @@ from run_folders import write_json, write_manifest, write_run, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
-from fedvg_jax.study import figures, page, report
-from fedvg_jax.study.collect import collect
+from fedvg_jax.study import report
 
 HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -96,16 +95,3 @@ def test_page_opens_in_a_browser_without_an_error_or_a_request(sweep, tmp_path):
     assert not re.findall(r".*:CONSOLE.*", result.stderr)
     addresses = set(re.findall(r'"url":"(https?://[^"]*)"', log.read_text()))
     assert all(urlsplit(address).hostname.endswith(OWN_HOSTS) for address in addresses), addresses
-
-
-def test_methods_whose_names_have_settings_are_told_apart_in_the_summary(tmp_path):
-    for norm in ("l1", "l2"):
-        write_run(tmp_path / norm, method="fedvg", fedvg={"norm": norm}, seed=0)
-    study = collect([tmp_path])
-    assert "(fedvg, norm l1; fedvg, norm l2)" in page.summary(study)
-
-
-def test_every_figure_has_a_caption(sweep):
-    text = report.write([sweep], figures=["curves", "alphas"]).paths[-1].read_text(encoding="utf-8")
-    assert text.count("<figure>") == text.count("<figcaption>") == 2
-    assert figures.CAPTIONS["alphas"] in text and set(figures.FIGURES) <= set(figures.CAPTIONS)

@@ -1,6 +1,5 @@
 """The time left of a sweep."""
 
-import dataclasses
 import io
 
 import pytest
@@ -25,20 +24,21 @@ def test_time_left_is_that_of_the_rounds_left_at_the_pace_of_those_done(clock):
     counter, points, set_time = clock
     assert counter.left() == "time left unknown"
     set_time(10.0)
-    counter.count(points[0], 5, 10.0)
+    counter.count(points[0], 5)
     assert counter.left() == "about 2 min left"  # 75 rounds of 2 s
-    counter.count(points[0], 10, 0.0)
+    set_time(20.0)
+    counter.count(points[0], 10)
     counter.end_point(points[0])
-    assert counter.left() == "about 70 s left"
+    assert counter.left() == "about 2 min left"  # 70 rounds of 2 s
 
 
 def test_points_of_another_process_speed_up_the_sweep(clock):
     """Two processes that each take 10 s for a point finish the other six in 30 s."""
     counter, points, set_time = clock
     set_time(10.0)
-    counter.count(points[0], 10, 10.0)
+    counter.count(points[0], 10)
     counter.end_point(points[0])
-    counter.end_others([Part(points[1], 0, 10, 10.0)])
+    counter.end_others([Part(points[1], 0, 10)])
     assert counter.points_done == 2 and counter.left() == "about 30 s left"
 
 
@@ -46,18 +46,18 @@ def test_rounds_of_earlier_processes_are_neither_left_nor_computed(clock):
     """At 10 s a round, one round of the first point and 60 of six others take 610 s."""
     counter, points, set_time = clock
     counter.start_point(points[0], 8)
-    counter.count(points[0], 8, 80.0)
+    counter.count(points[0], 8)
     assert counter.left() == "time left unknown"
     set_time(10.0)
-    counter.count(points[0], 9, 10.0)
-    counter.end_others([Part(points[1], 10, 10, 0.0)])
+    counter.count(points[0], 9)
+    counter.end_others([Part(points[1], 10, 10)])
     assert counter.left() == "about 10 min left"
 
 
 def test_point_that_starts_anew_has_all_its_rounds_left(clock):
     counter, points, set_time = clock
     set_time(10.0)
-    counter.count(points[0], 10, 10.0)
+    counter.count(points[0], 10)
     assert counter.left() == "about 70 s left"
     counter.start_point(points[0])
     assert counter.left() == "about 80 s left"
@@ -66,46 +66,9 @@ def test_point_that_starts_anew_has_all_its_rounds_left(clock):
 def test_rounds_that_a_point_did_not_need_are_not_left(clock):
     counter, points, set_time = clock
     set_time(5.0)
-    counter.count(points[0], 5, 5.0)
+    counter.count(points[0], 5)
     counter.end_point(points[0])  # it diverged
     assert counter.left() == "about 70 s left"
-
-
-@pytest.fixture
-def two_programs(clock):
-    """A clock as that of `clock`, of which the last four points have a slower program."""
-    _, points, set_time = clock
-    points[4:] = [point._replace(config=dataclasses.replace(point.config, batch_size=8)) for point in points[4:]]
-    return sweep_progress.Clock(points, 0), points, set_time
-
-
-def test_points_of_a_slower_program_are_left_at_its_own_pace(two_programs):
-    counter, points, set_time = two_programs
-    for i, point in enumerate(points[:4]):
-        set_time(10.0 * (i + 1))
-        counter.count(point, 10, 10.0)
-        counter.end_point(point)
-    assert counter.left() == "about 40 s left"  # nothing is known of the second program
-    set_time(70.0)
-    counter.count(points[4], 10, 30.0)
-    counter.end_point(points[4])
-    assert counter.left() == "about 90 s left"  # three points of 30 s; the mean of all five is 14 s
-
-
-def test_two_processes_halve_the_time_of_points_of_both_programs(two_programs):
-    """In 60 s they have finished three points of 10 s, and three of 30 s; a point of 10 s and one of 30 s are left."""
-    counter, points, set_time = two_programs
-    set_time(60.0)
-    ended = {**dict.fromkeys(range(3), 10.0), **dict.fromkeys(range(4, 7), 30.0)}
-    counter.end_others([Part(points[i], 0, 10, seconds) for i, seconds in ended.items()])
-    assert counter.left() == "about 20 s left"
-
-
-def test_time_left_grows_with_the_time_between_the_rounds(two_programs):
-    counter, points, set_time = two_programs
-    set_time(20.0)  # of which 10 s are spent before the first round
-    counter.count(points[0], 10, 10.0)
-    assert counter.left() == "about 2 min left"  # 70 rounds of 2 s
 
 
 def test_values_and_titles_are_shown_as_they_are():

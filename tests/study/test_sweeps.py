@@ -16,7 +16,6 @@ import pytest
 from small_sweeps import base_config, histories, timeless
 
 import fedvg_jax
-from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
@@ -437,9 +436,3 @@ def test_missing_data_are_refused_before_the_first_point(base, tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         fedvg_jax.run_sweep(base, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_setting_that_no_point_can_have_is_refused(base, tmp_path):
-    config = Config(out=tmp_path / "run")
-    with pytest.raises(UsageError, match="out cannot be a setting of a sweep's points"):
-        fedvg_jax.run_sweep(config, AXES)

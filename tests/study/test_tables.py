@@ -17,7 +17,6 @@ from fedvg_jax.engine import schedule
 from fedvg_jax.study import costs, markup, tables
 from fedvg_jax.study.cells import CHOICES
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, base
 from fedvg_jax.study.markup import Column, Entry, Table
 
 AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
@@ -138,23 +137,6 @@ def test_settings_that_only_some_runs_use_have_columns_of_their_own(tmp_path):
     columns = ("method", "partition", "shards_per_client", "classes_per_client")
     assert {tuple(r[c] for c in columns) for r in lines} == {(m, *each) for m in ("fedavg", "fedvg") for each in given}
     assert [c.title for c in tables.accuracy(study).columns][2:] == ["partition classes", "partition shards"]
-
-
-def test_row_of_runs_without_the_settings_of_others_has_a_label(tmp_path):
-    write_run(tmp_path / "dirichlet")
-    for count in (2, 4):
-        write_run(tmp_path / f"shards{count}", partition="shards", shards_per_client=count)
-    rows = csv_rows(tables.accuracy(collect([tmp_path])))
-    assert {row["setting"] for row in rows} == {"none", "shards_per_client 2", "shards_per_client 4"}
-
-
-def test_rounds_that_vary_are_one_column_of_the_table_of_runs(tmp_path):
-    for method in ("fedavg", "fedvg"):
-        for rounds in (1, 2):
-            write_run(tmp_path / f"{method}{rounds}", (0.5,) * rounds, method=method)
-    table = tables.runs(collect([tmp_path]))
-    assert [column.title for column in table.columns].count("rounds") == 1
-    assert sorted(r["rounds"] for r in csv_rows(table)) == ["1", "1", "2", "2"]
 
 
 def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
@@ -296,13 +278,6 @@ def test_a_mean_that_lacks_runs_is_neither_best_nor_second_best(tmp_path):
     assert table.notes[0].endswith("second best of the cells that have all their runs.")
 
 
-def test_files_of_numbers_name_a_method_alike_whatever_its_footnotes(tmp_path):
-    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
-    study = collect([sweep], partial=True)
-    for table in (tables.accuracy(study), tables.choices(study), tables.cost(study, tables.options(study))):
-        assert {r["method"] for r in csv_rows(table)} <= {*study.methods, "always the largest class"}
-
-
 AXES_LAST = {"method": "fedvg", "alpha": 0.5, "seed": 2}
 
 
@@ -353,19 +328,6 @@ def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
     assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")
     assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title
     assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2.0"
-
-
-def test_largest_class_is_no_row_or_line_among_losses(tmp_path):
-    for dataset, accuracy in (("digits", 0.5), ("wine", None)):
-        fields = {i: {"test_loss": 60.0 * i, "val_loss": 1.0} for i in (1, 2)}
-        write_summary(write_run(tmp_path / dataset, (accuracy,) * 2, method="fedvg", dataset=dataset, fields=fields))
-    study = collect([tmp_path], partial=True)
-    assert {run.records[0].get("test_majority_accuracy") for run in study.runs} == {0.4, None}
-    made = tables.all_tables(study, tables.options(study))
-    assert not any("largest class" in markup.hypertext(table) for table in made)
-    with base.drawing(base.STYLES["wide"]):
-        axes = [a for n in ("curves", "weights") for d in FIGURES[n](study, base.STYLES["wide"]) for a in d.figure.axes]
-    assert axes and not any("largest class" in text.get_text() for a in axes for text in a.texts)
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"

@@ -32,7 +32,7 @@ def make_records(num_clients: int, num_rounds: int = 12, **changes):
 
 def test_accuracy_has_a_title_the_range_of_the_data_and_the_majority_line():
     settings = Config(algorithm="fedprox", weighting="samples", alpha=0.1, seed=7)
-    figure = figures.accuracy(make_records(5), figures.run_label(settings))
+    figure = figures.curves(make_records(5), "accuracy", figures.run_label(settings))
     axes = figure.axes[0]
     for part in ("fedprox", "samples", "digits", "alpha 0.1", "seed 7"):
         assert part in axes.get_title(loc="left")
@@ -43,7 +43,7 @@ def test_accuracy_has_a_title_the_range_of_the_data_and_the_majority_line():
 
 @pytest.mark.parametrize("num_evaluations", [1, 2])
 def test_few_evaluations_are_drawn(num_evaluations):
-    assert figures.accuracy(make_records(3, num_evaluations), "title").axes[0].get_ylim()[0] < 40
+    assert figures.curves(make_records(3, num_evaluations), "accuracy", "title").axes[0].get_ylim()[0] < 40
 
 
 def test_clients_are_sorted_by_size_and_absent_ones_left_out():

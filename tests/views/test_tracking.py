@@ -1,7 +1,6 @@
 """Trackers: what they are given, resumed runs, and failures. Real packages are tried where they are installed."""
 
 import dataclasses
-import importlib.util
 import signal
 import struct
 import sys
@@ -70,7 +69,6 @@ def fake(monkeypatch):
     module.open_writer = open_writer
     monkeypatch.setitem(sys.modules, "fake_tracker", module)
     monkeypatch.setattr(tracking, "WRITERS", {"wandb": ("sys", "fake_tracker")})
-    monkeypatch.setattr(tracking, "_pictures", lambda *_: {})
     return calls
 
 
@@ -97,15 +95,6 @@ def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monk
     expected = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5, "seconds": 0.1, "clients/effective": 2.0}
     assert fake[1][1] == {1: expected}
     assert (ending.status, ending.num_rounds, ending.summary) == ("finished", 4, {"test_accuracy_final": 0.5})
-
-
-def test_pictures_of_a_run_are_drawn_for_its_trackers(tmp_path):
-    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    history = fv.History([record(1), record(2)], {}, None, None)
-    drawn = tracking._pictures(history.records, settings(tmp_path), tmp_path, pytest.fail)
-    assert {name: path.read_bytes()[:4] for name, path in drawn.items()} == dict.fromkeys(
-        ("accuracy", "weights"), b"\x89PNG"
-    )
 
 
 def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch):
@@ -198,9 +187,6 @@ def test_events_are_read_back_by_tensorboard_also_of_a_resumed_run(tmp_path, mon
         (i, round(1 / i, 4)) for i in range(1, 6)
     ]
     assert b'"rounds": 4' in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
-    if importlib.util.find_spec("matplotlib"):
-        assert sorted(events.Tags()["images"]) == ["accuracy", "weights"]
-        assert events.Images("accuracy")[0].encoded_image_string.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -220,10 +206,6 @@ def test_mlflow_stores_one_run_of_both_parts(tmp_path, monkeypatch, store):
     assert (run.info.run_name, run.info.status, run.data.tags["sweep"]) == ("alpha=1", "FINISHED", "sweep")
     assert [m.step for m in client.get_metric_history(run.info.run_id, "train/loss")] == [1, 2, 3, 4, 5]
     assert run.data.params["rounds"] == "4"
-    assert {f.path for f in client.list_artifacts(run.info.run_id, "pictures")} == {
-        "pictures/accuracy.png",
-        "pictures/weights.png",
-    }
 
 
 @pytest.mark.slow

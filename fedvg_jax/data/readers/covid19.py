@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import archive, images
-from fedvg_jax.data.archive import Place
+from fedvg_jax.data import images
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.readers import folder, npy
 
@@ -45,13 +44,21 @@ def load(
         if size:
             raise UsageError(f"{data_dir}: the arrays in xdata.npy have a fixed size; leave --image-size out")
         return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(NUM_CLASSES)])
-    with archive.opened(_only_zip(data_dir), SOURCE) as place:
-        root = _only_folder(place)
-        names = [inner.name for inner in _folders(root)]
-        if len(names) != NUM_CLASSES:
-            got = ", ".join(names[:6]) or "none"
-            raise UsageError(f"{root}: holds {len(names)} folders ({got}); it must hold {LAYOUT}; put {SOURCE} there")
-        return folder.decode("covid19", folder.classes(root), root, cache_dir, size or SIZE, progress)
+    place = _only_zip(data_dir)
+    if not place.is_file():
+        return _decode(place, cache_dir, size, progress)
+    return folder.unzipped(
+        "covid19", place, SOURCE, size or SIZE, lambda unpacked: _decode(unpacked, None, size, progress), cache_dir
+    )
+
+
+def _decode(place: Path, cache_dir: Path | None, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+    root = _only_folder(place)
+    names = [inner.name for inner in _folders(root)]
+    if len(names) != NUM_CLASSES:
+        got = ", ".join(names[:6]) or "none"
+        raise UsageError(f"{root}: holds {len(names)} folders ({got}); it must hold {LAYOUT}; put {SOURCE} there")
+    return folder.decode("covid19", folder.classes(root), root, cache_dir, size or SIZE, progress)
 
 
 def _only_zip(data_dir: Path) -> Path:
@@ -62,11 +69,11 @@ def _only_zip(data_dir: Path) -> Path:
     return zips[0] if len(zips) == 1 else data_dir
 
 
-def _only_folder(place: Place) -> Place:
+def _only_folder(place: Path) -> Path:
     """Returns the only sub-folder, which archives often have around all others; otherwise the argument."""
     inner = _folders(place)
     return inner[0] if len(inner) == 1 else place
 
 
-def _folders(place: Place) -> list[Place]:
+def _folders(place: Path) -> list[Path]:
     return [inner for inner in folder.visible(place) if inner.is_dir()]

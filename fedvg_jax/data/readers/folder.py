@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import archive, cache, images
-from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import Arrays, check
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/)"
@@ -42,8 +41,8 @@ def load(
 
 def decode(
     name: str,
-    of_class: dict[str, list[Place]],
-    root: Place,
+    of_class: dict[str, list[Path]],
+    root: Path,
     cache_dir: Path | None,
     size: images.Size | None,
     progress: images.Progress | None,
@@ -53,7 +52,7 @@ def decode(
     Args:
         name: of the data set.
         of_class: class name -> image files.
-        root: the folder or archive of all files.
+        root: the folder of all files.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) to resize to, or None.
         progress: called with (decoded images, all images).
@@ -65,11 +64,11 @@ def decode(
         x = images.stack(len(files), lambda i: (archive.contents(files[i]), files[i]), size=size, progress=progress)
         return check(Arrays(name, x, y, tuple(of_class), len(x)), root)
 
-    arrays = cache.cached("folder", [*sources(root, files), f"{size}"], read, cache_dir)
+    arrays = cache.cached("folder", [cache.Folder(root, files), f"{size}"], read, cache_dir)
     return arrays._replace(name=name)
 
 
-def classes(data_dir: Place) -> dict[str, list[Place]]:
+def classes(data_dir: Path) -> dict[str, list[Path]]:
     """Returns class name -> image files, both sorted by name."""
     if not data_dir.is_dir():
         raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
@@ -79,7 +78,7 @@ def classes(data_dir: Place) -> dict[str, list[Place]]:
     return of_class
 
 
-def images_in(folder: Place) -> list[Place]:
+def images_in(folder: Path) -> list[Path]:
     """Returns the image files of one class, sorted by name.
 
     Raises:
@@ -97,14 +96,33 @@ def images_in(folder: Place) -> list[Place]:
     return files
 
 
-def sources(root: Place, files: Sequence[Place]) -> list[Path | cache.Folder | str]:
-    """Returns the sources of a cache entry: these files of a folder, or a whole archive."""
-    if isinstance(root, archive.Entry):
-        return [root.archive, root.path]
-    return [cache.Folder(root, [file for file in files if isinstance(file, Path)])]
+def unzipped(
+    name: str,
+    file: Path,
+    source: str,
+    size: images.Size | None,
+    read: Callable[[Path], Arrays],
+    cache_dir: Path | None,
+) -> Arrays:
+    """Returns what `read` makes of the folder that a zip archive unpacks to.
+
+    Args:
+        name: of the data set.
+        file: the archive.
+        source: where to download it, for errors.
+        size: (H, W) that `read` resizes to, or None.
+        read: (folder) -> data set in memory, because the folder is removed.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+    """
+
+    def decode() -> Arrays:
+        with archive.unpacked(file, source) as unpacked:
+            return read(unpacked)
+
+    return cache.cached(name, [file, f"{size}"], decode, cache_dir)
 
 
-def visible(folder: Place) -> Iterator[Place]:
+def visible(folder: Path) -> Iterator[Path]:
     """Yields the content of a folder sorted by name, without hidden and `IGNORED` files.
 
     Raises:

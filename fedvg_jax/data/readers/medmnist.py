@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.readers import npy, npz
+from fedvg_jax.data.readers import npz
 
 SIZES = (28, 64, 128, 224)
 SOURCE = "of https://medmnist.com"
@@ -74,20 +74,18 @@ def load(
     """Reads OrganAMNIST (58,830 grey images) or DermaMNIST (10,015 in colour), all splits pooled, training set first.
 
     Args:
-        data_dir: a folder with `layout(name)`, or the .npz file itself; or a folder with xdata.npy and ydata.npy.
+        data_dir: a folder with `layout(name)`, or the .npz file itself.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         name: one of `SETS`.
-        size: (S, S) with S in `SIZES`; by default the paper's, or that of the arrays.
+        size: (S, S) with S in `SIZES`; by default the paper's.
         splits: "official" leaves the validation split out, as the published code does for DermaMNIST (9,012 images).
 
     Raises:
-        UsageError: files missing or damaged, images of another size, or arrays without the splits asked for.
+        UsageError: files missing or damaged, or images of another size.
 
     Source: J. Yang et al., MedMNIST v2, Scientific Data, 2023.
     """
     names, left_out = SETS[name].class_names, SETS[name].left_out if splits == "official" else ()
-    if npy.is_layout_of(data_dir):
-        return _published_arrays(data_dir, cache_dir, name, size, left_out)
     file = data_dir if data_dir.is_file() else _find(data_dir, name, size)
     arrays = cache.cached(
         name, [file, f"without {left_out}"], lambda: npz.decode(file, name, names, left_out), cache_dir
@@ -95,25 +93,6 @@ def load(
     if size and arrays.x.shape[1:3] != size:
         got = " x ".join(map(str, arrays.x.shape[1:3]))
         raise UsageError(f"{file}: images of {got}, but --image-size asks for {size[0]} x {size[1]}; fetch it again")
-    return arrays
-
-
-def _published_arrays(
-    data_dir: Path, cache_dir: Path | None, name: str, size: images.Size | None, left_out: tuple[str, ...]
-) -> Arrays:
-    """Reads xdata.npy and ydata.npy, which have one size and no splits; refuses any other."""
-    remedy = "move them elsewhere to read the published .npz"
-    if left_out:
-        raise UsageError(
-            f"{data_dir}: the arrays in {npy.LAYOUT} have no splits; leave --splits official out, or {remedy}"
-        )
-    arrays = npy.load(data_dir, cache_dir, name=name, class_names=SETS[name].class_names)
-    if size and arrays.x.shape[1:3] != size:
-        got = " x ".join(map(str, arrays.x.shape[1:3]))
-        raise UsageError(
-            f"{data_dir}: the arrays in {npy.LAYOUT} have images of {got}, but --image-size asks for"
-            f" {size[0]} x {size[1]}; leave --image-size out, or {remedy}"
-        )
     return arrays
 
 

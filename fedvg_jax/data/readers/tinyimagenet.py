@@ -8,7 +8,6 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import archive, cache, images
-from fedvg_jax.data.archive import Place
 from fedvg_jax.data.arrays import Arrays, check
 from fedvg_jax.data.readers import folder
 
@@ -41,13 +40,16 @@ def load(
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    packed = data_dir / ARCHIVE
+    packed = data_dir if data_dir.is_file() else data_dir / ARCHIVE
     is_unpacked = any((root / "wnids.txt").is_file() for root in (data_dir, data_dir / FOLDER))
-    with archive.opened(packed if packed.is_file() and not is_unpacked else data_dir, SOURCE) as place:
-        return _load(_find(place), cache_dir, size, progress)
+    if is_unpacked or not packed.is_file():
+        return _load(_find(data_dir), cache_dir, size, progress)
+    return folder.unzipped(
+        "tinyimagenet", packed, SOURCE, size, lambda root: _load(_find(root), None, size, progress), cache_dir
+    )
 
 
-def _load(root: Place, cache_dir: Path | None, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+def _load(root: Path, cache_dir: Path | None, size: images.Size | None, progress: images.Progress | None) -> Arrays:
     wnids = _lines(root / "wnids.txt")
     train = _train(root, wnids)
     val = _val(root / "val", wnids)
@@ -59,18 +61,18 @@ def _load(root: Place, cache_dir: Path | None, size: images.Size | None, progres
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
     texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
-    sources = folder.sources(root, [*(file for file in texts if file.is_file()), *files])
-    return cache.cached("tinyimagenet", [*sources, f"{size}"], read, cache_dir)
+    sources = cache.Folder(root, [*(file for file in texts if file.is_file()), *files])
+    return cache.cached("tinyimagenet", [sources, f"{size}"], read, cache_dir)
 
 
-def _find(data_dir: Place) -> Place:
+def _find(data_dir: Path) -> Path:
     for root in (data_dir, data_dir / FOLDER):
         if (root / "wnids.txt").is_file():
             return root
     raise UsageError(f"{data_dir}: holds no {LAYOUT}; put {SOURCE} there")
 
 
-def _train(root: Place, wnids: list[str]) -> list[tuple[Place, int]]:
+def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     """Returns (file, class) of the training set, class after class."""
     rows, folder_by_size = [], {}
     for label, wnid in enumerate(wnids):
@@ -90,7 +92,7 @@ def _train(root: Place, wnids: list[str]) -> list[tuple[Place, int]]:
     return rows
 
 
-def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
+def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     """Returns (file, class) of the validation set.
 
     Lines of val_annotations.txt hold file name, class and four numbers, separated by tabs.
@@ -113,7 +115,7 @@ def _val(val: Place, wnids: list[str]) -> list[tuple[Place, int]]:
     return [(file, labels[file.name]) for file in files]
 
 
-def _names(root: Place, wnids: list[str]) -> tuple[str, ...]:
+def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
     """Returns the first word of each class, or its WordNet number; both if two classes share the word."""
     words = root / "words.txt"
     words_of = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line) if words.is_file() else {}
@@ -123,7 +125,7 @@ def _names(root: Place, wnids: list[str]) -> tuple[str, ...]:
     )
 
 
-def _lines(file: Place) -> list[str]:
+def _lines(file: Path) -> list[str]:
     try:
         lines = [line.strip() for line in archive.contents(file).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:

@@ -7,10 +7,8 @@ integrations.require("torch", "torch")
 from fedvg_jax.integrations.torch.aggregation import aggregate, inverse_norm_weights  # noqa: E402
 from fedvg_jax.integrations.torch.conversion import from_module, to_state_dict  # noqa: E402
 from fedvg_jax.integrations.torch.scoring import (  # noqa: E402
-    validation_accuracy,
     validation_gradient,
     validation_gradients,
-    validation_loss,
 )
 
 __all__ = [
@@ -18,8 +16,6 @@ __all__ = [
     "from_module",
     "inverse_norm_weights",
     "to_state_dict",
-    "validation_accuracy",
     "validation_gradient",
     "validation_gradients",
-    "validation_loss",
 ]

@@ -1,4 +1,4 @@
-"""Measurements of a PyTorch model on D_val: the gradient of its loss, its loss and its accuracy."""
+"""The gradient of a PyTorch model's loss on D_val."""
 
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 # without PyTorch, pyright takes this folder for it
@@ -65,33 +65,6 @@ def validation_gradient(
     return gradient
 
 
-def validation_loss(model: nn.Module, loss: Loss, loader: Loader) -> Callable[[Arrays], float]:
-    """Returns the function arrays -> mean loss on D_val, in evaluation mode, for the weighting val_loss.
-
-    Args:
-        model, loss, loader: as in `validation_gradient`.
-    """
-
-    def summed(outputs: Any, targets: Any) -> float:
-        return float(loss(outputs, targets)) * len(targets)
-
-    return _mean_over_rows(model, loader, summed)
-
-
-def validation_accuracy(model: nn.Module, loader: Loader) -> Callable[[Arrays], float]:
-    """Returns the function arrays -> accuracy on D_val, in evaluation mode, for the weighting val_accuracy.
-
-    Args:
-        model: its outputs are logits [B, C].
-        loader: as in `validation_gradient`, with targets [B] of classes.
-    """
-
-    def num_correct(outputs: Tensor, targets: Tensor) -> float:
-        return float((outputs.argmax(-1) == targets).sum())
-
-    return _mean_over_rows(model, loader, num_correct)
-
-
 def _gradients(model: nn.Module, loss: Loss, loader: Loader, train: bool) -> dict[str, Tensor]:
     """Returns the gradient; changes the model's mode, running statistics and `.grad`."""
     _set_mode(model, train)
@@ -109,25 +82,6 @@ def _gradients(model: nn.Module, loss: Loss, loader: Loader, train: bool) -> dic
             name: torch.zeros_like(p) if p.grad is None else p.grad.detach() / num_rows
             for name, p in parameters.items()
         }
-
-
-def _mean_over_rows(
-    model: nn.Module, loader: Loader, measure: Callable[[Any, Any], float]
-) -> Callable[[Arrays], float]:
-    """Returns the function arrays -> mean over the rows of D_val of what `measure` sums over a minibatch."""
-    own = copy.deepcopy(model)
-
-    def mean(arrays: Arrays) -> float:
-        _fill(own, arrays)
-        _set_mode(own, train=False)
-        total = num_rows = 0
-        with torch.no_grad():
-            for inputs, targets in _minibatches(own, loader):
-                total += measure(own(inputs), targets)
-                num_rows += len(targets)
-        return total / num_rows
-
-    return mean
 
 
 def _minibatches(model: nn.Module, loader: Loader) -> Iterable[tuple[Any, Any]]:

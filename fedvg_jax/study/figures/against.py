@@ -21,9 +21,7 @@ def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
     return against(study, style, "alpha", "alphas", r"Dirichlet $\alpha$ (small is skewed)", "log")
 
 
-def against(
-    study: Study, style: Style, setting: str, name: str, label: str, scale: str, with_lines: bool = False
-) -> list[Drawing] | str:
+def against(study: Study, style: Style, setting: str, name: str, label: str, scale: str) -> list[Drawing] | str:
     """Returns a figure with the final result of every method against a numeric setting.
 
     Args:
@@ -33,7 +31,6 @@ def against(
         name: of the drawing.
         label: of the axis.
         scale: of the axis, "log" or "linear".
-        with_lines: whether a method that has runs at one value only is a horizontal line.
     """
     varied = [scenario for scenario in study.scenarios if dict(scenario).get(setting) is not None]
     if len({dict(scenario)[setting] for scenario in varied}) < 2:
@@ -46,16 +43,14 @@ def against(
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
         panel.set_xscale(scale)
         where = scenario_text(rest)
-        rows += [(where, *row) for row in _panel(study, panel, scenarios, setting, style, with_lines)]
+        rows += [(where, *row) for row in _panel(study, panel, scenarios, setting, style)]
         panel.set(xlabel=label, title=base.plain(where))
     figure.supylabel(metric_label(study), fontsize=style.font)
     columns = ("setting", "method", setting, "mean", "std", "n")
     return [Drawing(name, f"Final result against {setting}", figure, columns, rows)]
 
 
-def _panel(
-    study: Study, axes: Axes, scenarios: list[Scenario], setting: str, style: Style, with_lines: bool
-) -> list[tuple]:
+def _panel(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, style: Style) -> list[tuple]:
     """Draws the lines of one panel; returns the rows of the CSV file."""
     styles = base.line_styles(study.methods)
     values = [dict(scenario)[setting] for scenario in scenarios]
@@ -70,13 +65,9 @@ def _panel(
             continue
         line = styles[method]
         x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-        is_reference = len(points) == 1 and with_lines
-        if is_reference:
-            axes.axhline(mean[0], color=line.colour, ls="--")
-        else:
-            options: dict[str, Any] = {"color": line.colour, "ls": line.dashes, "marker": line.marker}
-            axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **options)
-        ends.append((max(values) if is_reference else x[-1], mean[-1], method, line.colour))
+        options: dict[str, Any] = {"color": line.colour, "ls": line.dashes, "marker": line.marker}
+        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **options)
+        ends.append((x[-1], mean[-1], method, line.colour))
         rows += [(method, *point) for point in points]
     shares = [s for m in study.methods for c in scenarios if (s := majority(study.cell(m, c))) is not None]
     low, high = axes.get_ylim()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +12,9 @@ import numpy as np
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import one_line
+from fedvg_jax.study.markup import csv_text
 from fedvg_jax.views import plots
+from fedvg_jax.views.plots import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +63,6 @@ class Style(NamedTuple):
     """Points."""
     titled: bool = True
     """Whether figures have their title above them."""
-    client: int | None = None
-    """Client that is bold where weights of clients are drawn; None for the one with the most even classes."""
 
 
 STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}
@@ -189,13 +187,6 @@ def clean(axes: Axes, along: str = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def plain(text: str, width: int = 60) -> str:
-    """Returns a text on one line, of at most `width` characters, of which Matplotlib reads nothing as mathematics."""
-    line = one_line(text)
-    line = line if len(line) <= width else line[: width - 1].rstrip() + "…"
-    return line.replace("\\$", "$").replace("$", "\\$")
-
-
 def spread_positions(wanted: Sequence[float], gap: float) -> list[float]:
     """Returns positions that are at least `gap` apart, in the order of the wanted ones, as close to them as possible.
 
@@ -272,20 +263,5 @@ def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
     drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})
     drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time
     drawn.figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    files.replace(paths[2], csv_text(drawn))
+    files.replace(paths[2], csv_text(drawn.columns, drawn.rows))
     return paths
-
-
-def csv_text(drawn: Drawing) -> str:
-    """Returns the numbers of a figure as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(drawn.columns)
-    writer.writerows([_value(value) for value in row] for row in drawn.rows)
-    return text.getvalue()
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, (float, np.floating)):
-        return f"{value:.10g}" if np.isfinite(value) else ""
-    return "" if value is None else value

@@ -1,22 +1,17 @@
-"""Classes of the clients and of the validation set."""
+"""Classes of the clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.study.cells import Run, Scenario, Study, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.views import plots
 from fedvg_jax.views.labels import partition_label
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-MAX_BUBBLES = 600
-"""Most clients times classes that are drawn as bubbles; above that, as cells."""
 
 
 def partitions(study: Study, style: Style) -> list[Drawing] | str:
@@ -30,14 +25,16 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
     largest = max(int(counts.max()) for *_, counts in different)
     rows = []
     for panel, (setting, run, counts) in zip(axes, different, strict=True):
-        _panel(panel, counts, largest)
+        plots.classes_of_clients(panel, counts, largest)
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
         if len(names) <= 12:
             panel.set_yticks(range(len(names)), [base.plain(name, 14) for name in names])
         panel.set(xlabel="client", ylabel="class", title=base.plain(setting or partition_label(run.config)))
         cells = np.ndindex(*counts.shape)
         rows += [(setting, k, names[c], int(counts[k, c])) for k, c in cells]
-    shown = " or ".join(sorted({"area" if counts.size <= MAX_BUBBLES else "darkness" for *_, counts in different}))
+    shown = " or ".join(
+        sorted({"area" if counts.size <= plots.MAX_BUBBLES else "darkness" for *_, counts in different})
+    )
     title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
 
@@ -67,49 +64,3 @@ def _distinct_runs(runs: Sequence[tuple[Scenario, Run]], key: Callable[[Run], An
         is_unique = sum(set(shared) <= set(other) for other, _ in runs) == len(alike)
         different.append((scenario_text(shared if is_unique else scenario), run))
     return different
-
-
-def _panel(axes: Axes, counts: np.ndarray, largest: int) -> None:
-    """Draws bubbles whose area is the number of rows, or cells whose darkness is."""
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator
-
-    if counts.size <= MAX_BUBBLES:
-        clients, classes = np.nonzero(counts)
-        area = 150 * counts[clients, classes] / largest * min(1.0, 200 / counts.size)
-        axes.scatter(clients, classes, area, color=base.COLOURS[0], alpha=0.75, lw=0)
-        axes.set_xlim(-0.8, len(counts) - 0.2)
-        axes.set_ylim(counts.shape[1] - 0.3, -0.7)
-    else:
-        shown = np.where(counts > 0, counts, np.nan).T
-        axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-
-
-def validation_classes(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of the classes of D_val, a panel per validation set with other classes."""
-    runs = [
-        (scenario, run) for scenario, run in _first_runs(study) if run.partition.get("validation", {}).get("counts")
-    ]
-    panels: list[tuple[str, list[int], list[str]]] = []
-    for setting, run in _distinct_runs(runs, lambda run: run.partition["validation"]["counts"]):
-        counts = run.partition["validation"]["counts"]
-        panels.append((setting, counts, [str(name) for name in run.partition.get("class_names", range(len(counts)))]))
-    if not panels:
-        return "no run has a partition.json with the classes of D_val"
-    figure, axes = base.grid(style, len(panels), 0.75, sharey=True)
-    for panel, (title, counts, names) in zip(axes, panels, strict=True):
-        panel.bar(range(len(counts)), counts, 0.8, color=base.COLOURS[0])
-        panel.set(title=base.plain(f"{title}: {sum(counts):,} images" if title else f"{sum(counts):,} images"))
-        if len(names) <= 12:
-            short = [base.plain(name, 10) for name in names]
-            panel.set_xticks(range(len(names)), short, rotation=0 if max(map(len, short)) <= 3 else 60)
-        panel.set_xlabel("class")
-        base.clean(panel)
-    figure.supylabel("images of $D_{val}$", fontsize=style.font)
-    rows = [(title, n, count) for title, counts, names in panels for n, count in zip(names, counts, strict=True)]
-    return [
-        Drawing("validation_classes", "Classes of the validation set", figure, ("setting", "class", "images"), rows)
-    ]

@@ -34,12 +34,12 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         rows: list[tuple] = []
         runs = [cell.runs[replicate] for cell, replicate in zip(cells, chosen, strict=True)]
         for panel, cell, run, replicate in zip(axes, cells, runs, chosen, strict=True):
-            of_panel = _panel(panel, run, bold_client(run, style.client), style)
+            of_panel = _panel(panel, run, bold_client(run), style)
             rows += [(cell.method, *replicate, *row) for row in of_panel]
             name = cell.method if shared else f"{cell.method}, {replicate_text(replicate)}"
             panel.set(xlabel="round", title=base.plain(name, 40))
         for panel, run in zip(axes, runs, strict=True):  # after all have drawn, because they share their limits
-            _label(panel, run, bold_client(run, style.client), style)
+            _label(panel, run, bold_client(run), style)
         where = scenario_text(scenarios[0])
         part = f"first {len(cells)} of {len(recorded)} methods" if len(recorded) > len(cells) else ""
         seeds = replicate_text(chosen[0]) if shared else ""
@@ -60,17 +60,9 @@ def _first(cell: Cell) -> Run:
     return cell.runs[min(cell.runs)]
 
 
-def bold_client(run: Run, chosen: int | None) -> int:
-    """Returns the chosen client if it took part; else the one whose classes are the most even, of those that did.
-
-    Args:
-        run: a run.
-        chosen: a client's id; None for the most even one.
-    """
+def bold_client(run: Run) -> int:
+    """Returns the client whose classes are the most even, of those that took part; the first one without classes."""
     present = sorted({client for record in run.records for client in record["clients"]})
-    if chosen in present:
-        assert chosen is not None
-        return chosen
     counts = run.partition.get("counts")
     return max(present, key=lambda k: entropy(counts[k])) if counts else present[0]
 

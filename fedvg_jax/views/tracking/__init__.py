@@ -1,4 +1,4 @@
-"""Trackers: a run that reports its settings, metrics and pictures to TensorBoard, Weights & Biases or MLflow.
+"""Trackers: a run that reports its settings and metrics to TensorBoard, Weights & Biases or MLflow.
 
 `run_simulation` stands in for that of `runs.loop`. The packages of the trackers are extras, and imported only for runs
 that ask for them. A tracker that fails is left with one line, and the run continues without it.
@@ -15,7 +15,6 @@ import importlib.util
 import json
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,21 +132,17 @@ class Trackers:
                     self._store(name, rounds=max(new))
 
     def close(self, status: str, result: History | None) -> None:
-        """Ends the tracked runs with the results and the pictures of the run.
+        """Ends the tracked runs with the results of the run.
 
         Args:
             status: finished, stopped or failed.
             result: of the run; None where an error ended it.
         """
-        if not self._writers:
-            return
-        with tempfile.TemporaryDirectory(prefix="fedvg_jax-") as scratch:
-            summary, records = (result.summary, result.records) if result else ({}, [])
-            numbers = {n: float(v) for n, v in summary.items() if _is_number(v)}
-            ending = Ending(status, numbers, _pictures(records, self._config, Path(scratch), self._log), len(records))
-            for name, writer in list(self._writers.items()):
-                with self._left_if_it_fails(name):
-                    writer.close(ending)
+        summary, records = (result.summary, result.records) if result else ({}, [])
+        ending = Ending(status, {n: float(v) for n, v in summary.items() if _is_number(v)}, len(records))
+        for name, writer in list(self._writers.items()):
+            with self._left_if_it_fails(name):
+                writer.close(ending)
 
     def _store(self, name: str, **entries: Any) -> None:
         self._stored[name] |= entries
@@ -191,19 +186,6 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], gi
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     group = out.parent.parent.name if out and out.parent.name == "points" else ""
     return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored), stored["rounds"])
-
-
-def _pictures(records: Sequence[Record], config: Config, scratch: Path, log: Callable[[str], None]) -> dict[str, Path]:
-    """Draws the pictures of a run into a folder; returns them by name, none without Matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None or not records:
-        return {}
-    from fedvg_jax.views import plots
-
-    try:
-        return {path.stem: path for path in plots.write(scratch, records, config)}
-    except Exception as error:  # pictures are the last and least of a tracked run
-        log(f"no pictures for the trackers: {files.reason(error)}")
-        return {}
 
 
 def _read(folder: Path | None) -> dict[str, dict[str, Any]]:

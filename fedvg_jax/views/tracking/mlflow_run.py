@@ -40,8 +40,6 @@ def open_writer(run: TrackedRun) -> Writer:
 
     def close(ending: Ending) -> None:
         log({ending.num_rounds: {f"summary/{name}": value for name, value in ending.summary.items()}})
-        for path in ending.pictures.values():
-            client.log_artifact(identity, str(path), "pictures")
         client.set_terminated(identity, STATUS[ending.status])
 
     if identity != run.stored.get("run_id"):

@@ -48,12 +48,7 @@ def open_writer(run: TrackedRun) -> Writer:
         write(*({"step": number, "summary": summary(values)} for number, values in scalars.items()))
 
     def close(ending: Ending) -> None:
-        with file:
-            for tag, path in ending.pictures.items():
-                png = path.read_bytes()
-                width, height = (int.from_bytes(png[i : i + 4], "big") for i in (16, 20))  # of the header IHDR
-                image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)  # RGBA
-                write({"step": ending.num_rounds, "summary": Summary(value=[Summary.Value(tag=tag, image=image)])})
+        file.close()
 
     write({"file_version": "brain.Event:2"})
     if run.num_tracked:

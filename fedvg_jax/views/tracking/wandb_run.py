@@ -42,9 +42,6 @@ def open_writer(run: TrackedRun) -> Writer:
             tracked.log({"round": number, **values})
 
     def close(ending: Ending) -> None:
-        if ending.pictures:
-            pictures = {f"pictures/{name}": wandb.Image(str(path)) for name, path in ending.pictures.items()}
-            tracked.log({"round": ending.num_rounds, **pictures})
         tracked.summary.update(dict(ending.summary))
         tracked.finish(exit_code=EXIT_CODES[ending.status])
 

@@ -32,8 +32,6 @@ class Ending(NamedTuple):
     status: str
     """finished, stopped or failed"""
     summary: Mapping[str, float]
-    pictures: Mapping[str, Path]
-    """name -> PNG file"""
     num_rounds: int
 
 

@@ -11,8 +11,8 @@ of training (--dry-run, --export, --profile, --resume, --track) and of rows that
 `python -m fedvg_jax.prepare features --dataset NAME --model M --pretrained FILE --out FILE.npz` writes the features of
 every row, the input of the model's last layer, for `--dataset npz --model linear`. See `prepare features --help`.
 
-`--download` fetches hf:NAME or hf:OWNER/NAME of the Hugging Face hub into --data-dir DIR first. Without it, nothing is
-ever downloaded.
+`--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
+saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(FEATURES_HELP, end="")
         return 0
     if {"-h", "--help"} & set(words):
-        print(f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, hf:FOLDER\nAll options: {PROG} --help-all")
+        print(
+            f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER\nAll options: {PROG} --help-all"
+        )
         return 0
     if words[:1] == ["features"]:
         return sim.guarded(lambda: write_features(words[1:]), stopped="interrupted; no file is written")
@@ -106,7 +108,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(
-            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)} or hf:FOLDER; see {PROG} --help"
+            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER;"
+            f" see {PROG} --help"
         )
     name, *others = argv
     flags = [flag for flag in others if flag != "--download"]
@@ -123,7 +126,9 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
-        raise UsageError(f"--download is for hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched")
+        raise UsageError(
+            f"--download is for tfds:NAME and hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched"
+        )
     return config, True
 
 
@@ -137,14 +142,15 @@ def prepare(config: Config, downloads: bool) -> int:
     from rich.console import Console
 
     from fedvg_jax.data.partitions import to_rows
-    from fedvg_jax.data.readers import hf
+    from fedvg_jax.data.readers import hf, tfds
     from fedvg_jax.runs import population, simulation
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     if downloads and config.data_dir:
-        hf.download(config.dataset.removeprefix(hf.PREFIX), config.data_dir)
+        prefix, _, name = config.dataset.partition(":")
+        {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
     with display.preparation_progress(console) as bar:
         arrays = simulation.load_data(config, bar("decoding images"))
     console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)

@@ -488,8 +488,8 @@ class Config:
         "digits", kind="data", topic="Data set", word="NAME", is_common=True, also="data_set dataset_name"
     )
     """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
-    per class; hf:FOLDER is a set of Hugging Face datasets, saved by save_to_disk or as parquet files, below
-    data_dir if that is set."""
+    per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
+    save_to_disk or as parquet files, below data_dir if that is set."""
     data_dir: Path | None = setting(
         None,
         kind="data",

@@ -50,7 +50,7 @@ DATASETS: dict[str, dict] = {
 """Data set -> its preset. Those of the paper's data sets are its table of hyperparameters. The paper does not train on
 CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
 
-OUTSIDE = {"hf:": "hf:FOLDER"}
+OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 """Prefix of data sets that other libraries prepare -> how such a name is written."""
 
 BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
@@ -97,7 +97,7 @@ SHORTHANDS = {"method": METHODS, "fidelity": FIDELITY}
 def of_dataset(name: str) -> dict:
     """Returns the preset of a data set; empty for an unknown one.
 
-    >>> of_dataset("covid19")["clients"], of_dataset("hf:mnist")["model"], of_dataset("nosuch")
+    >>> of_dataset("covid19")["clients"], of_dataset("tfds:mnist")["model"], of_dataset("nosuch")
     (20, 'lenet5', {})
     """
     return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name.lower(), {})

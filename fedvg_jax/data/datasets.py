@@ -22,6 +22,7 @@ from fedvg_jax.data.readers import (
     scikit_learn,
     stl10,
     text,
+    tfds,
     tinyimagenet,
 )
 
@@ -81,7 +82,7 @@ def load(
     """Returns the data set called `name`.
 
     Args:
-        name: one of `NAMES`, or "hf:FOLDER". Those of `BUILT_IN` need no folder.
+        name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". Those of `BUILT_IN` need no folder.
         data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
@@ -150,6 +151,8 @@ def _options(name: str, source: Source, size: Size | None, splits: str, columns:
 
 
 def _source(name: str) -> Source:
+    if name.startswith(tfds.PREFIX):
+        return Source(partial(tfds.load, name=name.removeprefix(tfds.PREFIX)), tfds.LAYOUT, _IMAGES)
     if name.startswith(hf.PREFIX):
         options = (*_IMAGES, "columns")
         return Source(partial(hf.load, name=name.removeprefix(hf.PREFIX)), hf.LAYOUT, options)
@@ -157,7 +160,7 @@ def _source(name: str) -> Source:
         return SOURCES[name]
     if name in BUILT_IN:
         return Source(BUILT_IN[name], "")
-    raise UsageError(f"dataset must be one of {', '.join(NAMES)} or {hf.PREFIX}FOLDER, got {name!r}")
+    raise UsageError(f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}")
 
 
 def _printable(arrays: Arrays) -> Arrays:

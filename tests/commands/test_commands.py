@@ -204,11 +204,11 @@ def test_bounds_without_arguments_are_measured(small, tmp_path):
 
 
 def test_documented_preparations_work(small, capsys):
-    """Those of hf:NAME are parsed: its library would fetch a set."""
+    """Those of tfds:NAME and hf:NAME are parsed: their libraries would prepare or fetch a set."""
     for command in (c for c in COMMANDS if "fedvg_jax.prepare " in c):
-        if "hf:" in command:
+        if "tfds:" in command or "hf:" in command:
             config, downloads = small(prepare.parse, command)
-            assert config.dataset == "hf:ylecun/mnist" and downloads == ("--download" in command)
+            assert config.dataset in ("tfds:NAME", "hf:ylecun/mnist") and downloads == ("--download" in command)
         elif "prepare NAME" not in command:
             assert small(prepare.main, command, "--clients", "3", "--alpha", "100", "--min-samples", "2") == 0
             assert "to validate" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from fedvg_jax import data, prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.data.readers import hf
+from fedvg_jax.data.readers import tfds
 from fedvg_jax.views import pictures
 
 RNG = np.random.default_rng(3)
@@ -89,8 +89,8 @@ def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, nam
         (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
         (["digits", "--clients", "2000"], "fewer clients"),
         (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
-        (["hf:mnist", "--download"], "--data-dir"),
-        (["hf:mnist", "--data-dir", "/no/such"], "--data-dir"),
+        (["tfds:mnist", "--download"], "--data-dir"),
+        (["tfds:mnist", "--data-dir", "/no/such"], "--data-dir"),
         (["digits", "--out", "/proc/no/such"], "--out"),
     ],
 )
@@ -120,8 +120,8 @@ def test_options_that_prepare_does_not_have_are_refused(tmp_path, capsys, words)
 
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
-    monkeypatch.setattr(hf, "download", lambda *args: downloads.append(args))
-    where = ["hf:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
+    where = ["tfds:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
     assert prepare.main(where) == 2 and not downloads
     assert prepare.main([*where, "--download"]) == 2 and downloads == [("mnist", tmp_path)]
 

@@ -20,7 +20,7 @@ from fedvg_jax.views import plots
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
 VALUES = {
     **{name: list(setting.names) for name, setting in SETTINGS.items() if setting.names},
-    "dataset": [*config.DATASETS, "hf:mnist"],
+    "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "export_partition": [None, "rows.json"],
     "local": ["", "^classifier/"],

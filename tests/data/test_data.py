@@ -68,7 +68,7 @@ def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtyp
 
 
 def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
-    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "hf:FOLDER", "'mnist'"):
+    with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
         data.load("mnist")
     with usage_error(
         "cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"

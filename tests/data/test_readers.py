@@ -208,7 +208,7 @@ def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts
 FROM_FILES = list(data.SOURCES)
 
 
-@pytest.mark.parametrize("name", FROM_FILES)
+@pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
 def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name):
     with usage_error(f"dataset {name} needs --data-dir DIR"):
         data.load(name)

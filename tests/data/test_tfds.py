@@ -1,0 +1,210 @@
+"""Data sets prepared by tensorflow-datasets: a tiny one, written as ArrayRecord and read by ours."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import png, usage_error
+
+from fedvg_jax import data
+from fedvg_jax.data.readers import tfds
+
+RNG = np.random.default_rng(2)
+X = RNG.integers(0, 256, (9, 8, 10, 3), np.uint8)
+SPLITS = {"test": range(7, 9), "train": range(0, 5), "validation": range(5, 7)}
+
+
+@pytest.fixture(scope="module")
+def library():
+    return pytest.importorskip("tensorflow_datasets", reason="prepared sets need the tfds extra")
+
+
+def prepare(library, folder: Path, *, version="1.0.0", form="array_record", features=None, example=None):
+    """Prepares a data set of nine images in three splits."""
+    features = features or {
+        "id": library.features.Text(),
+        "image": library.features.Image(shape=(None, None, 3), encoding_format="png"),
+        "label": library.features.ClassLabel(names=["ant", "bee", "cat"]),
+    }
+    example = example or (lambda i: {"id": str(i), "image": io.BytesIO(png(X[i])), "label": i % 3})
+
+    class Tiny(library.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = library.core.Version(version)
+        pkg_dir_path = folder
+
+        def _info(self):
+            return library.core.DatasetInfo(builder=self, features=library.features.FeaturesDict(features))
+
+        def _split_generators(self, _):
+            return {split: ((i, example(i)) for i in rows) for split, rows in SPLITS.items()}
+
+        def _generate_examples(self):
+            raise NotImplementedError
+
+    Tiny(data_dir=str(folder), file_format=form).download_and_prepare()
+    return folder / "tiny" / version
+
+
+@pytest.fixture(scope="module")
+def prepared(library, tmp_path_factory):
+    return prepare(library, tmp_path_factory.mktemp("tfds")).parents[1]
+
+
+def test_prepared_set_is_pooled_as_train_validation_test(prepared, tmp_path):
+    for _ in range(2):  # decoded, then from the cache
+        got = data.load("tfds:tiny", prepared, tmp_path)
+        order = np.concatenate([X[SPLITS["train"]], X[SPLITS["validation"]], X[SPLITS["test"]]])
+        order_of = {image.tobytes(): i for i, image in enumerate(X)}
+        rows = [order_of[image.tobytes()] for image in got.x]  # tfds shuffles within a split, the same way every time
+        assert [sorted(rows[:5]), sorted(rows[5:7]), sorted(rows[7:])] == [list(range(5)), [5, 6], [7, 8]]
+        assert got.y.tolist() == [row % 3 for row in rows] and got.x.shape == order.shape
+        assert (got.name, got.num_train, got.class_names) == ("tiny", 5, ("ant", "bee", "cat"))
+
+
+def test_loading_uses_neither_tensorflow_nor_the_network(prepared):
+    code = f"""
+import socket, sys
+def refuse(*args, **kwargs): raise SystemExit("the network was used")
+socket.socket.connect = socket.getaddrinfo = refuse
+from pathlib import Path
+from fedvg_jax import data
+assert len(data.load("tfds:tiny", Path({str(prepared)!r})).y) == 9
+sys.exit("tensorflow" in sys.modules or "jax" in sys.modules)
+"""
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+def test_prepared_images_are_resized(prepared):
+    assert data.load("tfds:tiny", prepared, size=(4, 4)).x.shape == (9, 4, 4, 3)
+
+
+def test_newest_version_is_read_unless_one_is_named(library, tmp_path):
+    for version, shift in (("1.9.0", 0), ("1.10.0", 1)):
+        examples = [{"id": "", "image": io.BytesIO(png(image)), "label": (i + shift) % 3} for i, image in enumerate(X)]
+        prepare(library, tmp_path, version=version, example=examples.__getitem__)
+    newest, named, old = (data.load(f"tfds:tiny{v}", tmp_path) for v in ("", ":1.10.0", ":1.9.0"))
+    np.testing.assert_array_equal(newest.y, named.y)
+    assert sorted(old.y) == sorted(newest.y) and old.y.tolist() != newest.y.tolist()
+    with usage_error("tiny:2.0.0", "tiny/1.10.0, tiny/1.9.0", "--download"):
+        data.load("tfds:tiny:2.0.0", tmp_path)
+
+
+def test_one_of_several_configurations_must_be_named(prepared, tmp_path):
+    for config in ("large", "small"):
+        target = tmp_path / "tiny" / config / "1.0.0"
+        target.mkdir(parents=True)
+        for file in (prepared / "tiny" / "1.0.0").iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+    with usage_error("several configurations", "tfds:tiny/large, tfds:tiny/small"):
+        data.load("tfds:tiny", tmp_path)
+    assert len(data.load("tfds:tiny/small", tmp_path).y) == 9
+
+
+def test_grey_images_stay_grey(library, tmp_path):
+    features = {
+        "image": library.features.Image(shape=(8, 10, 1), encoding_format="png"),
+        "label": library.features.ClassLabel(num_classes=3),
+    }
+    prepare(
+        library,
+        tmp_path,
+        features=features,
+        example=lambda i: {"image": io.BytesIO(png(X[i, ..., :1])), "label": i % 3},
+    )
+    assert data.load("tfds:tiny", tmp_path).x.shape == (9, 8, 10, 1)
+
+
+def test_prepared_set_without_labelled_images_is_refused(library, tmp_path):
+    features = {"text": library.features.Text(), "label": library.features.ClassLabel(num_classes=3)}
+    prepare(library, tmp_path, features=features, example=lambda i: {"text": "", "label": i % 3})
+    with usage_error("one image and one class label", "text"):
+        data.load("tfds:tiny", tmp_path)
+
+
+@pytest.fixture
+def copied(prepared, tmp_path):
+    """A copy of the prepared folder, which tests may change."""
+    target = tmp_path / "tiny" / "1.0.0"
+    target.mkdir(parents=True)
+    for file in (prepared / "tiny" / "1.0.0").iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_damaged_prepared_files_are_refused(copied, tmp_path):
+    file = next(copied.glob("*train*"))
+    intact = file.read_bytes()
+    for damaged in (intact[: len(intact) // 2], b"", None):
+        file.write_bytes(damaged) if damaged is not None else file.unlink()
+        with usage_error(str(copied), "prepare it again"):
+            data.load("tfds:tiny", tmp_path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_prepared_set_of_another_format_is_refused(copied, tmp_path):
+    info = json.loads((copied / "dataset_info.json").read_text())
+    (copied / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
+    with usage_error("prepared as tfrecord", "array_record"):
+        data.load("tfds:tiny", tmp_path)
+
+
+def test_features_file_that_names_other_code_is_refused(copied, tmp_path):
+    text = (copied / "features.json").read_text()
+    (copied / "features.json").write_text(
+        text.replace("tensorflow_datasets.core.features.image_feature.Image", "os.Malicious")
+    )
+    with usage_error("features.json names os.Malicious"):
+        data.load("tfds:tiny", tmp_path)
+
+
+def test_truncated_features_file_is_refused(copied, tmp_path):
+    (copied / "features.json").write_text("{")
+    with usage_error("features.json", "not complete JSON"):
+        data.load("tfds:tiny", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "../x", "a/b/c", "a:1", "a b", "/etc"])
+def test_malformed_name_is_refused(tmp_path, text):
+    with usage_error("tfds:NAME", repr(text)):
+        data.load(f"tfds:{text}", tmp_path)
+
+
+def test_missing_set_is_not_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds, "download", lambda *_: pytest.fail("downloaded"))
+    with usage_error(str(tmp_path), "no prepared mnist", "python -m fedvg_jax.prepare tfds:mnist", "--download"):
+        data.load("tfds:mnist", tmp_path)
+
+
+def test_error_without_the_library_names_the_extra_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    folder = tmp_path / "tiny" / "1.0.0"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text('{"fileFormat": "array_record"}')
+    (folder / "features.json").write_text("{}")
+    with usage_error("fedvg_jax[tfds]"):
+        data.load("tfds:tiny", tmp_path)
+    with usage_error("fedvg_jax[tfds]"):
+        tfds.download("tiny", tmp_path)
+
+
+def test_prepared_set_is_decoded_once_per_content_and_size(copied, tmp_path, monkeypatch):
+    calls, decode = [], tfds._decode
+    monkeypatch.setattr(tfds, "_decode", lambda *args: calls.append(args) or decode(*args))
+
+    def load(size=None):
+        return data.load("tfds:tiny", tmp_path, tmp_path / "cache", size=size)
+
+    first, second = load(), load()
+    np.testing.assert_array_equal(first.x, second.x)
+    assert len(calls) == 1
+    assert load(size=(4, 4)).x.shape == load(size=(4, 4)).x.shape == (9, 4, 4, 3)
+    assert len(calls) == 2
+    features = copied / "features.json"
+    features.write_text(features.read_text() + "\n")
+    load()
+    assert len(calls) == 3

@@ -52,6 +52,7 @@ def pieces() -> dict[str, str]:
         "convolutions": result_tables.convolutions(),
         "own_networks": result_tables.own_networks(),
         "host_pool": result_tables.host_pool(),
+        "faults": result_tables.faults(),
         "targets": result_tables.targets(),
         "hypergradient_memory": result_tables.hypergradient_memory(),
         "api_index": api_pages.index(),

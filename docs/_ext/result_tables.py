@@ -80,6 +80,24 @@ def host_pool() -> str:
     return table(["setting", "one round", size, "with pages of the file"], rows)
 
 
+def faults() -> str:
+    """Faults that were injected, how many runs were lost, and where that was measured."""
+    measured = load("faults")
+    found, machine = measured["found"], measured["machine"]
+    kills, damage, caches = found["kill -9"], found["damage"], found["caches"]
+    in_rounds = sum(count for name, count in kills.items() if name.startswith("killed in its rounds"))
+    rows = [
+        ["`kill -9` within a checkpoint", found["crash"]["died"], found["crash"]["lost"]],
+        ["full disk", found["full disk"]["full"], found["full disk"]["lost"]],
+        [f"`kill -9` of a run, {in_rounds} times in its rounds", kills["killed"], kills["lost"]],
+        ["damaged run folder", damage["survived"] + damage["lost"], damage["lost"]],
+        ["damaged cache, compiled programs included", caches["survived"] + caches["lost"], caches["lost"]],
+    ]
+    where = f"{machine['processor']}, {machine['cores']} cores, {measured['date']}"
+    lines = table(["fault", "tries", "lost"], [[str(cell) for cell in row] for row in rows])
+    return f"{lines}\n`{measured['command']}`; {where}."
+
+
 def targets() -> str:
     """Memory and kernels of shipped configs, compiled for other hardware."""
     rows = []

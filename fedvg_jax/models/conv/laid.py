@@ -17,6 +17,7 @@ from jax import Array
 from jax.extend import core
 
 from fedvg_jax.models.conv import layout
+from fedvg_jax.models.layers import fusion_barrier
 
 ELEMENTWISE = {
     "abs", "add", "and", "clamp", "convert_element_type", "div", "eq", "erf", "exp", "exp2", "expm1", "ge", "gt",
@@ -62,7 +63,7 @@ def array(x: Any) -> Any:
     return x.array() if isinstance(x, Laid) else x
 
 
-def convolve(x: Laid | Array, w: Array, pads: Sequence[tuple[int, int]], axes: Sequence[int], out: Sequence[int]):
+def convolve(x: Any, w: Array, pads: Sequence[tuple[int, int]], axes: Sequence[int], out: Sequence[int]):
     """Returns the laid convolution of x with w [r, s, C, O] at stride 1.
 
     Args:
@@ -70,9 +71,11 @@ def convolve(x: Laid | Array, w: Array, pads: Sequence[tuple[int, int]], axes: S
         axes: of x that are images, height, width and channels; `out` are those of the result.
     """
     last = [axes[3], axes[1], axes[2], axes[0]]
-    if isinstance(x, Laid) and max(map(len, x.groups)) == 1:
-        x, last = x.memory, [x.groups[axis][0] for axis in last]
-    images = jnp.pad(array(x).transpose(last), ((0, 0), *pads, (0, 0)))
+    if type(x) is Laid and max(map(len, x.groups)) == 1:
+        images = x.memory.transpose([x.groups[axis][0] for axis in last])
+    else:  # without the barrier, XLA transposes for every patch: LeNet-5 takes 1.17 instead of 1.02 times the shipped
+        images = fusion_barrier(array(x).transpose(last))
+    images = jnp.pad(images, ((0, 0), *pads, (0, 0)))
     y = layout.images_last().convolve_pooled(images, w, "VALID")
     y = y.reshape(2, 2, *y.shape[1:]) if y.ndim == 7 else y
     return Laid(y, [_GROUPS[y.ndim][out.index(axis)] for axis in range(4)])

@@ -389,7 +389,7 @@ def evaluate(
         The task's metrics by name, such as `loss` and `accuracy`; for `Data` with the prefixes `val_` and `test_`.
 
     Raises:
-        UsageError: there are no data, or no rows.
+        UsageError: there are no data, or no rows; or the task does not take them.
 
     >>> def measure(params, stats, batch, mask):
     ...     return {"sum": jax.numpy.where(mask, batch, 0).sum() * params["w"], "rows": mask.sum()}
@@ -411,13 +411,15 @@ def evaluate(
         else:
             metrics = {part: _metrics(task, variables, data.pool, rows) for part, rows in parts}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
+    kind = type(data).__name__
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*data)
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
     numbers = np.arange(checks.num_rows(data, "data"), dtype=np.int32)
     rows = schedule.split_into_minibatches(numbers, batch_size, keep_single=True)
-    return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)
+    with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
+        return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)
 
 
 def _metrics(task: Task, variables: Variables, pool: Tree, rows) -> dict[str, float]:

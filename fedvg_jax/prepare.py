@@ -8,18 +8,23 @@ NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. The options o
 of training (--dry-run, --export, --profile, --resume, --track) and of rows that only a run makes (--select,
 --validation.*, --corrupt.*) are refused.
 
+`python -m fedvg_jax.prepare features --dataset NAME --model M --pretrained FILE --out FILE.npz` writes the features of
+every row, the input of the model's last layer, for `--dataset npz --model linear`. See `prepare features --help`.
+
 `--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
 saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, command_line, default_cache_dir, presets
@@ -49,6 +54,22 @@ ROWS_OF_RUN = ("validation.", "corrupt.", "select")
 A file may hold them, because other commands share it.
 """
 
+OF_FEATURES = ("model", "pretrained", "init", "norm", "stem", "conv", "normalise", "precision", "seed", "out")
+OF_FEATURES += ("dataset", "data_dir", "splits", "max_rows", "image_column", "label_column", "group_column")
+OF_FEATURES += ("cache_dir", "trust_cache", "image_size")
+"""Settings of `prepare features`."""
+
+FEATURES_HELP = """usage: python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz [options]
+
+Writes the features of every row, the input of the model's last layer, with labels, class names and a manifest: digests
+of weights and rows, and the settings. `--dataset npz --data-dir FILE.npz --model linear` trains on them.
+
+  --pretrained FILE    weights of the model; without it, and without --init RUN, they are random
+  --image-size S       size that images are resized to for the model, e.g. 96 or 96x128
+  --normalise NAME     pixels as the weights expect them
+  --float32            features in 32 bits; the default is 16
+"""
+
 MAX_CLASSES = 30
 """Rows of the table of classes; of more classes it shows the largest and the smallest."""
 
@@ -66,11 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--help-all" in words:
         sim.print_help(words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "")
         return 0
+    if words[:1] == ["features"] and {"-h", "--help"} & set(words):
+        print(FEATURES_HELP, end="")
+        return 0
     if {"-h", "--help"} & set(words):
         print(
             f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER\nAll options: {PROG} --help-all"
         )
         return 0
+    if words[:1] == ["features"]:
+        return sim.guarded(lambda: write_features(words[1:]), stopped="interrupted; no file is written")
     return sim.guarded(lambda: prepare(*parse(words)), stopped="interrupted")
 
 
@@ -138,6 +164,42 @@ def prepare(config: Config, downloads: bool) -> int:
     console.print(title, *client_sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
     console.print(draw(folder, arrays, partition, f"{arrays.name}: {title}"), highlight=False, soft_wrap=True)
+    return 0
+
+
+def write_features(argv: Sequence[str]) -> int:
+    """Writes the features of a data set as `runs.feature_file.write` does, and returns the exit code.
+
+    Raises:
+        UsageError: a flag is missing, or is not one of `OF_FEATURES`; or as the reader and `write`.
+    """
+    import numpy as np
+    from rich.console import Console
+
+    from fedvg_jax.data.images import parse_size
+    from fedvg_jax.runs import feature_file, simulation
+    from fedvg_jax.views import display
+
+    flags = [flag for flag in argv if flag != "--float32"]
+    given = command_line.parse(flags, f"{PROG} features")
+    if missing := [name for name in ("dataset", "model", "out") if name not in given]:
+        raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
+    if other := next((name for name in given if name not in OF_FEATURES), None):
+        flag = f"--{other.replace('_', '-')}"
+        raise UsageError(f"{flag} is not an option of prepare features, which trains nothing; leave it out")
+    config = configs.check(configs.apply(Config(), given, "command line"))
+    size = parse_size(config.image_size)
+    if configs.unused(config, ["image_size"]):  # the reader has one size
+        config = dataclasses.replace(config, image_size="")
+    console = Console(markup=False, emoji=False)
+    files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
+    with display.decoding_progress(console) as reading:
+        arrays = simulation.load_data(config, reading)
+    assert config.out is not None, "it is given"
+    dtype = np.float32 if "--float32" in argv else np.float16
+    with display.decoding_progress(console, what="features") as progress:
+        feature_file.write(config.out, config, arrays, size, dtype, progress)
+    console.print(f"features of {len(arrays.y):,} rows written to {config.out}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -430,6 +430,7 @@ ALGORITHMS = {
     "moon": Moon(),
     "fedntd": FedNTD(),
     "feddecorr": FedDecorr(),
+    "ditto": Algorithm(),
     "full_algorithm": FullAlgorithm(),
 }
 

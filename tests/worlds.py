@@ -149,6 +149,7 @@ HYPER = {
     "ntd_beta": 0.8,
     "ntd_tau": 1.7,
     "decorr_beta": 2.5,
+    "ditto_lambda": 0.6,
 }
 """Every value has an effect on its algorithm."""
 
@@ -166,8 +167,8 @@ def algorithm(name: str, **settings) -> Algorithm:
     return registry.ALGORITHMS[name](replace(config.Config(), **settings))
 
 
-ON_QUADRATICS = [name for name in registry.ALGORITHMS if algorithm(name).loss is None]
-"""The algorithms that need no outputs or features of a network."""
+ON_QUADRATICS = [n for n in registry.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]
+"""The algorithms that need no outputs or features of a network, and have no personal models."""
 
 
 @functools.cache

@@ -28,6 +28,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.faults import damage, disk, kills
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import provenance
@@ -88,7 +89,13 @@ def write_report(options: argparse.Namespace, counts: dict[str, Counter], code: 
         "command": f"python -m benchmarks.faults --kills {options.kills} --trials {options.trials}"
         f" --rounds {options.rounds} --seed {options.seed}",
         "seconds": round(seconds),
-        "machine": {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": {
+            "processor": machine.processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "date": time.strftime("%Y-%m-%d"),
         **code,
         "found": {name: {"survived": 0, "lost": 0, **counter} for name, counter in counts.items()},
     }

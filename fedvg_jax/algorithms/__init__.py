@@ -1,6 +1,7 @@
 """Federated algorithms: a module for each, with a factory that returns an `Algorithm`; parts for one's own."""
 
 from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms.ditto import ditto
 from fedvg_jax.algorithms.elastic import elastic
 from fedvg_jax.algorithms.fedavg import fedavg
 from fedvg_jax.algorithms.feddecorr import feddecorr
@@ -14,6 +15,7 @@ from fedvg_jax.algorithms.moon import moon
 from fedvg_jax.algorithms.scaffold import scaffold
 
 __all__ = [
+    "ditto",
     "elastic",
     "features_of",
     "fedadagrad",

@@ -149,29 +149,32 @@ def _method_problems(config: Config) -> Iterator[str]:
     sensitivity = config.elastic.sensitivity
     if config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official":
         yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
-    if config.local:
-        yield from _local_problems(config)
+    if config.local or config.algorithm == "ditto":
+        yield from _own_model_problems(config)
     if config.robust.rule != "mean":
         yield from _rule_problems(config, config.robust.rule, cohort_size(config))
     if 0 < config.hold < cohort_size(config):
         yield from _hold_problems(config, f"hold {config.hold} of a cohort of {cohort_size(config)}")
 
 
-def _local_problems(config: Config) -> Iterator[str]:
-    """Yields a wrong expression of local tensors, and contradictions with what needs every tensor of a client."""
+def _own_model_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of local tensors or Ditto, and a wrong expression of local tensors."""
     try:
         re.compile(config.local)
     except re.error as error:
         yield f"local {config.local!r} is no regular expression: {error}"
+    if config.local and config.algorithm == "ditto":
+        yield f"algorithm ditto keeps a personal model of each client, and local {config.local} a part; use one of them"
+    own = f"local {config.local}" if config.local else "algorithm ditto"
     if config.server_stats == "official":
         yield (
-            f"local {config.local} cannot be used with server_stats official, where the server changes every tensor;"
-            " leave one of them out"
+            f"{own} cannot be used with server_stats official: the published code has one model for all clients; leave"
+            " one of them out"
         )
     if config.robust.rule != "mean":
         yield (
-            f"local {config.local} cannot be used with robust.rule {config.robust.rule}, which compares whole models;"
-            " use --robust.rule mean"
+            f"{own} cannot be used with robust.rule {config.robust.rule}, which is for one model of all clients; use"
+            " --robust.rule mean"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ ALGORITHMS = {
     "moon": "MOON",
     "fedntd": "FedNTD",
     "feddecorr": "FedDecorr",
+    "ditto": "Ditto",
 }
 """Algorithm -> its spelling in papers."""
 
@@ -75,6 +77,8 @@ class Network(NamedTuple):
     """Whether it has `--conv planes`."""
     has_batch_norm: bool = False
     """Whether it has running statistics; a ResNet may have group normalisation instead."""
+    takes_rows: bool = False
+    """Whether it takes rows of any shape, such as features and tables, and not images only."""
     is_sequence: bool = False
     """Whether it gives a label to every place of a row [T, L], and not one to each row."""
 
@@ -82,7 +86,8 @@ class Network(NamedTuple):
 _RESNET = Network(has_convolutions=True, has_batch_norm=True)
 
 MODELS = {
-    "mlp": Network(),
+    "mlp": Network(takes_rows=True),
+    "linear": Network(takes_rows=True),
     "tinycnn": Network(4, has_convolutions=True, has_planes=True),
     "cnn": Network(16, has_convolutions=True, has_planes=True),
     "lenet5": Network(16, has_convolutions=True, has_planes=True, has_batch_norm=True),
@@ -91,6 +96,7 @@ MODELS = {
     "resnet50": _RESNET,
     "vit_s16": Network(),
     "vit_b16": Network(),
+    "efficientnet_lite0": Network(has_batch_norm=True),
     "gru": Network(is_sequence=True),
 }
 
@@ -100,7 +106,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy")
+RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -110,11 +116,14 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 # --- when a setting is used
 
 _RESNETS = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
+_NORMS = Condition(
+    "model", lambda config: config.model.startswith(("resnet", "efficientnet")), "ResNets and EfficientNets"
+)
 _CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
     "model",
-    lambda config: MODELS[config.model].has_batch_norm and (config.norm == "batch" or not _RESNETS.holds(config)),
-    "models with BatchNorm: lenet5, ResNets of norm batch",
+    lambda config: MODELS[config.model].has_batch_norm and (config.norm == "batch" or not _NORMS.holds(config)),
+    "models with BatchNorm: lenet5, ResNets and EfficientNets of norm batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
 _FEDVG = weighs_by("fedvg", "generalised")
@@ -139,7 +148,8 @@ def _has_first_moment(config: Config) -> bool:
 
 def _has_memories(config: Config) -> bool:
     """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn", "moon") or config.optimiser_state == "kept" or config.local != ""
+    has_own = config.algorithm in ("scaffold", "feddyn", "moon", "ditto")
+    return has_own or config.optimiser_state == "kept" or config.local != ""
 
 
 def _of(settings: type, *algorithms: str):
@@ -322,6 +332,14 @@ class FedDecorr:
 
     beta: float = setting(0.1, FROM_0, hyper="decorr_beta")
     """Weight of the penalty."""
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """Ditto: a personal model of each client beside the global one."""
+
+    lam: float = setting(1.0, FROM_0, hyper="ditto_lambda")
+    """Lambda, the strength with which the global model attracts a personal one."""
 
 
 @dataclass(frozen=True)
@@ -536,13 +554,14 @@ class Config:
     """Network. tinycnn is for 8x8 images."""
     pretrained: Path | None = setting(None, kind="data", word="FILE|DIR", also="weights_file init_weights checkpoint")
     """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
-    has torchvision's or timm's names, for other models those of --export. The head is initialised at random."""
+    has torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those
+    of --export. The head is initialised at random."""
     init: Path | None = setting(None, kind="data", word="RUN", also="init_from warm_start")
     """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
     stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
-    norm: str = setting("batch", ("batch", "group"), used=(_RESNETS,), also="norm_layer normalization_layer")
-    """Normalisation layers of a ResNet. batch is published."""
+    norm: str = setting("batch", ("batch", "group"), used=(_NORMS,), also="norm_layer normalization_layer")
+    """Normalisation layers of a ResNet or an EfficientNet. batch is published."""
     clients: int = setting(
         20,
         COUNT,
@@ -703,7 +722,15 @@ class Config:
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
     calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
-    rows, its mean and worst decile; personal_accuracy, that of each client's own model."""
+    rows, its mean, worst decile and spread; personal_accuracy, that of each client's own model; finetuned_accuracy,
+    that of the global model after finetune_epochs on the client's own training rows."""
+    finetune_epochs: int = setting(
+        1,
+        COUNT,
+        "data",
+        used=(Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"),),
+    )
+    """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting(
         "auto", topic="Hardware", word="INT|auto", is_common=True, also="device gpu gpus num_gpus num_devices cuda"
     )
@@ -721,7 +748,9 @@ class Config:
         ("auto", "device", "host"),
         "data",
         used=(
-            Condition("algorithm", _has_memories, "scaffold, feddyn, moon, or any with optimiser_state kept or local"),
+            Condition(
+                "algorithm", _has_memories, "scaffold, feddyn, moon, ditto, or any with optimiser_state kept or local"
+            ),
         ),
     )
     """Memory that holds what the algorithm and kept optimisers remember of clients. device: the devices, divided among
@@ -789,6 +818,7 @@ class Config:
     moon: Moon = _of(Moon, "moon")
     fedntd: FedNTD = _of(FedNTD, "fedntd")
     feddecorr: FedDecorr = _of(FedDecorr, "feddecorr")
+    ditto: Ditto = _of(Ditto, "ditto")
     robust: Robust = group(Robust, "Robust aggregation")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
@@ -809,13 +839,13 @@ _NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", *(n f
 
 
 def registered(setting: str, value: Any) -> Any:
-    """Returns a name in lower case, as all are registered; papers write FedAvg, SCAFFOLD and FedAvg+FedVG.
+    """Returns a name in lower case, as all are registered; papers write FedAvg, SCAFFOLD and FedAvg + FedVG.
 
-    >>> registered("method", "FedAvg+FedVG"), registered("dataset", "hf:data/Birds"), registered("fedvg.include", "Fc")
-    ('fedavg+fedvg', 'hf:data/Birds', 'Fc')
+    >>> registered("method", "FedAvg + FedVG"), registered("dataset", "hf:Birds"), registered("fedvg.include", "Fc")
+    ('fedavg+fedvg', 'hf:Birds', 'Fc')
     """
     is_name = setting in _NAMED and isinstance(value, str)
-    return value.lower() if is_name and ":" not in value else value
+    return re.sub(r"\s*\+\s*", "+", value.lower()) if is_name and ":" not in value else value
 
 
 def default_cache_dir() -> Path:

@@ -114,13 +114,20 @@ def seal(path: Path) -> list[int]:
 
 
 def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Returns the names of files that are missing or differ from their seals.
+    """Returns the names of files that are missing, cannot be read or differ from their seals.
 
     Args:
         folder: folder of the files.
         sealed: file name -> its `seal`.
     """
-    return [name for name, value in sealed.items() if not (folder / name).is_file() or seal(folder / name) != value]
+    return [name for name, value in sealed.items() if not _is_sealed(folder / name, value)]
+
+
+def _is_sealed(path: Path, value: Sequence[int]) -> bool:
+    try:
+        return path.is_file() and seal(path) == value
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

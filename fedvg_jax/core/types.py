@@ -322,6 +322,11 @@ class Algorithm(NamedTuple):
     """(hyper, task, params, stats, batch, mask, key, anchor) -> (loss of a local step [], new stats)
 
     None for `task.loss`. The key is one of the step."""
+    personal: Callable[[Hyper, Tree, Tree, Anchor], Tree] | None = None
+    """(hyper, gradients, params, anchor) -> gradients of a local step of the client's personal model; None without one
+
+    It starts from the initial model, takes its own step by `task.loss` on every minibatch that the client trains on,
+    and stays with the client from round to round."""
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class Arrays(NamedTuple):
 
     name: str
     x: np.ndarray
-    """uint8 [T, H, W, D] images, float32 [T, D] rows of a table, or int32 [T, L] sequences of characters."""
+    """uint8 [T, H, W, D] images, floats [T, D] rows of a table or features, or int32 [T, L] sequences of characters."""
     y: np.ndarray
     """int32 [T] labels, 0..C-1, or [T, L] next characters."""
     class_names: tuple[str, ...]
@@ -39,13 +39,16 @@ def check(arrays: Arrays, source: object) -> Arrays:
     """Returns the arrays in canonical shape and dtype.
 
     Args:
-        arrays: `x` uint8 [T, H, W, D] or grey [T, H, W]; `y` of any integer dtype, [T] or [T, 1].
+        arrays: `x` uint8 [T, H, W, D], grey [T, H, W], or features, floats [T, F]; `y` of any integer
+            dtype, [T] or [T, 1].
         source: the file they came from, named in errors.
 
     Raises:
-        UsageError: wrong dtype or rank, different lengths, no row, or a label outside 0..C-1.
+        UsageError: wrong dtype or rank, different lengths, no row, features that are not finite, or a label outside
+            0..C-1.
     """
-    x, y = _images(arrays.x, source), _labels(arrays.y, source)
+    x = _features(arrays.x, source) if is_features(arrays.x) else _images(arrays.x, source)
+    y = _labels(arrays.y, source)
     if len(x) != len(y):
         raise UsageError(f"{source}: {len(x)} images but {len(y)} labels; there must be one label per image")
     if not x.size:
@@ -172,10 +175,26 @@ def check_groups(groups: np.ndarray, num_rows: int, source: str = "") -> np.ndar
     return groups
 
 
+def is_features(x: np.ndarray) -> bool:
+    """Returns whether x are features, floats [N, F] of at most 64 bits."""
+    return x.ndim == 2 and x.dtype in (np.float16, np.float32, np.float64)
+
+
+def _features(x: np.ndarray, source: object) -> np.ndarray:
+    """Returns features of at most 32 bits."""
+    finite = np.isfinite(x).all(1)
+    if not finite.all():
+        raise UsageError(f"{source}: features of row {finite.argmin()} are not finite; correct or remove it")
+    return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
 def _images(x: np.ndarray, source: object) -> np.ndarray:
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         got = f"{x.dtype} {list(x.shape)}"
-        raise UsageError(f"{source}: images must be uint8 [N, H, W] or [N, H, W, D] with pixels 0..255, got {got}")
+        raise UsageError(
+            f"{source}: images must be uint8 [N, H, W] or [N, H, W, D] with pixels 0..255, or features floats [N, F],"
+            f" got {got}"
+        )
     return x[..., None] if x.ndim == 3 else x
 
 

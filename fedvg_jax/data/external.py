@@ -14,7 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, is_features
 
 CIFAR100 = {
     "bus": "automobile",
@@ -52,10 +52,11 @@ def load(
         cache_dir: folder of the decoded data sets.
 
     Returns:
-        x uint8 [E, H, W, D], of the target's size, and y int32 [E].
+        x, uint8 images [E, H, W, D] of the target's size, or features [E, F]; and y int32 [E].
 
     Raises:
-        UsageError: as `datasets.load`; no class in common; images with another number of channels.
+        UsageError: as `datasets.load`; no class in common; images with another number of channels; features of another
+            length, or of images.
     """
     outside = datasets.load(source, data_dir, cache_dir)
     label_of = _labels(source, outside, target, classes)
@@ -64,7 +65,15 @@ def load(
     rows = np.flatnonzero(mapped >= 0)
     if not len(rows):
         raise UsageError(f"{data_dir}: holds no training image of {', '.join(label_of)}; use a set with these classes")
-    return resized(np.asarray(x[rows]), target.x.shape[1:], data_dir), mapped[rows]
+    x, shape = np.asarray(x[rows]), target.x.shape[1:]
+    if is_features(x) or is_features(target.x):
+        if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
+            raise UsageError(
+                f"{data_dir}: rows are {x.dtype} {list(x.shape[1:])}, those of {target.name} {target.x.dtype}"
+                f" {list(shape)}; features of D_val and of the clients must come from one network"
+            )
+        return x, mapped[rows]
+    return resized(x, shape, data_dir), mapped[rows]
 
 
 def order(labels: np.ndarray, copies: str, stream: np.random.Generator) -> np.ndarray:

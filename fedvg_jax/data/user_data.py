@@ -98,8 +98,11 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
     class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
     shape = arrays.x.shape[1:]
     images = len(shape) == 3
-    if config.model != "mlp" and not images:
-        raise UsageError(f"model {config.model} takes images [T, H, W, D], x is {_shape(arrays.x)}; use mlp, or {own}")
+    if not MODELS[config.model].takes_rows and not images:
+        others = " or ".join(name for name, network in MODELS.items() if network.takes_rows)
+        raise UsageError(
+            f"model {config.model} takes images [T, H, W, D], x is {_shape(arrays.x)}; use {others}, or {own}"
+        )
     if not arrays.x[0].size:
         raise UsageError(f"{named} takes rows of one value or more, x is {_shape(arrays.x)}; give at least one")
     if not shape:

@@ -63,7 +63,7 @@ def from_outside(arrays: Arrays, x: np.ndarray, y: np.ndarray, copies: str, seed
 
     Args:
         arrays: the data set; the external images are appended to its pool.
-        x: uint8 [E, H, W, D].
+        x: uint8 [E, H, W, D], or features [E, F].
         y: int32 [E].
         copies: see `external.order`.
         seed: the partition's.

@@ -25,7 +25,7 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
-from fedvg_jax.engine import lane_plan, robust
+from fedvg_jax.engine import lane_plan, local_training, robust
 from fedvg_jax.engine import round_steps as steps
 from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
 from fedvg_jax.weightings import streaming
@@ -101,7 +101,7 @@ def process_block(
         running: the clients processed earlier.
         block: the arrays of the cohort block, with the memories after the earlier ones.
     """
-    rows, clients, optimisers = _returned_clients(parts, block)
+    rows, clients, trained = _returned_clients(parts, block)
     table = tree.put(running.table, block.positions, rows)
     table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
     present, block_weights = tree.take((table.present, weights), block.positions)
@@ -109,22 +109,22 @@ def process_block(
     clients = steps.replace_absent(block.state.variables, present, clients)
     models = tuple(steps.aggregate_models(parts, block, clients, w) for w in block_weights)
 
-    memories, summed, averaged = steps.report_clients(parts, block, clients, present)
+    memories, summed, averaged = steps.report_clients(parts, block, clients, trained.personal, present)
     messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
-    after = steps.write_memories(block, memories, optimisers, present)
+    after = steps.write_memories(block, memories, trained.optimiser, present)
     memories = (after.clients, after.optimisers)
     of_block = RunningCohort(table, weights, models, messages, tree.total(summed), extremes, memories)
     return _merge(parts, running, of_block, block)
 
 
-def _returned_clients(parts: RoundParts, block: RoundInputs) -> tuple[ClientTable, Variables, Tree]:
-    """Returns the rows of a cohort block's clients, their models, and the memories of their optimisers."""
+def _returned_clients(parts: RoundParts, block: RoundInputs) -> tuple[ClientTable, Variables, local_training.Carry]:
+    """Returns the rows of a cohort block's clients, their models, and what their training left."""
     probes = steps.probe_clients(parts, block)
     trained = steps.train_clients(parts, block)
     clients, finite, present = steps.receive_models(parts, block, trained)
     measured = steps.score_clients(parts, block, clients)
     rows = ClientTable(measured, probes, trained.loss, finite, present)
-    return steps.drop_nonfinite(rows, parts.weighting.decisive(measured)), clients, trained.optimiser
+    return steps.drop_nonfinite(rows, parts.weighting.decisive(measured)), clients, trained
 
 
 def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs, num_rows: int) -> RunningCohort:
@@ -138,9 +138,9 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
     """
 
     def results() -> tuple[Tree, Tree]:
-        rows, clients, _ = _returned_clients(parts, block)
+        rows, clients, trained = _returned_clients(parts, block)
         rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
-        _, summed, averaged = steps.report_clients(parts, block, clients, rows.present)
+        _, summed, averaged = steps.report_clients(parts, block, clients, trained.personal, rows.present)
         messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
         return (rows, weights), (messages, tree.total(summed), extremes)
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.scopes import EVALUATION
 from fedvg_jax.core.types import Executor, Task, Tree, Variables
 
@@ -104,23 +103,6 @@ def make_evaluate(
             return Detailed(sums, correct, bins)
 
     return evaluate
-
-
-def make_personal(task: Task, local: LocalPart) -> Callable[[Variables, Tree, Tree, Array], Array]:
-    """Returns count(theta_g, local parts [N, ...], pool, rows [N, V, B]) -> correct labels of each client, int32 [N].
-
-    Client k predicts its own rows by theta_g with its own local part.
-    """
-    evaluate = make_evaluate(task, is_detailed=True)
-
-    def count(theta: Variables, parts: Tree, pool: Tree, rows: Array) -> Array:
-        def of_client(entry: tuple[Tree, Array]) -> Array:
-            part, own = entry
-            return evaluate(local.within(theta, part), pool, own).correct.sum()
-
-        return lax.map(of_client, (parts, rows))
-
-    return count
 
 
 def count_devices(executor: Executor | None) -> int:

@@ -33,6 +33,7 @@ from fedvg_jax.core.types import (
     Schedule,
     SimState,
     Task,
+    UsageError,
     Variables,
     Weighting,
 )
@@ -77,8 +78,12 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
-    client = client if local is None else local_training.Kept(client, local.of(variables))
-    optimiser = kept(hyper, first_round).init(variables.params) if kept else ()
+    trained = variables.params
+    if algorithm.personal:
+        client, trained = local_training.Kept(client, variables), (trained, trained)
+    elif local is not None:
+        client = local_training.Kept(client, local.of(variables))
+    optimiser = kept(hyper, first_round).init(trained) if kept else ()
     clients, optimisers = (tree.repeat(memory, num_rows or num_clients) for memory in (client, optimiser))
     owners = jax.device_put(np.full(num_rows, -1, np.int32)) if num_rows else ()
     return SimState(first_round, variables, server, clients, optimisers, owners)
@@ -135,6 +140,9 @@ def make_round(
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
             model with its own local part, and `delta` is 0 there.
 
+    Raises:
+        UsageError: for a local part with an algorithm that has personal models.
+
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
     >>> from fedvg_jax.engine import executors
@@ -152,6 +160,8 @@ def make_round(
     >>> state.variables.params["w"].tolist(), metrics.weights.tolist()
     ([2.0], [0.5, 0.5])
     """
+    if local is not None and algorithm.personal:
+        raise UsageError("clients keep a part of the model (local) or a personal model (algorithm.personal); use one")
     parts = RoundParts(
         task,
         algorithm,
@@ -206,7 +216,7 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     clients = steps.replace_absent(theta, table.present, clients)
     model = steps.aggregate_models(parts, inputs, clients, weights)
 
-    memories, summed, averaged = steps.report_clients(parts, inputs, clients, table.present)
+    memories, summed, averaged = steps.report_clients(parts, inputs, clients, trained.personal, table.present)
     messages = steps.average_messages(parts, weights, averaged)
     after = steps.write_memories(inputs, memories, trained.optimiser, table.present)
     averages = Averages(weights, model, messages, tree.total(summed), extremes)

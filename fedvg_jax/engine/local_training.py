@@ -52,6 +52,8 @@ class Carry(NamedTuple):
     """Memory of the optimiser."""
     loss: Array
     """[] sum of the minibatch losses over the steps, in at least float32."""
+    personal: Tree = ()
+    """`Variables` of the client's personal model, with which `optimiser` is of both; () without one."""
 
 
 def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
@@ -71,20 +73,19 @@ LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
 
 
 class Kept(NamedTuple):
-    """What a client keeps between rounds where a part of the model is local."""
+    """What a client keeps between rounds where a part of the model is local, or the algorithm has personal models."""
 
     memory: Tree
     """The algorithm's memory."""
     local: Tree
-    """The local part of its model; see `core.local_part`."""
+    """The local part of its model, see `core.local_part`; or the `Variables` of its personal model."""
 
 
 def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None = None) -> Anchor:
     """Returns what client k of the cohort starts from: theta_g with its own local part, and the memories."""
     memory = tree.take(state.clients, schedules.memory_rows(schedule)[k])
-    if local is None:
-        return Anchor(state.variables.params, state.server, memory)
-    return Anchor(start_of_client(state, schedule, k, local).params, state.server, memory.memory)
+    memory = memory.memory if isinstance(memory, Kept) else memory
+    return Anchor(start_of_client(state, schedule, k, local).params, state.server, memory)
 
 
 def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None) -> Variables:
@@ -146,12 +147,13 @@ def make_client(
 
         theta <- optimiser(theta, correct(grad loss(theta)))
 
-    on one minibatch. `augment` may change the minibatch, with a key of the step. A loss with a parameter `key`, and the
-    loss of an algorithm, get another key of the step.
+    on one minibatch, and a personal model takes one on the same minibatch. `augment` may change the minibatch, with a
+    key of the step. A loss with a parameter `key`, and the loss of an algorithm, get another key of the step.
 
     Args:
         task: the model and its loss.
-        algorithm: its `loss` may replace the task's, and its `correct` changes gradients.
+        algorithm: its `loss` may replace the task's, its `correct` changes gradients, and `personal` those of a
+            personal model.
         optimiser: the client's.
         state: gives theta_g and the memories.
         schedule: gives the minibatches.
@@ -166,10 +168,25 @@ def make_client(
 
     def init(k) -> Carry:
         params, stats = start_of_client(state, schedule, k, local)
-        params = support.of(params)
+        params = trained = support.of(params)
+        personal: Tree = ()
+        if algorithm.personal:
+            personal = tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
+            trained = (params, personal.params)
         is_kept = bool(state.optimisers)
-        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(params)
-        return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))))
+        memory = tree.take(state.optimisers, schedules.memory_rows(schedule)[k]) if is_kept else rule.init(trained)
+        return Carry(params, stats, memory, tree.wide(jnp.zeros((), tree.dtype(params))), personal)
+
+    def task_gradients(model: Variables, batch, mask, k, minibatch) -> tuple[tuple[Array, Tree], Tree]:
+        """Returns ((loss, new statistics), gradients) of the task."""
+        randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
+        return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
+
+    def personal_gradients(carry: Carry, batch, mask, k, minibatch) -> tuple[Tree, Tree]:
+        """Returns the gradients of a personal model, and its new statistics."""
+        (_, stats), grads = task_gradients(carry.personal, batch, mask, k, minibatch)
+        received = tree.params_of(anchor(state, schedule, k))
+        return algorithm.personal(hyper, grads, carry.personal.params, received), stats  # pyright: ignore
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = training_minibatch(data, schedule, minibatch)
@@ -177,9 +194,7 @@ def make_client(
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
         params = support.within(state.variables.params, carry.params)
         if algorithm.loss is None:
-            randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
-            loss_and_grads = jax.value_and_grad(task.loss, has_aux=True)
-            (loss, stats), grads = loss_and_grads(params, carry.stats, batch, mask, True, **randomness)
+            (loss, stats), grads = task_gradients(Variables(params, carry.stats), batch, mask, k, minibatch)
         else:
             key, received = (
                 minibatch_key(schedule, k, minibatch, LOSS),
@@ -189,13 +204,20 @@ def make_client(
             (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
         corrected = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k, local)))
         grads = corrected if local is None else local.restored(corrected, grads)
+        grads, trained, personal_stats = support.of(grads), carry.params, ()
+        if algorithm.personal:
+            own, personal_stats = personal_gradients(carry, batch, mask, k, minibatch)
+            grads, trained = (grads, own), (trained, carry.personal.params)
         with standard_promotion():
-            updates, memory = rule.update(support.of(grads), carry.optimiser, carry.params)
+            updates, memory = rule.update(grads, carry.optimiser, trained)
         if local is not None:
             updates = local.of_phase(minibatch - schedule.start[k], schedule.num_steps[k], updates)
-        params = optax.apply_updates(carry.params, updates)
+        params: Tree = optax.apply_updates(trained, updates)
+        personal = ()
+        if algorithm.personal:
+            params, personal = params[0], Variables(params[1], personal_stats)
         memory, loss = tree.like((memory, loss), (carry.optimiser, carry.loss))
-        return Carry(params, stats, memory, carry.loss + loss)
+        return Carry(params, stats, memory, carry.loss + loss, personal)
 
     return Client(init, step)
 

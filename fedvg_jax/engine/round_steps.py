@@ -163,14 +163,14 @@ def receive_models(
 
     Returns:
         Variables [H, ...], theta_g for absent clients.
-        bool [H], whether model and loss are finite.
+        bool [H], whether model, personal model and loss are finite.
         bool [H], whether the client is present.
     """
     theta, schedule = inputs.state.variables, inputs.schedule
     params = jax.vmap(parts.support.within, (None, 0))(theta.params, trained.params)
     own = Variables(params, trained.stats)
     returned = tree.like(parts.disturb(inputs.hyper, inputs.attack_key, schedule.clients, theta, own), own)
-    finite = tree.is_finite((returned, trained.loss))
+    finite = tree.is_finite((returned, trained.loss, trained.personal))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
     return replace_absent(theta, present, returned), finite, present
@@ -268,11 +268,11 @@ def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> V
 
 
 def report_clients(
-    parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array
+    parts: RoundParts, inputs: RoundInputs, clients: Variables, personal: Tree, present: Array
 ) -> tuple[Tree, Tree, Tree]:
     """Returns the clients' memories after the round and their messages, leaves [H, ...].
 
-    Absent clients keep their memories and send zeros.
+    Absent clients keep their memories and send zeros. `personal` are the personal models, () without them.
 
     Returns:
         Memories; messages to be summed; messages to be averaged.
@@ -291,7 +291,9 @@ def report_clients(
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
     memories, *messages = jax.vmap(report)(_indices(inputs), sent)
-    if parts.local is not None:
+    if parts.algorithm.personal:
+        memories = local_training.Kept(memories, personal)
+    elif parts.local is not None:
         memories = local_training.Kept(memories, parts.local.of(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.memory_rows(schedule))

@@ -3,6 +3,7 @@
 from fedvg_jax.models.adapt import linen_task, nnx_task
 from fedvg_jax.models.cnn import CNN, TinyCNN
 from fedvg_jax.models.conv.rewrite import fast_convolutions
+from fedvg_jax.models.efficientnet import efficientnet_lite0
 from fedvg_jax.models.gru import GRU
 from fedvg_jax.models.lenet import LeNet5
 from fedvg_jax.models.mlp import MLP
@@ -19,6 +20,7 @@ __all__ = [
     "TinyCNN",
     "classification",
     "classification_metrics",
+    "efficientnet_lite0",
     "fast_convolutions",
     "linen_task",
     "next_character",

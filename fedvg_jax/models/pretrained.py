@@ -33,6 +33,8 @@ _LEAVES = [("/(kernel|scale)$", "/weight"), ("/(mean|var)$", r"/running_\1")]
 
 _RESNET = [(r"_(\d+)/", r"/\1/")]
 
+_EFFICIENTNET = [(r"^block_(\d+)/", r"blocks/\1/_"), ("^", "_")]
+
 _TIMM = [
     ("^patch_embed/", "patch_embed/proj/"),
     (r"^block_(\d+)/(qkv|proj)/", r"blocks/\1/attn/\2/"),
@@ -64,7 +66,7 @@ _MAKE = (
     " docs/how_to/pretrained_weights.md, or fedvg_jax/models/pretrained.py"
 )
 
-_FILE_HEAD = re.compile(r"(fc|head|heads)\.")
+_FILE_HEAD = re.compile(r"(_?fc|head|heads)\.")
 
 FILE = "model.safetensors"
 """Name of the weights in a folder of the Hugging Face hub."""
@@ -291,11 +293,13 @@ def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
         return _RESNET
     if architecture.startswith("vit"):
         return _TORCHVISION if "class_token" in names else _TIMM
+    if architecture.startswith("efficientnet"):
+        return _EFFICIENTNET
     return []  # the names of `save`
 
 
 def _has_published_names(architecture: str) -> bool:
-    return architecture.startswith(("resnet", "vit"))
+    return architecture.startswith(("resnet", "vit", "efficientnet"))
 
 
 def _head_names(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
@@ -303,8 +307,9 @@ def _head_names(architecture: str, names: Container[str]) -> list[tuple[str, str
     if not _has_published_names(architecture):
         return []
     renames = _renames(architecture, names)
-    head = "fc/" if renames is _RESNET else "heads/head/" if renames is _TORCHVISION else "head/"
-    return [*renames, (f"^{HEAD}/", head)]
+    heads = {"fc/": (_RESNET, _EFFICIENTNET), "heads/head/": (_TORCHVISION,), "head/": (_TIMM,)}
+    head = next(head for head, of in heads.items() if renames in of)
+    return [(f"^{HEAD}/", head), *renames]
 
 
 def _name(path: str, renames: list[tuple[str, str]]) -> str:

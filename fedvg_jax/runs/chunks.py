@@ -7,7 +7,6 @@ chunk ends at an evaluation, a checkpoint or a callback, when its table of minib
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,13 +15,19 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import processes, tree
-from fedvg_jax.core.local_part import local_part
-from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, Task, UsageError
+from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.engine.evaluate import make_personal
-from fedvg_jax.runs import client_memories, communication, evaluation_records, host_pool, memory, programs, simulation
+from fedvg_jax.runs import (
+    client_memories,
+    client_models,
+    communication,
+    evaluation_records,
+    host_pool,
+    memory,
+    programs,
+    simulation,
+)
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
@@ -108,7 +113,7 @@ def run_chunks(
         records = [record | communication.entries(sim.traffic, record) for record in records]
         if until_evaluation(sim.config, num_done - 1) == 1:
             with jax.profiler.TraceAnnotation("evaluate"):
-                records[-1] |= evaluate(sim, compiled, state)
+                records[-1] |= evaluate(sim, compiled, state, store)
         after = _with_own_model(state) if single else state
         yield client_memories.whole_state(store, after), records
 
@@ -200,8 +205,13 @@ def evaluation_tables(data: Data) -> dict[str, Any]:
     return {"val": data.val if data.selection is None else data.selection, "test": data.test}
 
 
-def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) -> Record:
-    """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for."""
+def evaluate(
+    sim: simulation.Simulation, compiled: Programs, state: SimState, store: client_memories.Store | None = None
+) -> Record:
+    """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for.
+
+    `store` holds the clients' memories where the host does.
+    """
     data, variables = sim.data, state.variables
     tables = evaluation_tables(data).items()
     sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in tables})
@@ -210,22 +220,7 @@ def evaluate(sim: simulation.Simulation, compiled: Programs, state: SimState) ->
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(evaluation_records.sums_of(result)))
     record |= evaluation_records.entries(sim.config, sim.arrays, sim.partition, data.test, sums["test"])
-    return record | _personal_accuracies(sim, state)
-
-
-def _personal_accuracies(sim: simulation.Simulation, state: SimState) -> Record:
-    """Returns the entries of `record` personal_accuracy: of every client's model on its own test rows."""
-    if evaluation_records.PERSONAL not in recorded_names(sim.config):
-        return {}
-    rows = evaluation_records.personal_rows(sim.partition, simulation.EVAL_BATCH)
-    parts = jax.tree.map(lambda leaf: leaf[: len(rows)], state.clients.local)
-    correct = _count_correct(sim.task, sim.config.local)(state.variables, parts, sim.data.pool, rows)
-    return evaluation_records.personal_entries(sim.arrays, sim.partition, np.asarray(correct))
-
-
-@functools.lru_cache(16)
-def _count_correct(task: Task, local: str) -> Callable[..., jax.Array]:
-    return jax.jit(make_personal(task, local_part(local)))
+    return record | client_models.entries(sim, state, store)
 
 
 def _number(name: str, value: Any) -> float | None:

@@ -32,9 +32,9 @@ from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import processes
+from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
-from fedvg_jax.engine import cohort_memories, schedule
+from fedvg_jax.engine import cohort_memories, local_training, schedule
 from fedvg_jax.runs import host_pool
 from fedvg_jax.runs.record import checkpoint
 
@@ -375,6 +375,43 @@ def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | No
 
     jax.tree.map(write, store.memories, _read(memories_of(state), len(clients)))
     return store._replace(clients=np.concatenate([store.clients, new]))
+
+
+def own_parts(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> Tree:
+    """Returns clients' local tensors or personal models, leaves [n, ...] on every device; () without any.
+
+    Those of a client that was not sampled yet are the initial ones. All processes must call it.
+
+    Args:
+        placement: of the run.
+        store: of all clients; None where the devices hold all memories.
+        state: after a round, on the devices.
+        clients: int [n].
+    """
+    if not isinstance(state.clients, local_training.Kept):
+        return ()
+    if store is not None:
+        rows = store.row_of[clients]
+        own = jax.tree.map(lambda leaf: leaf[rows], store.memories[0].local)
+        return processes.place(own, _replicated(placement.sharding))
+    rows = clients.astype(np.int32)
+    if not is_by_client(state):
+        owners = np.asarray(state.memory_clients)
+        row_of = {client: row for row, client in enumerate(owners.tolist()) if client >= 0}
+        rows = np.array([row_of.get(client, -1) for client in clients.tolist()], np.int32)
+    return _taking(placement.sharding)(state.clients.local, placement.fresh[0].local, rows)
+
+
+@functools.cache
+def _taking(sharding: NamedSharding | None) -> Any:
+    """Returns (leaves, fresh, rows) -> those rows on every device, the fresh one for -1, jitted."""
+
+    def take_or_fresh(leaves: Tree, fresh: Tree, rows: jax.Array) -> Tree:
+        is_used, rows = rows >= 0, jnp.maximum(rows, 0)
+        taken = tree.take(leaves, rows) if sharding is None else cohort_memories.take_rows(leaves, rows, sharding)
+        return tree.where(is_used, taken, fresh)
+
+    return jax.jit(take_or_fresh, out_shardings=_replicated(sharding))
 
 
 def shapes_on_devices(placement: Placement, state: SimState) -> SimState:

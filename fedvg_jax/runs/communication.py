@@ -4,9 +4,9 @@
            on the client read: Scaffold's c, not FedAvgM's momentum
     up     theta_k with its running statistics, the messages of `report`, and the result of `probe`
 
-Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) are not
-sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and configs are not counted,
-and neither is compression: arrays have their own dtypes.
+Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) and
+personal models are not sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and
+configs are not counted, and neither is compression: arrays have their own dtypes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def of_round(
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    key = (program.algorithm, program.task, stats_too, local is not None, structure, shapes)
+    key = (program.algorithm, program.task, stats_too, structure, shapes)
     is_read, sent = (_stored if programs.is_hashable(key) else _traced)(*key)
     # the server's memory comes first among the arguments
     read = [leaf for leaf, used in zip(jax.tree.leaves(state.server), is_read, strict=False) if used]
@@ -78,14 +78,12 @@ def entries(traffic: Traffic, record: Record) -> Record:
     return dict(zip(SENT, (down, up), strict=True))
 
 
-def _traced(
-    algorithm: Algorithm, task: Task, stats_too: bool, has_local: bool, structure: Any, leaves: tuple
-) -> tuple[list[bool], int]:
+def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple) -> tuple[list[bool], int]:
     """Returns which arguments the algorithm's client functions read, in leaf order, and the bytes of their messages."""
 
     def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> tuple[Tree, Tree]:
         theta = model if stats_too else model.params
-        anchor = Anchor(theta, server, client.memory if has_local else client)
+        anchor = Anchor(theta, server, client.memory if isinstance(client, local_training.Kept) else client)
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
         received = tree.params_of(anchor)
         grads = algorithm.correct(hyper, model.params, model.params, received)

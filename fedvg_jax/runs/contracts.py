@@ -495,6 +495,7 @@ _OF_ALGORITHM = {
     "residual": ("hyper", "server", "params", "cohort"),
     "probe": ("hyper", "probe"),
     "loss": ("hyper", "task", "params", "stats", "batch", "mask", "key", "anchor"),
+    "personal": ("hyper", "gradients", "params", "anchor"),
 }
 """Function of an algorithm -> its arguments."""
 
@@ -525,7 +526,7 @@ def check_algorithm(
     fedvg_jax.UsageError: algorithm.residual: R has no leaf 'w'; expected the structure of the params: w
     """
     for name, arguments in _OF_ALGORITHM.items():
-        if name != "loss" or algorithm.loss is not None:
+        if name not in ("loss", "personal") or getattr(algorithm, name) is not None:
             checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
     trial = functools.partial(_run_algorithm, algorithm, task, num_clients, stats_too)
     with checks.without_notes():
@@ -543,10 +544,11 @@ def _run_algorithm(
     with checks.calling("algorithm.init", hyper=hyper):
         server, client = tree.arrays((server, client), tree.dtype(model))
     anchor = Anchor(model.params, server, client)
-    with checks.calling("algorithm.correct", hyper=hyper):
-        grads = algorithm.correct(hyper, model.params, model.params, tree.params_of(anchor))
-    checks.shaped_like(grads, model.params, "algorithm.correct: gradients", "the params")
-    checks.floating(grads, "algorithm.correct: gradients")
+    for name in ("correct", "personal") if algorithm.personal else ("correct",):
+        with checks.calling(f"algorithm.{name}", hyper=hyper):
+            grads = getattr(algorithm, name)(hyper, model.params, model.params, tree.params_of(anchor))
+        checks.shaped_like(grads, model.params, f"algorithm.{name}: gradients", "the params")
+        checks.floating(grads, f"algorithm.{name}: gradients")
     if algorithm.loss is not None:
         _check_loss(algorithm, task, model, pool, hyper, tree.params_of(anchor))
     memory, summed, averaged = _returned(

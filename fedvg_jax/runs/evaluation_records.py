@@ -1,13 +1,15 @@
-"""Entries of a record at evaluations that are recorded on demand, of the global model on the test rows.
+"""Entries of a record at evaluations that are recorded on demand, on the test rows.
 
 confusion             the confusion matrix
 calibration           bins of confidence, and the expected calibration error
-accuracy_by_client    accuracy on each client's own test rows, its mean and the mean of the worst decile
-personal_accuracy     the same of each client's own model: the global one with the client's local tensors
+accuracy_by_client    accuracy on each client's own test rows, with its mean, worst decile and spread over clients
+personal_accuracy     the same of each client's own model: its personal one, or the global one with its local tensors
+finetuned_accuracy    the same of the global model after local epochs on the client's own training rows
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +18,17 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
-from fedvg_jax.core.types import Task, UsageError
+from fedvg_jax.core.types import Algorithm, Task, UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
 from fedvg_jax.engine.evaluate import Detailed
 from fedvg_jax.runs import contracts
-from fedvg_jax.runs.record.history import Record, number
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
-BY_CLIENT, CALIBRATION, CONFUSION = "accuracy_by_client", "calibration", "confusion"
-PERSONAL = "personal_accuracy"
+BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
+CALIBRATION, CONFUSION = "calibration", "confusion"
 
 
 def is_detailed(config: Config) -> bool:
@@ -37,13 +39,12 @@ def is_detailed(config: Config) -> bool:
 def names(config: Config) -> tuple[str, ...]:
     """Returns the keys that `record` adds besides those of `history.is_reserved`."""
     wanted = recorded_names(config)
-    of_global = (BY_CLIENT, f"{BY_CLIENT}_mean", "worst_decile") if BY_CLIENT in wanted else ()
-    return of_global + ((PERSONAL, f"{PERSONAL}_mean", "personal_worst_decile") if PERSONAL in wanted else ())
+    return tuple(itertools.chain(*((n, *keys) for n, keys in CLIENT_ACCURACIES.items() if n in wanted)))
 
 
 def check_test_rows(config: Config, parts: Partition) -> None:
     """Raises UsageError where accuracies by client are recorded and the test rows belong to no client."""
-    by_client = [name for name in (BY_CLIENT, PERSONAL) if name in recorded_names(config)]
+    by_client = [name for name in CLIENT_ACCURACIES if name in recorded_names(config)]
     if by_client and len(parts.test) != len(parts.train):
         raise UsageError(
             f"record {by_client[0]} needs test rows of every client; they were held out before the division among"
@@ -51,33 +52,13 @@ def check_test_rows(config: Config, parts: Partition) -> None:
         )
 
 
-def check_personal(config: Config, *, is_on_device: bool) -> None:
-    """Raises UsageError where personal accuracies are recorded without local tensors, or these are on the host."""
-    if PERSONAL in recorded_names(config) and not config.local:
-        raise UsageError(f"record {PERSONAL} is of the tensors that stay with clients; name them by --local REGEX")
-    if PERSONAL in recorded_names(config) and not is_on_device:
+def check_personal(config: Config, algorithm: Algorithm) -> None:
+    """Raises UsageError where personal accuracies are recorded and no client has a model of its own."""
+    if PERSONAL in recorded_names(config) and not (config.local or algorithm.personal):
         raise UsageError(
-            f"record {PERSONAL} needs the data set and the clients' tensors on the devices; use --pool device and"
-            " --memories device"
+            f"record {PERSONAL} is of the clients' own models, and all have the global one; use --method ditto, name"
+            f" tensors that stay with clients by --local REGEX, or record {BY_CLIENT} or {FINETUNED}"
         )
-
-
-def personal_rows(parts: Partition, batch_size: int) -> np.ndarray:
-    """Returns the test rows of every client as a table, int32 [N, V, B], -1 for padding."""
-    sizes = client_rows.sizes(parts.test)
-    table = np.full((len(sizes), max(1, -(-int(sizes.max(initial=0)) // batch_size)) * batch_size), -1, np.int32)
-    for row, own in zip(table, parts.test, strict=True):
-        row[: len(own)] = own
-    return table.reshape(len(sizes), -1, batch_size)
-
-
-def personal_entries(arrays: Arrays, parts: Partition, correct: np.ndarray) -> Record:
-    """Returns the personal accuracies from the number of correct labels of every client, int [N]."""
-    sizes = client_rows.sizes(parts.test)
-    shares = np.repeat(correct / np.maximum(sizes, 1) / math.prod(arrays.y.shape[1:]), sizes)
-    found = _by_client(shares, sizes)
-    renamed = {BY_CLIENT: PERSONAL, f"{BY_CLIENT}_mean": f"{PERSONAL}_mean", "worst_decile": "personal_worst_decile"}
-    return {renamed[name]: value for name, value in found.items()}
 
 
 def check_sums(config: Config, task: Task, pool: Any) -> None:
@@ -107,7 +88,9 @@ def entries(config: Config, arrays: Arrays, parts: Partition, rows: Any, result:
         table = np.asarray(rows)
         correct = np.asarray(result.correct)[: len(table)]
         num_labels = math.prod(arrays.y.shape[1:])
-        record |= _by_client(correct[table >= 0] / num_labels, client_rows.sizes(parts.test))
+        sizes = client_rows.sizes(parts.test)
+        shares = correct[table >= 0] / num_labels
+        record |= by_client(BY_CLIENT, np.bincount(np.repeat(np.arange(len(sizes)), sizes), shares, len(sizes)), sizes)
     return record
 
 
@@ -146,23 +129,23 @@ def _calibration(bins: np.ndarray) -> Record:
     return {"test_calibration_error": number(error), "test_calibration": rows}
 
 
-def _by_client(correct: np.ndarray, sizes: np.ndarray) -> Record:
-    """Returns the accuracy on every client's test rows, with its mean and worst decile over clients that have some.
+def by_client(name: str, correct: np.ndarray, sizes: np.ndarray) -> Record:
+    """Returns accuracies of clients, and their mean, worst decile and standard deviation over those with test rows.
 
     Args:
-        correct: [n] share of correct labels of every test row, client after client.
+        name: a key of `history.CLIENT_ACCURACIES`.
+        correct: [N] correctly predicted rows of every client, in parts where rows have several labels.
         sizes: int [N] test rows of every client.
 
-    >>> _by_client(np.array([1.0, 0.0, 1.0]), np.array([2, 0, 1]))
-    {'accuracy_by_client': [0.5, None, 1.0], 'accuracy_by_client_mean': 0.75, 'worst_decile': 0.5}
+    >>> by_client("accuracy_by_client", np.array([1.0, 0.0, 1.0]), np.array([2, 0, 1]))
+    {'accuracy_by_client': [0.5, None, 1.0], 'accuracy_by_client_mean': 0.75, 'worst_decile': 0.5, 'spread': 0.25}
     """
-    sums = np.bincount(np.repeat(np.arange(len(sizes)), sizes), weights=correct, minlength=len(sizes))
     with np.errstate(invalid="ignore", divide="ignore"):
-        accuracy = sums / sizes
+        accuracy = correct / sizes
     of_some = accuracy[sizes > 0]
-    mean = number(of_some.mean()) if of_some.size else None
-    listed = {BY_CLIENT: [number(value) for value in accuracy]} if len(sizes) <= MAX_LISTED else {}
-    return listed | {f"{BY_CLIENT}_mean": mean, "worst_decile": worst_decile(of_some)}
+    mean, spread = (number(of_some.mean()), number(of_some.std())) if of_some.size else (None, None)
+    listed = {name: [number(value) for value in accuracy]} if len(sizes) <= MAX_LISTED else {}
+    return listed | dict(zip(CLIENT_ACCURACIES[name], (mean, worst_decile(of_some), spread), strict=True))
 
 
 def worst_decile(accuracies: Sequence[float] | np.ndarray) -> float | None:

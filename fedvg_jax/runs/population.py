@@ -10,7 +10,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.partitions import from_rows, statistics
 from fedvg_jax.data.partitions.client_rows import sizes
 from fedvg_jax.data.partitions.draw import draw_partition
@@ -126,7 +126,7 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
 def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
     options, kind = config.validation, config.corrupt.kind
-    if options.source != "clients":
+    if options.source != "clients" and not is_features(arrays.x):
         user_data.check_rows_are_images(
             arrays, f"validation.source {options.source}", "use --validation.source clients"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -16,7 +15,7 @@ import optax
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import SETTINGS, Config, FedVG, block_size, cohort_size, num_corrupt
+from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks
 from fedvg_jax.core import hardware as hw
@@ -37,9 +36,10 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
-from fedvg_jax.models import cnn, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
+from fedvg_jax.models import cnn, efficientnet, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import selection
+from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
@@ -64,6 +64,7 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "moon": lambda config: algorithms.moon(),
     "fedntd": lambda config: algorithms.fedntd(),
     "feddecorr": lambda config: algorithms.feddecorr(),
+    "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
 }
 
 
@@ -81,6 +82,7 @@ def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
 MODELS: dict[str, Callable] = {
     "tinycnn": lambda classes, name, hardware=None: cnn.TinyCNN(classes, selection.layout(name, hardware)),
     "mlp": lambda classes, name, hardware=None: mlp.MLP(classes),
+    "linear": lambda classes, name, hardware=None: mlp.MLP(classes, ()),
     "cnn": lambda classes, name, hardware=None: cnn.CNN(classes, selection.layout(name, hardware)),
     "lenet5": lambda classes, name, hardware=None: lenet.LeNet5(classes, selection.layout(name, hardware)),
     "resnet18": lambda *settings, **options: _residual(resnet.resnet18, *settings, **options),
@@ -88,9 +90,11 @@ MODELS: dict[str, Callable] = {
     "resnet50": lambda *settings, **options: _residual(resnet.resnet50, *settings, **options),
     "vit_s16": lambda classes, name, hardware=None: vit.vit_s16(classes, hardware=hardware),
     "vit_b16": lambda classes, name, hardware=None: vit.vit_b16(classes, hardware=hardware),
+    "efficientnet_lite0": lambda classes, name, **options: efficientnet.efficientnet_lite0(classes, **options),
     "gru": lambda classes, name, hardware=None: gru.GRU(classes),
 }
-"""Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm) -> Flax module."""
+"""Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm, for an EfficientNet
+norm) -> Flax module."""
 
 
 def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
@@ -124,12 +128,14 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardwar
         num_classes: C, classes or characters.
         hardware: what it will run on; defaults to `hardware.current()`.
     """
-    options = {"stem": config.stem, "norm": config.norm} if config.model.startswith("resnet") else {}
+    options = {"stem": config.stem} if config.model.startswith("resnet") else {}
+    options |= {"norm": config.norm} if config.model.startswith(("resnet", "efficientnet")) else {}
     module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
     if NETWORKS[config.model].is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
+    task = fast_task(task) if config.model.startswith("efficientnet") else task
     task = precision.compute_in(task, config.precision)
     max_rows = hw.choices(hardware).microbatch_rows.get(config.model)
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
@@ -172,6 +178,8 @@ def block_of(config: Config) -> Callable[[str], str]:
         return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
     if NETWORKS[config.model].is_sequence:
         return gru.blocks
+    if config.model.startswith("efficientnet"):
+        return efficientnet.blocks
     return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
 
 
@@ -314,17 +322,10 @@ def make_fedvg(
     return fedvg(task, **_fedvg_options(config, gradient, hardware))
 
 
-def _scored(config: Config) -> FedVG:
-    """The settings of FedVG, which scores none of the tensors that stay with clients."""
-    if not config.local:
-        return config.fedvg
-    return dataclasses.replace(config.fedvg, include=f"^(?!.*(?:{config.local})).*(?:{config.fedvg.include})")
-
-
 def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
     """The arguments of `fedvg` beside the task."""
-    options = _scored(config)
-    return _layer_options(options) | {
+    options = config.fedvg
+    return _layer_options(config) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
         "stats": options.stats,
@@ -333,13 +334,15 @@ def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardwar
     }
 
 
-def _layer_options(options: FedVG) -> dict[str, Any]:
+def _layer_options(config: Config) -> dict[str, Any]:
     """The arguments of `layers_of` beside the task. Norm `delta`, the paper's name, is the L1 norm of the signal."""
+    options = config.fedvg
     return {
         "norm": "l1" if options.norm == "delta" else options.norm,
         "granularity": options.granularity,
         "layer": options.layer,
         "include": options.include,
+        "exclude": config.local,
         "per_element": options.per_element,
     }
 
@@ -347,7 +350,7 @@ def _layer_options(options: FedVG) -> dict[str, Any]:
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     return (
-        [layer.name for layer in layers_of(task, **_layer_options(_scored(config)))]
+        [layer.name for layer in layers_of(task, **_layer_options(config))]
         if re.search("fedvg|generalised", config.weighting)
         else []
     )

@@ -235,7 +235,7 @@ def simulation(
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None, initial)
-    evaluation_records.check_personal(config, is_on_device=not (is_on_host or memories.is_on_host))
+    evaluation_records.check_personal(config, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
     select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
     passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
@@ -375,6 +375,7 @@ def _check_accuracies(
         evaluation_records.BY_CLIENT,
         evaluation_records.CALIBRATION,
         evaluation_records.PERSONAL,
+        evaluation_records.FINETUNED,
     ):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))

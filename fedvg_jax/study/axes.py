@@ -111,7 +111,11 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
 
 def _axis(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Axis:
     """Returns an axis on which every position is another one: a value that is given twice counts once."""
-    return Axis(names, tuple({repr(row): row for row in rows}.values()))
+    axis = Axis(names, tuple({repr(row): row for row in rows}.values()))
+    if names == ("record",) and len(axis.values) > 1:
+        joined = ",".join(str(value) for (value,) in axis.values)
+        raise UsageError(f"record changes no result, so it is no axis; for all of them give one value: {joined[:200]}")
+    return axis
 
 
 def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:

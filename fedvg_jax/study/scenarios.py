@@ -18,8 +18,11 @@ NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "determ
 axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
-METHOD_GROUPS = (*declare.method_groups(Config), "hyper")
-"""Groups of settings that belong to the name of the method where they vary."""
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first")
+"""Groups of settings, and settings, that belong to the name of the method where they vary."""
+
+OF_BASE = ("algorithm", "weighting", "local", "local_first")
+"""Settings that `base_name` reads."""
 
 FIRST = ("dataset", "model", "partition", "alpha")
 """Settings that come first in a scenario, in this order."""
@@ -126,7 +129,7 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
-        base = base_name(*(settings.get(name, "") for name in ("algorithm", "weighting")))
+        base = base_name(**{name: settings[name] for name in OF_BASE if name in settings})
         details = [
             f"{_short(name, base)} {value_text(settings[name])}"
             for name in of_method
@@ -145,9 +148,12 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
 
     >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.exponent", 0.0, "fedvg")
     (True, False)
+    >>> _goes_without_saying("local", "^classifier/", "fedper+fedvg"), _goes_without_saying("local", "bias", "fedvg")
+    (True, False)
     """
     is_default = flatten(Config()).get(name) == value
-    return presets.METHODS.get(base, {}).get(name) == value or (is_default and value in (0, "none"))
+    own = presets.METHODS.get(base) or presets.PERSONAL.get(base.partition("+")[0], {})
+    return own.get(name) == value or (is_default and value in (0, "none", ""))
 
 
 def _short(name: str, base: str) -> str:
@@ -178,14 +184,18 @@ def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def base_name(algorithm: str, weighting: str) -> str:
+def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:
     """Returns the name of a method, which `--method` takes: that of the paper, else WEIGHTING or ALGORITHM+WEIGHTING.
 
     >>> base_name("fedavg", "samples+fedvg"), base_name("fedavg", "uniform"), base_name("fedprox", "uniform")
     ('fedavg+fedvg', 'uniform', 'fedprox+uniform')
-    >>> base_name("fedavg", "samples"), base_name("fedavg", "native")
-    ('fedavg', 'fedavg')
+    >>> base_name("fedavg", "samples"), base_name("fedavg", "native"), base_name("fedavg", "fedvg", "^classifier/")
+    ('fedavg', 'fedavg', 'fedper+fedvg')
     """
+    local_part = {"local": local, "local_first": local_first}
+    personal = [name for name, preset in presets.PERSONAL.items() if {"local_first": 0.0, **preset} == local_part]
+    if algorithm == "fedavg" and personal:
+        return f"{personal[0]}+{weighting}".removesuffix("+native").removesuffix("+samples")
     if (algorithm, weighting) == ("fedavg", "samples"):
         return "fedavg"
     for name, preset in presets.METHODS.items():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import shorthands
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import costs, statistics
 from fedvg_jax.study.cells import (
     CHOICES,
@@ -26,10 +27,10 @@ from fedvg_jax.study.cells import (
     value_text,
 )
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, rank, spread
-from fedvg_jax.study.scenarios import base_name
+from fedvg_jax.study.scenarios import OF_BASE, base_name
 from fedvg_jax.views import labels
 
-NAMES = ("accuracy", "choices", "effects", "cost", "runs")
+NAMES = ("accuracy", "choices", "clients", "effects", "cost", "runs")
 """Stems of the files of all tables."""
 
 INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
@@ -38,10 +39,6 @@ INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
 PUBLISHED_CHOICE = (
     "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
     " It is optimistic."
-)
-WORST_DECILE = (
-    "Worst decile: mean accuracy of the tenth of the clients with the lowest accuracy of the global model on their own"
-    " test rows."
 )
 
 
@@ -88,7 +85,7 @@ def _method_named(study: Study, text: str) -> str:
     name, comma, details = text.partition(", ")
     try:
         method = shorthands.meaning({"method": name})
-        canonical = f"{base_name(method['algorithm'], method['weighting'])}{comma}{details}"
+        canonical = f"{base_name(**{name: method[name] for name in OF_BASE if name in method})}{comma}{details}"
     except UsageError:
         canonical = text
     for known in study.methods:
@@ -101,6 +98,8 @@ def _method_named(study: Study, text: str) -> str:
 def all_tables(study: Study, chosen: Options) -> list[Table]:
     """Returns every table that the study has values for."""
     made = [accuracy(study, chosen.choice), choices(study)]
+    if recorded := clients(study):
+        made.append(recorded)
     if len(study.methods) > 1:
         made.append(effects(study, chosen))
     return [*made, cost(study, chosen)]
@@ -231,18 +230,14 @@ def per_cell(
 
 def choices(study: Study) -> Table:
     """Returns the final round, the round best on validation and the maximum side by side."""
-    deciles = {id(cell): _worst_decile(cell) for cell in study.cells.values()}
-    with_decile = any(entry.numbers[0] is not None for entry in deciles.values())
-    is_marked = with_decile and any(UNRECORDED in entry.text for entry in deciles.values())
     names = {choice: choice_name(study, choice) for choice in CHOICES}
     columns = [Column(name, (f"{choice} mean", f"{choice} std", f"{choice} n")) for choice, name in names.items()]
     columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
-    columns += [Column("worst decile of clients", ("worst_decile",))] * with_decile
 
     def entries(cell: Cell) -> list[Entry]:
         spreads = [spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
         largest = [number(majority(cell))] if study.metric == "accuracy" else []
-        return spreads + largest + [deciles.get(id(cell), number(None))] * with_decile
+        return spreads + largest
 
     header, rows = per_cell(study, columns, entries)
     held_out = study.settings.get("select") == "held_out"
@@ -250,19 +245,46 @@ def choices(study: Study) -> Table:
     notes = (
         f"Validation is {note}.",
         *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),
-        *([WORST_DECILE] if with_decile else []),
-        *([f"{UNRECORDED} Not recorded by all runs; --record accuracy_by_client does."] if is_marked else []),
         *footnotes(study),
     )
     return Table("choices", f"{study.title}: {metric_name(study)}, by the choice of the round", header, rows, notes)
 
 
-def _worst_decile(cell: Cell) -> Entry:
-    """Returns the mean of `worst_decile` in the final rounds, in percent; marked where runs have not recorded it."""
-    recorded = [run.records[-1].get("worst_decile") for run in cell.runs.values()]
-    values = [100 * value for value in recorded if value is not None]
-    entry = number(_mean(values))
-    return entry if len(values) == len(recorded) else entry._replace(text=f"{entry.text} {UNRECORDED}")
+MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=True))
+"""Accuracies of clients in a record -> the model whose accuracies they are."""
+
+
+def clients(study: Study) -> Table | None:
+    """Returns mean, worst decile and spread of the clients' accuracies under each model; None where none is recorded.
+
+    Of the final rounds, in percent, as means over the runs that record them.
+    """
+
+    def entry(cell: Cell, key: str) -> Entry:
+        recorded = [run.records[-1].get(key) for run in cell.runs.values()]
+        values = [100 * value for value in recorded if value is not None]
+        mean = number(_mean(values))
+        return mean if len(values) == len(recorded) else mean._replace(text=f"{mean.text} {UNRECORDED}")
+
+    titles = {
+        key: f"{MODELS[name]}: {title}"
+        for name, keys in CLIENT_ACCURACIES.items()
+        for key, title in zip(keys, ("mean", "worst decile", "spread"), strict=True)
+        if any(key in run.records[-1] for cell in study.cells.values() for run in cell.runs.values())
+    }
+    if not titles:
+        return None
+    columns = [Column(title, (key,)) for key, title in titles.items()]
+    header, rows = per_cell(study, columns, lambda cell: [entry(cell, key) for key in titles])
+    is_marked = any(UNRECORDED in value.text for row in rows for value in row)
+    notes = (
+        "Accuracies of the clients, each on its own test rows, in the final round. Own: of personal models, or of the"
+        " global model with the client's tensors. Worst decile: mean of the lowest tenth of the clients. Spread:"
+        " standard deviation over clients.",
+        *([f"{UNRECORDED} Not recorded by all runs; --record does."] if is_marked else []),
+        *footnotes(study),
+    )
+    return Table("clients", f"{study.title}: accuracy over clients, %", header, rows, notes)
 
 
 def effects(study: Study, chosen: Options) -> Table:

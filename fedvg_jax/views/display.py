@@ -173,12 +173,15 @@ def partition_progress(console: Console) -> Iterator[Callable[[int, int], None]]
 
 
 @contextlib.contextmanager
-def decoding_progress(console: Console, every: float = 5.0) -> Iterator[Callable[[int, int], None]]:
-    """Prints how many images were decoded and the time left; yields a function of (decoded, all).
+def decoding_progress(
+    console: Console, every: float = 5.0, what: str = "decoding images"
+) -> Iterator[Callable[[int, int], None]]:
+    """Prints how many images were decoded, or rows done, and the time left; yields a function of (done, all).
 
     Args:
         console: where to print.
         every: seconds between two lines; reading that takes less prints none.
+        what: what is done.
     """
     first_done, last_time = 0, 0.0
     first_time: float | None = None
@@ -190,7 +193,7 @@ def decoding_progress(console: Console, every: float = 5.0) -> Iterator[Callable
             first_done, first_time, last_time = done, now, now
         if now - last_time >= every:
             last_time, left = now, (now - first_time) * (total - done) / (done - first_done)
-            console.print(f"decoding images: {done:,} of {total:,}, about {left:.0f} s left", highlight=False)
+            console.print(f"{what}: {done:,} of {total:,}, about {left:.0f} s left", highlight=False)
 
     yield show
 

@@ -148,7 +148,8 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     group = slope(lambda size: (size, sample(1, size - 1)[1]), groups + 1)  # from none: one pass may hold them all
     per_round = slope(lambda count: (count, sample(1, 0, count)[1]), simulation.MAX_ROUNDS)  # of one step
     lane, one_round = sample(1, 0)
-    evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state))
+    store = client_memories.open_store(sim.memories, sim.config, sim.state)
+    evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state, store))
     chunk = max(0.0, one_round - per_round) + _exchange_seconds(sim)
     return Rates(max(0.0, per_round - step * lane), step, group, chunk, evaluation)
 

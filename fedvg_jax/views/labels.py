@@ -13,11 +13,11 @@ from fedvg_jax.data.arrays import Arrays
 def method_label(name: str) -> str:
     """Returns the name of a method as a paper prints it; settings behind the first comma stay.
 
-    >>> method_label("fedprox+fedvg"), method_label("permuted(fedvg)"), method_label("fedvg, norm l2")
-    ('FedProx + FedVG', 'permuted(FedVG)', 'FedVG, norm l2')
+    >>> method_label("fedrep+fedvg"), method_label("permuted(fedvg)"), method_label("fedvg, norm l2")
+    ('FedRep + FedVG', 'permuted(FedVG)', 'FedVG, norm l2')
     """
     method, comma, details = name.partition(", ")
-    spellings = {**ALGORITHMS, "fedvg": "FedVG"}
+    spellings = {**ALGORITHMS, "fedvg": "FedVG", "fedper": "FedPer", "fedrep": "FedRep", "fedbn": "FedBN"}
     spelt = re.sub(r"\w+", lambda word: spellings.get(word[0], word[0]), method)
     return f"{spelt.replace('+', ' + ')}{comma}{details}"
 

@@ -22,6 +22,9 @@ def aggregate(
 ) -> Tree:
     """Weighted mean of the clients, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
+    The weights need not sum to 1: c times the weights is c times the step, as a server's learning rate is, and a
+    gradient may be taken in each of them. The weights of a run are checked.
+
     A client's non-finite entries count as theta_g where its weight is 0.
 
     Args:

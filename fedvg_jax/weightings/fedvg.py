@@ -98,6 +98,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
       Fisher information, or a function (hyper, report, data) -> tensors like the parameters.
     - `layer`: "tensor" (published), or "module": weight and bias together.
     - `include`: regular expression of the paths of the tensors that are measured; by default all are.
+    - `exclude`: regular expression of those that are not measured, the local part of the model; by default none.
     - `per_element`: whether a norm is divided by the layer's number of entries (l1), or its square root (others).
     - `mode`: "train" (published: BatchNorm takes the statistics of each minibatch of D_val), or "eval".
     - `stats`: weights of running statistics at layerwise and blockwise granularity: "uniform" (published), or "layer",

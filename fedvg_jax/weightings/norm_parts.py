@@ -105,6 +105,7 @@ def norm_parts(
     signal: str | Signal = "gradient",
     layer: str = "tensor",
     include: str = "",
+    exclude: str = "",
     per_element: bool = False,
     mode: str = "train",
     groups_per_pass: signals.GroupsPerPass = 1,
@@ -123,7 +124,7 @@ def norm_parts(
         signals.normed(measure, checks.named(norms.BY_NAME, norm, "norm"), hardware),
         grouping,
         task.block_of,
-        layers_of(task, norm, granularity, layer, include, per_element),
+        layers_of(task, norm, granularity, layer, include, exclude, per_element),
         norms.JOINED[norm],
         FLOOR ** (2 if signal == "fisher" else 1),  # a squared gradient
     )
@@ -135,15 +136,18 @@ def layers_of(
     granularity: str = "modelwise",
     layer: str = "tensor",
     include: str = "",
+    exclude: str = "",
     per_element: bool = False,
 ) -> tuple[groups.Layer, ...]:
     """The layers that G_k averages over, in the order of the history's `layer_shares`; arguments as in `norm_parts`."""
     with jax.enable_x64(False):  # models start in single precision
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = dict(zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True))
-    included = {path for path in sizes if re.search(include, path)}
+    candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
+    included = {path for path in candidates if re.search(include, path)}
     if not included:
-        raise UsageError(f"fedvg.include {include} matches no tensor; there are {', '.join(sizes)}")
+        beside = f" beside those of local {exclude}, which no client sends" if exclude else ""
+        raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
     _check_groups(counted, included, _grouping(norm, granularity, layer)(shapes, task.block_of))

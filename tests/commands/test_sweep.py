@@ -164,6 +164,10 @@ REFUSED = {
     "no name": (["--method"], "--method needs a name; allowed: fedavg"),
     "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
     "resume": (["--resume", "runs/x"], "a sweep continues when its command is given again"),
+    "records as an axis": (
+        ["--record", "confusion", "calibration"],
+        "record changes no result, so it is no axis; for all of them give one value: confusion,calibration",
+    ),
     "cache per point": (["--cache-dir", "a", "b"], "cache_dir is a setting of the whole process"),
     "scale without a file": (["--scale", "tiny"], "give the file with --config"),
     "missing file": (["--config", "no.toml"], "cannot read the config file no.toml"),

@@ -41,7 +41,7 @@ def test_group_given_whole_is_refused_where_its_default_contradicts_the_shorthan
 def test_names_have_any_case_as_papers_print_them(tmp_path):
     """On the command line, in files, in a config and on the axes of a sweep."""
     registered = ["--method=scaffold+fedvg", "--dataset=wine", "--record=confusion", "--fedvg.norm=l2"]
-    printed = ["--method=SCAFFOLD+FedVG", "--dataset=Wine", "--record=Confusion", "--fedvg.norm=L2"]
+    printed = ["--method=SCAFFOLD + FedVG", "--dataset=Wine", "--record=Confusion", "--fedvg.norm=L2"]
     (tmp_path / "a.toml").write_text(
         'method = "SCAFFOLD+FedVG"\ndataset = "Wine"\nrecord = "Confusion"\nfedvg.norm="L2"'
     )
@@ -49,7 +49,7 @@ def test_names_have_any_case_as_papers_print_them(tmp_path):
     assert sim.parse(printed) == expected and expected.clients == presets.of_dataset("wine")["clients"]
     assert dataclasses.replace(sim.parse(["--config", str(tmp_path / "a.toml")]), config=None) == expected
     assert settings_from_python(
-        method="FedAvg+FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
+        method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
     ) == settings_from_python(method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"})
     axes = parse_axes({"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"})
     assert axes[0].values == (("fedavg",), ("fedvg",), ("uniform",))

@@ -28,6 +28,7 @@ VALUES = {
     "keep": [0, 2],
     "tuning.steps": [0, 1],
     "dry_run": [False, True],
+    "record": ["", "finetuned_accuracy"],
     "validation.rho": [0.0, 0.5],
 }
 
@@ -65,8 +66,9 @@ def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client
     for name, make in registry.ALGORITHMS.items():
         made = Config(algorithm=name)
         variables = Variables({"w": jnp.zeros(2)}, {})
-        memory = make(made).init(registry.make_hyper(made), variables.params)[1]
-        assert bool(jax.tree.leaves(memory)) == (uses.unused(made, ["memories"]) == []), name
+        algorithm = make(made)
+        memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
+        assert bool(jax.tree.leaves(memory) or algorithm.personal) == (uses.unused(made, ["memories"]) == []), name
     assert uses.unused(Config(optimiser_state="kept", momentum=0.9), ["memories"]) == []
 
 
@@ -172,11 +174,3 @@ def test_object_that_is_no_config_is_one_line(given):
 
     with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):
         fedvg_jax.run(given)
-
-
-@pytest.mark.parametrize("name", registry.ALGORITHMS)
-def test_the_setting_memories_is_used_by_the_algorithms_with_a_memory_of_clients(name):
-    made = Config(algorithm=name)
-    params = {"w": jnp.ones(2)}
-    _, client = registry.ALGORITHMS[name](made).init(registry.make_hyper(made), params)
-    assert (uses.unmet(made, "memories") is None) == bool(jax.tree.leaves(client))

@@ -239,16 +239,28 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
     assert record["personal_accuracy_mean"] > record["test_accuracy"] and any(map(len, sim.partition.test))
 
 
+def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
+    settings = {"clients": 4, "rounds": 1, "local_epochs": 1, "local": "^classifier/"}
+    one, other = (fv.run(config.Config(**settings, fedvg={"include": regex})) for regex in ("(?i)^FC", ""))
+    assert one.records[0]["scores"] == other.records[0]["scores"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
         ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
         ({"local": "("}, "is no regular expression"),
-        ({"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"}, "compares whole models"),
+        (
+            {"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"},
+            "which is for one model of all clients",
+        ),
         ({"local": "^classifier/", "server_stats": "official"}, "cannot be used with server_stats official"),
-        ({"record": "personal_accuracy"}, "name them by --local REGEX"),
-        ({"method": "fedper", "memories": "host", "record": "personal_accuracy"}, "use --pool device and"),
+        (
+            {"local": "^classifier/", "fedvg": {"include": "^class"}},
+            "fedvg.include .class matches no tensor beside those of local .classifier/, .* there are fc1",
+        ),
+        ({"record": "personal_accuracy"}, "name tensors that stay with clients by --local REGEX"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(settings, message):

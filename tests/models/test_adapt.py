@@ -67,6 +67,7 @@ def by_hand(variables: Variables, train: bool) -> tuple[np.ndarray, dict]:
     return y[:, 0], {"norm": updated if train else stats["norm"]}
 
 
+@pytest.mark.quick
 @every_library
 def test_loss_is_the_mean_over_the_real_rows(x64, library):
     task = TASKS[library]

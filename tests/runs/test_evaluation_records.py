@@ -36,6 +36,7 @@ def test_accuracy_by_client_is_that_on_each_client_s_own_test_rows(sim, finished
     assert record["accuracy_by_client"] == pytest.approx(expected)
     assert record["accuracy_by_client_mean"] == pytest.approx(np.mean(expected))
     assert record["worst_decile"] == pytest.approx(min(expected))
+    assert record["spread"] == pytest.approx(np.std(expected))
 
 
 def test_bins_hold_all_labels_and_give_the_recorded_accuracy(finished):
@@ -49,7 +50,7 @@ def test_bins_hold_all_labels_and_give_the_recorded_accuracy(finished):
 
 def test_recording_them_changes_no_other_entry(finished):
     (plain,), (recorded,) = fv.run(SMALL).records, finished.records
-    added = {"accuracy_by_client", "accuracy_by_client_mean", "worst_decile"}
+    added = {"accuracy_by_client", "accuracy_by_client_mean", "worst_decile", "spread"}
     assert recorded.keys() - plain.keys() == added | {"test_calibration", "test_calibration_error"}
     assert {k: recorded[k] for k in plain if k != "seconds"} == {k: plain[k] for k in plain if k != "seconds"}
 

@@ -1,5 +1,6 @@
 """Atomic files, locked folders, and signals."""
 
+import errno
 import itertools
 import os
 import resource
@@ -20,6 +21,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import seals
 from fedvg_jax.views import output
 
 
@@ -55,6 +57,36 @@ def test_failed_append_adds_no_line(tmp_path):
 def test_appending_to_a_deleted_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.append(tmp_path / "file", "two\n", is_first=False)
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    """Path.open and Path.iterdir fail as for a user without permission; root has every permission."""
+
+    def refuse(*arguments, **options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def forbid():
+        for name in ("open", "iterdir", "glob"):
+            monkeypatch.setattr(Path, name, refuse)
+
+    return forbid
+
+
+def test_file_that_cannot_be_read_is_damaged(tmp_path, forbidden):
+    (tmp_path / "state").write_text("numbers")
+    sealed = {"state": files.seal(tmp_path / "state")}
+    assert files.damaged(tmp_path, sealed) == []
+    forbidden()
+    assert files.damaged(tmp_path, sealed) == ["state"]
+
+
+def test_run_whose_checkpoints_cannot_be_read_is_not_one_without(tmp_path, forbidden):
+    (tmp_path / "checkpoints").mkdir()
+    assert seals.checkpoint_folders(tmp_path) == []
+    forbidden()
+    with pytest.raises(UsageError, match="/checkpoints cannot be read: Permission denied"):
+        seals.checkpoint_folders(tmp_path)
 
 
 def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):

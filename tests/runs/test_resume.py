@@ -463,6 +463,7 @@ def test_verify_without_a_run_is_one_line(capfd, args):
     assert verify.main(args) == 2
     shown = capfd.readouterr()
     assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and shown.out == ""
+    assert shown.err.count("name the folder of a run") == (args == ["/no/such"])
 
 
 # --- the best model

@@ -209,6 +209,18 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     assert study.methods == ("fedavg", "fedvg, norm l1", "fedvg, norm l2") and study.scenarios == ((),)
 
 
+def test_methods_that_keep_tensors_with_the_clients_are_compared_with_others_by_their_names(tmp_path):
+    names = ["fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn"]
+    axes = {"method": names, "seed": [0]}
+    assert collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))]).methods == tuple(names)
+
+
+def test_tensors_that_stay_with_clients_are_part_of_the_name_where_they_vary(tmp_path):
+    axes = {"method": ["fedprox"], "local": ["", "^fc/"], "seed": [0]}
+    study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
+    assert study.methods == ("fedprox", "fedprox, local ^fc/")
+
+
 def test_weighting_that_a_sweep_varies_is_part_of_the_name(tmp_path):
     axes = {"method": ["fedavg", "fedprox"], "weighting": ["native", "uniform"], "seed": [0]}
     study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])

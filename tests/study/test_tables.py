@@ -316,19 +316,31 @@ def test_count_of_runs_is_that_of_the_runs_with_a_result(tmp_path):
     assert "‡ 1: final test loss is not finite" in table.notes
 
 
-def test_worst_decile_of_clients_is_shown_where_recorded(tmp_path):
-    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: {"worst_decile": 0.25}})
-    table = tables.choices(collect([tmp_path]))
-    assert table.columns[-1].title == "worst decile of clients" and table.rows[0][-1].text == "25.00"
-    assert not any("§" in note for note in table.notes)
+def test_accuracies_of_clients_are_shown_where_recorded(tmp_path):
+    fields = {"accuracy_by_client_mean": 0.5, "worst_decile": 0.25, "spread": 0.125, "personal_accuracy_mean": 0.75}
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: fields})
+    table = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg"))}["clients"]
+    shown = {column.title: entry.text for column, entry in zip(table.columns, table.rows[0], strict=True)}
+    expected = {
+        "global: mean": "50.00",
+        "global: worst decile": "25.00",
+        "global: spread": "12.50",
+        "own: mean": "75.00",
+    }
+    assert shown == {"method": "FedAvg"} | expected and not any("§" in note for note in table.notes)
 
 
-def test_worst_decile_is_marked_where_a_run_has_not_recorded_it(tmp_path):
+def test_there_is_no_table_of_clients_where_no_run_records_their_accuracies(tmp_path):
+    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg")
+    assert "clients" not in {t.name for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg"))}
+
+
+def test_accuracies_of_clients_are_marked_where_a_run_has_not_recorded_them(tmp_path):
     for method, seed, fields in (("fedavg", 0, {2: {"worst_decile": 0.25}}), ("fedavg", 1, {}), ("fedvg", 0, {})):
         write_run(tmp_path / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields=fields)
-    table = tables.choices(collect([tmp_path], partial=True))
+    table = tables.clients(collect([tmp_path], partial=True))
     assert {row[0].text.split()[0]: row[-1].text for row in table.rows} == {"FedAvg": "25.00 §", "FedVG": "– §"}
-    assert any(note.startswith("§") and "--record accuracy_by_client" in note for note in table.notes)
+    assert any(note.startswith("§") for note in table.notes)
 
 
 def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):

@@ -329,6 +329,12 @@ def test_aggregate_is_the_weighted_mean_of_the_clients(cohort, x64):
     worlds.assert_close(fedvg_jax.aggregate(model, stacked, weights), expected, 1e-12)
 
 
+def test_aggregate_scales_its_step_with_the_sum_of_the_weights(x64):
+    theta, clients = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[2.0, 2.0], [4.0, -1.0]])}
+    mean, scaled = (fedvg_jax.aggregate(theta, clients, {"w": c * jnp.array([0.25, 0.75])}) for c in (1.0, 1.4))
+    worlds.assert_close(scaled["w"], theta["w"] + 1.4 * (mean["w"] - theta["w"]), 1e-12)
+
+
 def test_aggregating_clients_equal_to_the_global_model_changes_no_bit():
     """Although float32 weights need not sum to one."""
     model = worlds.variables()

@@ -10,7 +10,10 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, check, numbers, with_groups
 from fedvg_jax.data.readers import npy
 
-LAYOUT = "x.npy (uint8 [T, H, W] or [T, H, W, D]) and y.npy (integers [T])[, class_names.npy][, groups.npy]"
+LAYOUT = (
+    "x.npy (uint8 [T, H, W] or [T, H, W, D], or floats [T, F]) and y.npy (integers [T])[, class_names.npy]"
+    "[, groups.npy]"
+)
 
 
 def is_layout_of(path: Path) -> bool:

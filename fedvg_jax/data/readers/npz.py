@@ -1,4 +1,4 @@
-"""Reads image data sets in one .npz file, such as those of MedMNIST."""
+"""Reads image data sets, such as those of MedMNIST, and features in one .npz file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = (
     (("x", "y"),),
     (("images", "labels"),),
 )
-"""Layouts, as (images, labels) of each split; only the first pair of a layout is required."""
+"""Layouts, as (images or features, labels) of each split; only the first pair of a layout is required."""
 
 LAYOUT = (
     "the arrays train_images, train_labels[, val_images, val_labels][, test_images, test_labels], "
@@ -33,8 +33,9 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     """Reads the .npz file `path`, the only .npz file of the folder `path`, or the folder's x.npy and y.npy in place.
 
     Args:
-        path: images uint8 [N, H, W] or [N, H, W, D], labels of any integer dtype [N] or [N, 1], optional `class_names`,
-            and optional `groups` [T], the group of each row, all splits in the order train, val, test.
+        path: images uint8 [N, H, W] or [N, H, W, D], or features, floats [N, F]; labels of any integer dtype
+            [N] or [N, 1], optional `class_names`, and optional `groups` [T], the group of each row, all splits
+            in the order train, val, test.
         cache_dir: folder of the decoded data sets; None keeps nothing.
 
     Raises:

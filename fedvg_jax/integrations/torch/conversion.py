@@ -1,4 +1,4 @@
-"""ResNets and ViTs of torchvision and timm as models of fedvg_jax, and back.
+"""ResNets and ViTs of torchvision and timm, and EfficientNet-Lite0, as models of fedvg_jax, and back.
 
 `models.pretrained` has the names and the axes of the tensors.
 """
@@ -24,14 +24,15 @@ HEADS = ("fc.weight", "heads.head.weight", "head.weight")
 
 
 def from_module(module: nn.Module, architecture: str, image_shape: tuple[int, int, int]) -> tuple[Task, Variables]:
-    """Returns a torchvision or timm model as a task and its variables, head included.
+    """Returns a torchvision or timm model, or an EfficientNet-Lite0, as a task and its variables, head included.
 
     The task's images are [B, H, W, D]; floats are used as they are, so the logits equal those of the module in
     evaluation mode on the same images [B, D, H, W].
 
     Args:
-        module: a model of torchvision or timm, or one whose state dict has the same names and shapes.
-        architecture: "resnet18", "resnet34", "resnet50", "vit_s16" (timm) or "vit_b16".
+        module: a model of torchvision, timm or efficientnet-lite-pytorch, or one whose state dict has the same names
+            and shapes.
+        architecture: "resnet18", "resnet34", "resnet50", "vit_s16" (timm), "vit_b16" or "efficientnet_lite0".
         image_shape: (H, W, D) of the images.
 
     Raises:

@@ -7,6 +7,7 @@ import functools
 import html
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,14 @@ SENT = ("bytes_down", "bytes_up")
 """Bytes that a cohort receives and sends in a round; in the summary, over all rounds."""
 
 RESERVED_NAMES += SENT
+
+CLIENT_ACCURACIES = {
+    "accuracy_by_client": ("accuracy_by_client_mean", "worst_decile", "spread"),
+    "personal_accuracy": ("personal_accuracy_mean", "personal_worst_decile", "personal_spread"),
+    "finetuned_accuracy": ("finetuned_accuracy_mean", "finetuned_worst_decile", "finetuned_spread"),
+}
+"""Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
+those of the final round."""
 
 
 def is_reserved(name: str) -> bool:
@@ -84,6 +93,8 @@ class History(_Results):
             ...
         fedvg_jax.UsageError: nowhere is not a run folder (it has no config.json); name the folder of a run
         """
+        if not isinstance(folder, str | os.PathLike):
+            raise UsageError(f"History.load takes the folder of a run, a path; got {folder!r:.99}")
         folder = Path(folder)
         config = dataclasses.replace(run_folder.read_config(folder), config=None)
         records = read(folder) if (folder / "history.jsonl").exists() else []
@@ -248,6 +259,7 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
         "best_val_round": best["round"],
         f"test_{name}_{extreme}": most[f"test_{name}"],
         **({"majority_accuracy": final[majority]} if majority in final else {}),
+        **{key: final[key] for keys in CLIENT_ACCURACIES.values() for key in keys if key in final},
     }
 
 

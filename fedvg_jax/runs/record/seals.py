@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
 
 FOLDER = "checkpoints"
 SEAL = "seal.json"
@@ -65,9 +66,18 @@ def folder_name(number: int) -> str:
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
-    """Returns the folders of a run's checkpoints, oldest first, complete or not."""
-    folders = (path for path in (run / FOLDER).glob("*") if path.name.isdecimal() and path.name.isascii())
-    return sorted(folders, key=lambda path: int(path.name))
+    """Returns the folders of a run's checkpoints, oldest first, complete or not.
+
+    Raises:
+        UsageError: their folder cannot be read, so that it is unknown whether there are any.
+    """
+    try:
+        paths = list((run / FOLDER).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"{run / FOLDER} cannot be read: {files.reason(error)}") from None
+    return sorted((p for p in paths if p.name.isdecimal() and p.name.isascii()), key=lambda path: int(path.name))
 
 
 def newest_round(run: Path) -> int:

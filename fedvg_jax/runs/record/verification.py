@@ -74,11 +74,12 @@ def check(path: Path, *, with_arrays: bool = True) -> Findings:
         UsageError: `path` is not a run folder.
     """
     try:
-        if not is_run(path):
-            run_folder.refuse_sweep(path)
-            raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
+        found = is_run(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {files.reason(error)}; name the folder of a run") from None
+    if not found:
+        run_folder.refuse_sweep(path)
+        raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
     report = Findings([], [], [])
     checkpoints = _read_checkpoints(path, report, with_arrays)
     manifest, summary = (_read_object(path / name, report) for name in ("manifest.json", "summary.json"))

@@ -21,6 +21,7 @@ FIGURES: dict[str, Figure] = {
     "validation_classes": partitions.validation_classes,
     "classes": answers.recalls,
     "calibration": answers.reliability,
+    "clients": answers.client_accuracies,
 }
 """Value of --figures -> the function that draws them."""
 
@@ -34,6 +35,7 @@ CAPTIONS: dict[str, str] = {
     "validation_classes": "Rows of each class in the validation set.",
     "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
     "calibration": "Accuracy of answers against the model's confidence; on the diagonal it is calibrated.",
+    "clients": "Clients of all runs in the order of their accuracies, each on its own test rows in the final round.",
 }
 """Name of a drawing -> what it shows."""
 

@@ -1,4 +1,4 @@
-"""Answers in the final round: recall of every class, and accuracy against confidence, under every method."""
+"""Answers in the final round by class, by confidence and by client, under every method."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study.cells import Cell, Study, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.tables import MODELS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,3 +145,36 @@ def _panel(axes: Axes, bins: np.ndarray, colour: str, style: Style) -> None:
     axes.annotate("overconfident", (0.97, 0.04), ha="right", color=base.GREY, fontsize=style.font - 2)
     axes.annotate("underconfident", (0.03, 0.92), color=base.GREY, fontsize=style.font - 2)
     base.clean(axes)
+
+
+def client_accuracies(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure of the clients in the order of their accuracies, a panel per scenario and model."""
+    pooled = {
+        (scenario, name, method): sorted(v for values in recorded for v in values if v is not None)
+        for scenario in study.scenarios
+        for name in CLIENT_ACCURACIES
+        for method in study.methods
+        if (recorded := _recorded(study.cell(method, scenario), name))
+    }
+    panels = list(dict.fromkeys(key[:2] for key in pooled))
+    if not panels:
+        return "no run records the accuracies of clients; --record accuracy_by_client does"
+    figure, axes = base.grid(style, len(panels), sharey=True)
+    styles, rows = base.line_styles(study.methods), []
+    for panel, (scenario, name) in zip(axes, panels, strict=True):
+        where, ends = scenario_text(scenario), []
+        for method in study.methods:
+            accuracies = pooled.get((scenario, name, method))
+            if accuracies:
+                shares, look = (np.arange(len(accuracies)) + 0.5) / len(accuracies), styles[method]
+                panel.plot(100 * shares, 100 * np.array(accuracies), color=look.colour, ls=look.dashes, lw=style.line)
+                ends.append((100 * shares[-1], 100 * accuracies[-1], method, look.colour))
+                pairs = zip(shares, accuracies, strict=True)
+                rows += [(where, MODELS[name], method, float(share), value) for share, value in pairs]
+        title = ", ".join(filter(None, (f"{MODELS[name]} model", where)))
+        panel.set(xlabel="clients (%)", title=base.plain(title, 34))
+        base.clean(panel)
+        base.label_ends(panel, ends, style)
+    figure.supylabel("accuracy (%)", fontsize=style.font)
+    columns = ("setting", "model", "method", "share", "accuracy")
+    return [Drawing("clients", "Accuracy of every client on its own test rows", figure, columns, rows)]

@@ -1,0 +1,29 @@
+"""Ditto: each client trains a personal model beside the global one, to which a proximal term ties it.
+
+    v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - theta_g))
+
+in each local step of a round in which the client is sampled. v_k stays with the client. The global model is trained as
+by a base algorithm, which v_k does not affect.
+
+Source: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, algorithm 1. As in
+the published code, theta_k and v_k take their steps on the same minibatches at the same rate. The default lambda is
+the paper's for clients with too few validation rows to choose one.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Tree
+
+DEFAULTS = (Hyperparameter("ditto_lambda", 1.0, 0.0, doc="lambda, strength of the proximal term"),)
+
+
+def ditto(base: Algorithm) -> Algorithm:
+    """Ditto; reads `ditto_lambda`. Its global model is that of `base`; at ditto_lambda = 0 clients also train alone."""
+    return base._replace(personal=personal, defaults=(*base.defaults, *DEFAULTS))
+
+
+def personal(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
+    """Returns g + lambda (v - theta_g)."""
+    return jax.tree.map(lambda g, v, theta: g + hyper["ditto_lambda"] * (v - theta), grads, params, anchor.params)

@@ -1,0 +1,159 @@
+"""The features of a data set by a model, written row by row as an .npz file that `--dataset npz` reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedvg_jax.config import MODELS, Config
+from fedvg_jax.core import files
+from fedvg_jax.core.types import Batch, Task, UsageError, Variables
+from fedvg_jax.data import cache, user_data
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.images import Size
+from fedvg_jax.runs import registry
+from fedvg_jax.runs.record import provenance
+
+ROWS = 64
+"""Rows of a pass through the network."""
+
+
+def write(
+    path: Path,
+    config: Config,
+    arrays: Arrays,
+    size: Size | None = None,
+    dtype: type[np.floating] = np.float16,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Writes the features of every row, its label, the class names and a manifest; returns the manifest.
+
+    The features are the input of the model's last layer, with running statistics of BatchNorm. Memory holds one pass of
+    rows. The file appears when it is complete; an interrupted call leaves none.
+
+    Args:
+        path: the .npz file, which must not exist.
+        config: names the model, its weights, `normalise` and `precision`.
+        arrays: the data set; rows of the official training set become x_train, the others x_test.
+        size: (H, W) that images are resized to, bilinearly; None keeps their size.
+        dtype: of the features.
+        progress: called with (done, all) rows.
+
+    Raises:
+        UsageError: `path` exists or cannot be written, the model cannot take the rows, or features exceed `dtype`.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"out {path}: the file exists; name another, or remove it")
+    if path.suffix != ".npz":
+        raise UsageError(f"out {path}: features are an .npz file; name one that ends in .npz")
+    target = files.export_target(path, "out")
+    task, row_shape = _task(config, arrays, size)
+    variables = registry.make_variables(config, jax.jit(task.init))
+    extract = _extractor(task, variables, row_shape)
+    manifest = _manifest(config, arrays, variables, row_shape, np.dtype(dtype).name)
+    split = arrays.num_train
+    members = {"y_train": arrays.y[:split], "y_test": arrays.y[split:], "class_names": np.array(arrays.class_names)}
+    members["manifest"] = np.array(json.dumps(manifest))
+    if arrays.groups is not None:
+        members["groups"] = arrays.groups
+    with _draft(target, path) as archive:
+        for name, rows in (("x_train", range(split)), ("x_test", range(split, len(arrays.y)))):
+            _write_features(archive, name, rows, arrays, extract, dtype, progress)
+        for name, member in members.items():
+            if len(arrays.y) > split or name != "y_test":
+                with archive.open(f"{name}.npy", "w") as stream:
+                    np.lib.format.write_array(stream, np.asarray(member), allow_pickle=False)
+    return manifest
+
+
+def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tuple[int, ...]]:
+    """Returns the model as a task, and the shape of the rows that it takes."""
+    if MODELS[config.model].is_sequence:
+        raise UsageError(f"model {config.model} has features of places, not of rows; use a model of images or tables")
+    shape = arrays.x.shape[1:]
+    if size:
+        user_data.check_rows_are_images(arrays, "image_size", "leave it out")
+        shape = (*size, shape[-1])
+    resized = arrays._replace(x=np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape)))
+    return registry.make_task(config, resized), shape
+
+
+def _extractor(task: Task, variables: Variables, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the function rows [n, ...] -> features float32 [n, F], for n up to `ROWS`."""
+    assert task.forward is not None, "every named model has it"
+    forward = task.forward
+
+    @jax.jit
+    def features(variables: Variables, x: jax.Array) -> jax.Array:
+        if x.shape[1:] != shape:  # rounded, as images that are resized before they are stored
+            scaled = jax.image.resize(x.astype(jnp.float32), (len(x), *shape), "bilinear")
+            x = jnp.clip(jnp.round(scaled), 0, 255).astype(jnp.uint8)
+        batch = Batch(x, jnp.zeros(len(x), jnp.int32))
+        outputs, _ = forward(*variables, batch, jnp.ones(len(x), bool), False)
+        assert outputs.features is not None, "a model has a layer with parameters"
+        return outputs.features.reshape(len(x), -1).astype(jnp.float32)
+
+    def extract(x: np.ndarray) -> np.ndarray:
+        padding = [(0, ROWS - len(x)), *[(0, 0)] * (x.ndim - 1)]
+        return np.asarray(features(variables, np.pad(x, padding)))[: len(x)]
+
+    return extract
+
+
+def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype: str) -> dict[str, Any]:
+    """Returns what the features depend on: digests of the weights below the head and of the rows, and settings."""
+    params = {name: value for name, value in variables.params.items() if name != registry.pretrained.HEAD}
+    below_head = jax.device_get(jax.tree.leaves((params, variables.stats)))
+    return {
+        "model": config.model,
+        "pretrained": config.pretrained.name if config.pretrained else None,
+        "weights": cache.digest(*below_head),
+        "dataset": arrays.name,
+        "source": cache.digest(arrays.x, arrays.y),
+        "shape": list(shape),
+        **{name: getattr(config, name) for name in ("normalise", "precision", "norm", "stem", "seed")},
+        "dtype": dtype,
+        "versions": provenance.versions(),
+    }
+
+
+def _write_features(archive, name: str, rows: range, arrays: Arrays, extract, dtype, progress) -> None:
+    """Writes the features of rows as a member of the archive, pass by pass; no member for no rows."""
+    stream = None
+    with contextlib.ExitStack() as stack:
+        for first in range(rows.start, rows.stop, ROWS):
+            last = min(first + ROWS, rows.stop)
+            with np.errstate(over="ignore"):
+                values = extract(np.asarray(arrays.x[first:last])).astype(dtype)
+            if not np.isfinite(values).all():
+                raise UsageError(f"features of rows {first} to {last - 1} exceed {np.dtype(dtype)}; use --float32")
+            if stream is None:
+                stream = stack.enter_context(archive.open(f"{name}.npy", "w", force_zip64=True))
+                header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False}
+                np.lib.format.write_array_header_1_0(stream, header | {"shape": (len(rows), values.shape[1])})
+            stream.write(values.tobytes())
+            progress(last, len(arrays.y))
+
+
+@contextlib.contextmanager
+def _draft(target: Path, path: Path) -> Iterator[zipfile.ZipFile]:
+    """Yields an archive beside `target`, which gets its name once it is complete and on the disk."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+    try:
+        with files.writing(path, "--out"):
+            with zipfile.ZipFile(draft, "w") as archive:
+                yield archive
+            files.flush([draft])
+            os.replace(draft, target)
+            files.flush([target.parent])
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""Ditto's personal models against the oracle, on every executor and placement; its global model is the base's."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import worlds
+
+import fedvg_jax as fv
+from fedvg_jax import config
+from fedvg_jax.core import local_part, tree
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+from fedvg_jax.engine.local_training import Kept
+
+WORLD = worlds.small()
+HEARD = np.array([True, False, True, True, False])
+
+
+def plan_of(rounds=3, num_lanes=2, **changes):
+    """In the second round, two clients drop out."""
+    plan = [WORLD.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
+    return [schedule._replace(heard=HEARD) if number == 1 else schedule for number, schedule in enumerate(plan)]
+
+
+def rounds(base="fedavg", executor=None, plan=None, kept=None, weighting="samples", own=True, **changes):
+    """(state, metrics) after every round; without personal models unless `own`."""
+    algorithm, executor = worlds.algorithm(base), executor or executors.lanes(2)
+    rule = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size)
+    algorithm = fv.algorithms.ditto(algorithm) if own else algorithm
+    arguments = worlds.TASK, algorithm, rule, executor, kept or local_training.sgd, len(WORLD.train)
+    step, hyper = worlds.jit(federated_round.make_round(*arguments)), worlds.hyper(**changes)
+    start = worlds.TASK, algorithm, len(WORLD.train), jax.random.key(0), hyper
+    state = federated_round.init_state(*start, kept=kept, variables=worlds.variables())
+    results = []
+    for schedule in plan or plan_of(num_lanes=executor.num_lanes):
+        results.append(step(state, schedule, WORLD.data(), hyper))
+        state = results[-1][0]
+    return results
+
+
+@functools.cache
+def of_fedavg():
+    return rounds()
+
+
+# --- against the oracle
+
+
+def oracles_personal_models(hyper, params, stats, theta_of_round):
+    """The personal models of all clients after each round, from theta_g before it."""
+    models, by_round = [(params, stats)] * len(WORLD.train), []
+    for schedule, theta in zip(plan_of(), theta_of_round, strict=True):
+        for k in np.flatnonzero(schedule.heard):
+            v, own_stats = models[schedule.clients[k]]
+            first, steps = schedule.start[k], schedule.num_steps[k]
+            for batch in oracle.batches(WORLD.pool, schedule.rows[first : first + steps]):
+                _, gradients, own_stats = oracle.loss_and_gradients(v, own_stats, batch, train=True)
+                v = {p: v[p] - hyper["lr"] * (gradients[p] + hyper["ditto_lambda"] * (v[p] - theta[p])) for p in v}
+            models[schedule.clients[k]] = v, own_stats
+        by_round.append(list(models))
+    return by_round
+
+
+def test_three_rounds_equal_the_oracle(x64):
+    hyper = {name: float(value) for name, value in worlds.hyper().items()}
+    mine, scoring = oracle.ALGORITHMS["ditto"], oracle.Scoring("l1", "modelwise", "train")
+    state = oracle.init(mine, hyper, *map(worlds.by_path, worlds.variables()), len(WORLD.train))
+    states = [state]
+    for schedule in plan_of():
+        state, _ = oracle.round_step(state, schedule, WORLD.pool, WORLD.scoring, hyper, mine, "samples", scoring)
+        states.append(state)
+    expected = oracles_personal_models(hyper, *states[0][:2], [state.params for state in states[:-1]])
+    for (actual, _), state, models in zip(of_fedavg(), states[1:], expected, strict=True):
+        worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
+        for client, model in enumerate(models):
+            own = tree.take(actual.clients.local, client)
+            worlds.assert_close(tuple(map(worlds.by_path, own)), model, 1e-9)
+
+
+# --- laws
+
+
+@pytest.mark.parametrize("base", ["scaffold", "moon", "elastic"])
+def test_the_global_model_and_the_memories_are_those_of_the_base(x64, base):
+    for (state, metrics), (expected, plain) in zip(rounds(base), rounds(base, own=False), strict=True):
+        worlds.assert_close(state._replace(clients=state.clients.memory), expected, 1e-12)
+        worlds.assert_close(metrics, plain, 1e-12)
+
+
+def test_personal_models_do_not_depend_on_the_base_in_the_first_round(x64):
+    worlds.assert_close(rounds("scaffold")[0][0].clients.local, of_fedavg()[0][0].clients.local, 1e-12)
+
+
+def test_without_attraction_a_client_s_first_personal_model_is_the_one_that_it_sends(x64):
+    schedule = WORLD.schedule(0, 2)
+    ((state, _),) = rounds(plan=[schedule._replace(heard=schedule.clients == 0)], ditto_lambda=0.0)
+    worlds.assert_close(tree.take(state.clients.local, 0), state.variables, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("executor", "changes"),
+    [
+        (executors.lanes(1), {}),
+        (executors.vmapped(), {}),
+        (differentiable.unrolled(6), {}),
+        (executors.lanes(2), {"block_size": 2}),
+    ],
+    ids=["one lane", "vmapped", "unrolled", "cohort blocks"],
+)
+def test_executors_and_cohort_blocks_agree(x64, executor, changes):
+    plan = plan_of(num_lanes=executor.num_lanes, **changes)
+    worlds.assert_close(rounds(executor=executor, plan=plan)[-1][0], of_fedavg()[-1][0], 1e-9)
+
+
+def test_kept_momentum_is_that_of_both_models(x64):
+    """With a rate of 0 for one round, momentum alone is kept, and moves both models in the next."""
+    (state, _), *_ = rounds(kept=worlds.with_momentum, momentum=0.9, ditto_lambda=0.0)
+    of_theta, of_v = jax.tree.leaves(state.optimisers)[: len(jax.tree.leaves(state.variables.params))], state.optimisers
+    assert len(jax.tree.leaves(of_v)) == 2 * len(of_theta)
+    for own, personal in zip(of_theta, jax.tree.leaves(of_v)[len(of_theta) :], strict=True):
+        worlds.assert_close(personal, own, 1e-12)  # in the first round both take the same steps
+
+
+def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
+    ((state, metrics),) = rounds(plan=plan_of(1), ditto_lambda=float("inf"))
+    worlds.assert_close(metrics.finite, WORLD.schedule(0, 2).num_steps == 0, 0)
+    worlds.assert_close(state.clients.local, tree.repeat(worlds.variables(), len(WORLD.train)), 0)
+
+
+def test_the_derivative_of_a_personal_model_by_lambda_is_the_central_difference(x64):
+    algorithm, schedules = worlds.algorithm("ditto"), [WORLD.schedule(number) for number in range(2)]
+    executor = differentiable.unrolled(differentiable.most_steps(schedules))
+    rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
+    step = federated_round.make_round(worlds.TASK, algorithm, rule, executor, local_training.sgd, len(WORLD.train))
+    chain, start, stacked = (
+        differentiable.over_rounds(step),
+        worlds.state(WORLD, algorithm),
+        differentiable.stack(schedules),
+    )
+
+    def objective(value):
+        state, _ = chain(start, stacked, WORLD.data(), worlds.hyper() | {"ditto_lambda": value})
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.clients.local.params))
+
+    value, h, of = jnp.float64(0.7), 1e-5, worlds.jit(objective)
+    difference = float(of(value + h) - of(value - h)) / (2 * h)
+    derivative = float(worlds.jit(jax.grad(objective))(value))
+    assert abs(difference) > 1e-4 and derivative == pytest.approx(difference, rel=1e-5)
+
+
+# --- runs
+
+
+@functools.cache
+def run(**settings):
+    return fv.run(config.Config(**{"clients": 4, "rounds": 3, "local_epochs": 1, "lanes": "1"} | settings))
+
+
+@pytest.mark.parametrize("weighting", ["fedvg", "samples+fedvg"])
+def test_a_run_s_global_model_is_that_of_fedavg_under_the_same_weights(weighting):
+    method, plain = (run(algorithm=name, weighting=weighting) for name in ("ditto", "fedavg"))
+    assert [r["weights"] for r in method.records] == [r["weights"] for r in plain.records]
+    worlds.assert_close(*(jax.tree.map(np.asarray, history.variables) for history in (method, plain)), 0)
+
+
+def test_bytes_sent_are_those_of_fedavg():
+    ditto, fedavg = (run(method=name).records[0] for name in ("ditto", "fedavg"))
+    assert [ditto[name] for name in ("bytes_up", "bytes_down")] == [fedavg[name] for name in ("bytes_up", "bytes_down")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part; use one of them"),
+        (
+            {"fidelity": "official"},
+            "algorithm ditto cannot be used with server_stats official: the published code has one",
+        ),
+        (
+            {"robust": {"rule": "median"}, "weighting": "uniform"},
+            "algorithm ditto cannot be used with robust.rule median, which is for one model",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(settings, message):
+    with pytest.raises(fv.UsageError, match=message):
+        fv.run(config.Config(method="ditto", clients=4, rounds=1, **settings))
+
+
+def test_an_own_algorithm_has_personal_models_or_local_tensors():
+    algorithm, settings = fv.algorithms.ditto(fv.algorithms.scaffold()), config.Config(clients=4, rounds=1, lanes="1")
+    with pytest.raises(fv.UsageError, match="keep a part of the model"):
+        fv.run(config.Config(clients=4, rounds=1, local="^classifier/"), algorithm=algorithm)
+    wrong = algorithm._replace(personal=lambda hyper, grads, params, anchor: {})
+    with pytest.raises(fv.UsageError, match=r"algorithm\.personal: gradients"):
+        fv.run(settings, algorithm=wrong)
+    state = federated_round.init_state(worlds.TASK, algorithm, 3, jax.random.key(0), worlds.hyper())
+    assert isinstance(state.clients, Kept) and not isinstance(state.clients.local, local_part.LocalPart)

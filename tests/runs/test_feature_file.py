@@ -1,0 +1,186 @@
+"""`python -m fedvg_jax.prepare features`: its rows, its file, the task that it becomes, and its errors."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from fedvg_jax import data, prepare, sim
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.data import external
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.models import pretrained
+from fedvg_jax.runs import feature_file, registry
+
+RNG = np.random.default_rng(0)
+NAMES = ("ant", "bee", "cat")
+
+
+def save_images(path, rows=150, shape=(8, 8, 1), test=30):
+    x, y = RNG.integers(0, 256, (rows, *shape), np.uint8), (np.arange(rows) % len(NAMES)).astype(np.int64)
+    first = rows - test
+    np.savez(
+        path, x_train=x[:first], y_train=y[:first], x_test=x[first:], y_test=y[first:], class_names=np.array(NAMES)
+    )
+    return x, y
+
+
+@pytest.fixture
+def images(tmp_path):
+    return tmp_path / "images.npz", *save_images(tmp_path / "images.npz")
+
+
+def call(source, out, *flags):
+    flags = ["--dataset", "npz", "--data-dir", str(source), "--out", str(out), *flags]
+    return prepare.main(["features", "--model", "tinycnn", "--cache-dir", str(out.parent / "cache"), *flags])
+
+
+def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(images, tmp_path):
+    source, x, y = images
+    config = Config(model="tinycnn")
+    task = registry.named_task(config, (8, 8, 1), 3)
+    variables = task.init(jax.random.key(7))
+    pretrained.save(tmp_path / "weights.safetensors", variables, "tinycnn")
+    assert call(source, tmp_path / "f.npz", "--pretrained", str(tmp_path / "weights.safetensors"), "--float32") == 0
+    forward = jax.jit(lambda x: task.forward(*variables, Batch(x, y.astype(np.int32)), np.ones(len(x), bool), False)[0])
+    expected = np.asarray(forward(x).features).reshape(len(x), -1)
+    with np.load(tmp_path / "f.npz") as file:
+        assert file["x_train"].shape[0] == 120 and file["x_test"].shape[0] == 30
+        np.testing.assert_allclose(np.concatenate([file["x_train"], file["x_test"]]), expected, rtol=1e-5, atol=1e-6)
+        manifest = json.loads(str(file["manifest"]))
+    assert (manifest["model"], manifest["pretrained"], manifest["dtype"]) == (
+        "tinycnn",
+        "weights.safetensors",
+        "float32",
+    )
+    arrays = data.load("npz", tmp_path / "f.npz")
+    assert arrays.class_names == NAMES and arrays.num_train == 120
+    np.testing.assert_array_equal(arrays.y, y)
+
+
+def test_digests_name_the_weights_and_the_rows(images, tmp_path):
+    source, *_ = images
+    arrays = data.load("npz", source)
+    manifests = [
+        feature_file.write(tmp_path / f"{i}.npz", Config(model="tinycnn", seed=seed), rows)
+        for i, (seed, rows) in enumerate(
+            [(0, arrays), (0, arrays), (1, arrays), (0, arrays._replace(x=255 - arrays.x))]
+        )
+    ]
+    first, same, other_weights, other_rows = ((m["weights"], m["source"]) for m in manifests)
+    assert first == same
+    assert first[0] != other_weights[0] and first[1] == other_weights[1]
+    assert first[0] == other_rows[0] and first[1] != other_rows[1]
+
+
+def test_resized_images_have_the_features_of_images_enlarged_before(tmp_path):
+    x = RNG.integers(0, 256, (70, 4, 4, 3), np.uint8)
+    y = np.arange(70, dtype=np.int32) % 3
+    enlarged = np.asarray(jax.image.resize(x.astype(np.float32), (70, 12, 8, 3), "bilinear")).round().astype(np.uint8)
+    small, large = (Arrays("made", images, y, NAMES, 70) for images in (x, enlarged))
+    config = Config(model="tinycnn")
+    feature_file.write(tmp_path / "small.npz", config, small, (12, 8), np.float32)
+    feature_file.write(tmp_path / "large.npz", config, large, None, np.float32)
+    values = [np.load(tmp_path / name)["x_train"] for name in ("small.npz", "large.npz")]
+    np.testing.assert_array_equal(*values)
+
+
+def test_groups_stay_with_their_rows(tmp_path):
+    arrays = Arrays("made", RNG.integers(0, 256, (9, 8, 8, 1), np.uint8), np.arange(9) % 3, NAMES, 9, np.arange(9) // 2)
+    feature_file.write(tmp_path / "f.npz", Config(model="mlp"), arrays)
+    again = data.load("npz", tmp_path / "f.npz")
+    assert again.groups.tolist() == arrays.groups.tolist() and again.x.dtype == np.float16
+
+
+def test_interrupted_call_leaves_no_file(images, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        feature_file.write(folder / "f.npz", Config(model="mlp"), data.load("npz", images[0]), progress=stop)
+    assert not list(folder.iterdir())
+
+
+def test_features_that_16_bits_cannot_hold_are_refused(tmp_path):
+    arrays = Arrays("table", np.full((3, 2), 1e6, np.float32), np.arange(3, dtype=np.int32), NAMES, 3)
+    with pytest.raises(UsageError, match=r"rows 0 to 2 exceed float16; use --float32"):
+        feature_file.write(tmp_path / "f.npz", Config(model="linear"), arrays)
+
+
+# --- a task on features
+
+
+@pytest.fixture
+def features(tmp_path):
+    rng = np.random.default_rng(1)
+    y = np.arange(240) % 3
+    x = (rng.normal(size=(240, 12)) + 3 * np.eye(3, 12)[y]).astype(np.float16)
+    np.savez(tmp_path / "features.npz", x_train=x[:180], y_train=y[:180], x_test=x[180:], y_test=y[180:],
+             class_names=np.array(NAMES))  # fmt: skip
+    return tmp_path / "features.npz"
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "official"])
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_fedvg_learns_on_features(features, tmp_path, capsys, partition, model):
+    flags = ["--model", model, "--clients", "4", "--join-ratio", "0.5", "--rounds", "8", "--lr", "0.1", "--alpha", "1"]
+    flags += ["--partition", partition, "--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]
+    assert sim.main(["--dataset", "npz", "--data-dir", str(features), *flags]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test_accuracy_final"] > 0.8
+
+
+def test_features_of_other_images_are_an_external_validation_set(features, tmp_path):
+    target = data.load("npz", features)
+    x, y = external.load("npz", features, target)
+    np.testing.assert_array_equal(x, target.x[:180])
+    np.testing.assert_array_equal(y, target.y[:180])
+    flags = ["--model", "linear", "--clients", "4", "--join-ratio", "0.5", "--rounds", "2", "--alpha", "1"]
+    flags += ["--validation.source", "npz", "--validation.data-dir", str(features), "--out", str(tmp_path / "run")]
+    assert sim.main(["--dataset", "npz", "--data-dir", str(features), "--cache-dir", str(tmp_path / "c"), *flags]) == 0
+
+
+def test_external_rows_of_another_kind_are_refused(features, images):
+    for target, source in ((features, images[0]), (images[0], features)):
+        with pytest.raises(UsageError, match="must come from one network"):
+            external.load("npz", source, data.load("npz", target))
+
+
+def test_features_that_are_not_finite_are_refused(tmp_path):
+    np.savez(tmp_path / "f.npz", x=np.array([[1.0, 2.0], [np.nan, 1.0]]), y=np.array([0, 1]))
+    with pytest.raises(UsageError, match="row 1 are not finite"):
+        data.load("npz", tmp_path / "f.npz")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lr", "0.1"], "--lr is not an option of prepare features"),
+        (["--model", "gru"], "features of places"),
+        (["--model", "lenet5"], "needs images of 16 x 16"),
+        (["--image-size", "big"], "image_size must be"),
+    ],
+)
+def test_command_that_cannot_work_is_refused_in_one_line(images, tmp_path, capsys, flags, message):
+    assert call(images[0], tmp_path / "f.npz", *flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and not (tmp_path / "f.npz").exists()
+
+
+@pytest.mark.parametrize("missing", ["dataset", "model", "out"])
+def test_missing_flag_is_named(capsys, missing):
+    flags = {"dataset": "digits", "model": "mlp", "out": "f.npz"}
+    flags.pop(missing)
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert prepare.main(["features", *words]) == 2
+    assert f"needs --{missing}" in capsys.readouterr().err
+
+
+def test_existing_file_is_not_overwritten(images, tmp_path, capsys):
+    (tmp_path / "f.npz").write_bytes(b"mine")
+    assert call(images[0], tmp_path / "f.npz") == 2
+    assert "exists" in capsys.readouterr().err and (tmp_path / "f.npz").read_bytes() == b"mine"

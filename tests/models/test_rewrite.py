@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 
 import fedvg_jax as fv
-from fedvg_jax.models.conv import rewrite
+from fedvg_jax.models.conv import laid, rewrite
 
 DRAWS = 16
 
@@ -83,6 +83,56 @@ def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals
     )
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def layered(x, w1, w2, scale, features_last):
+    """Two convolutions with what networks have between them: batch statistics, masks, residuals, poolings."""
+    space, kernel = ("NHWC", "HWIO") if features_last else ("NCHW", "OIHW")
+    vector = (1, 1, 1, -1) if features_last else (1, -1, 1, 1)
+    window = (1, 2, 2, 1) if features_last else (1, 1, 2, 2)
+    axes = (0, 1, 2) if features_last else (0, 2, 3)
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=(space, kernel, space))
+
+    y = convolve(x, w1)
+    y = (y - y.mean(axes, keepdims=True)) * lax.rsqrt(y.var(axes, keepdims=True) + 1e-3) + scale.reshape(vector)
+    y = jnp.where(jnp.arange(y.size).reshape(y.shape) % 3 > 0, nn.relu(y), nn.gelu(y))  # a mask in the order of axes
+    z = convolve(y, w2)
+    residual = jnp.maximum(z, 0.1) + y  # tiles of 4 x 4 and of 2 x 2, for some sizes
+    pooled = lax.reduce_window(nn.silu(residual), -jnp.inf, lax.max, window, window, "VALID")
+    return convolve(pooled, w2).sum(axes), nn.relu(jnp.tanh(pooled) ** 2), z[:, ::2].cumsum(1)
+
+
+@pytest.mark.parametrize("features_last", [True, False])
+@pytest.mark.parametrize(("size", "side"), [((10, 8), 5), ((12, 8), 3), ((5, 7), 5)])
+def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, size, side, features_last):
+    rng = np.random.default_rng(0)
+    x, w1, w2 = (rng.normal(size=shape) for shape in ((2, *size, 3), (side, side, 3, 32), (3, 3, 32, 32)))
+    if not features_last:
+        x, w1, w2 = x.transpose(0, 3, 1, 2), w1.transpose(3, 2, 0, 1), w2.transpose(3, 2, 0, 1)
+    function = functools.partial(layered, features_last=features_last)
+    operands = tuple(map(jnp.asarray, (x, 0.1 * w1, 0.1 * w2, rng.normal(size=32))))
+    fast, original = (
+        jax.jit(functools.partial(derivatives, f))(operands) for f in (rewrite.fast_convolutions(function), function)
+    )
+    for actual, expected in zip(jax.tree.leaves(fast), jax.tree.leaves(original), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+
+
+def test_images_stay_innermost_until_they_are_flattened(monkeypatch):
+    ordered = []
+    array = laid.Laid.array
+    monkeypatch.setattr(laid.Laid, "array", lambda self: ordered.append(self.shape) or array(self))
+
+    def network(x, w):
+        for _ in range(2):
+            x = nn.Conv(3, (3, 3)).apply({"params": {"kernel": w, "bias": w[0, 0, 0]}}, x)
+            x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
+        return x.reshape(len(x), -1)
+
+    jax.eval_shape(rewrite.fast_convolutions(network), jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 3)))
+    assert ordered == [(2, 2, 2, 3)]
 
 
 def test_nested_functions_are_evaluated_by_the_rules(x64):
@@ -171,3 +221,20 @@ def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64
     assert calls
     monkeypatch.setattr(rewrite, "_has_rule", lambda jaxpr: False)
     np.testing.assert_allclose(fast, history(task), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("side", "lines"), [(12, 1), (3, 0)])
+def test_a_run_says_once_which_operation_stays_slow(caplog, side, lines):
+    class Convolution(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(nn.Conv(1, (side, side))(x).mean((1, 2)))
+
+    x, y = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32), np.arange(40) % 2
+    task = fv.linen_task(Convolution(), optax.softmax_cross_entropy_with_integer_labels, x[:1])
+    config = fv.Config(clients=2, rounds=2, batch_size=4, devices="1")
+    fv.run(config, data=(x, y), partition=np.array_split(np.arange(40), 2), task=task)
+    slow = [record.getMessage() for record in caplog.records if "slow in a loop" in record.getMessage()]
+    assert len(slow) == lines
+    expected = f"conv_general_dilated of [3, 4, 4, 1] and [{side}, {side}, 1, 1]; fast are kernels"
+    assert all(expected in line and "at most 128" in line and "\n" not in line for line in slow)

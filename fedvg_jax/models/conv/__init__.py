@@ -18,6 +18,7 @@ where (i, j) is a *tap* of the kernel w and s the stride:
   an axis of their own (`--conv planes`; chosen on a CPU for tinycnn, cnn and lenet5).
 - `selection`: turns `--conv NAME` into one of these, for a given hardware (`core.hardware` holds the table).
 - `rewrite`: applies all of this to any function, such as a user's network.
+- `laid`: images of such a function that stay innermost from one layer to the next.
 
 `lax` is XLA's own convolution, chosen on accelerators for images above 64 x 64 pixels.
 """

@@ -13,7 +13,7 @@ four times as wide.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -92,20 +92,6 @@ def images_last() -> Layout:
         return _convolve_widened(x, w) if widened else _convolve(x, w)
 
     return Layout(-1, -4, from_nhwc, lambda x, w, padding: _convolve(_pad(x, w, padding), w), convolve_pooled)
-
-
-def convolve_small(x: Array, w: Array, pads: Sequence[tuple[int, int]]) -> Array:
-    """Convolves x [B, H, W, C] with w [r, s, C, O] at stride 1 with the images innermost; returns [B, P, Q, O]."""
-    layout = images_last()
-    x = jnp.pad(x, ((0, 0), *pads, (0, 0))).transpose(3, 1, 2, 0)
-    y = layout.convolve_pooled(x, w, "VALID")
-    if y.ndim == 7:  # [(a, b), t, u, C, H, W, B], where pixel (p, q) is at p = (H t + t) 2 + a, q = (W u + u) 2 + b
-        y = y.reshape(2, 2, *y.shape[1:]).transpose(7, 5, 2, 0, 6, 3, 1, 4)
-        return y.reshape(len(y), y.shape[1] * y.shape[2] * 2, y.shape[4] * y.shape[5] * 2, -1)
-    if y.ndim == 5:
-        y = y.transpose(4, 2, 0, 3, 1)
-        return y.reshape(len(y), y.shape[1] * y.shape[2], *y.shape[3:])
-    return y.transpose(3, 1, 2, 0)
 
 
 def max_pool(x: Array, k: int) -> Array:

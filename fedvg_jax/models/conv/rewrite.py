@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,17 +20,17 @@ from jax.extend import core
 
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Task
-from fedvg_jax.models.conv import selection
-from fedvg_jax.models.conv.layout import convolve_small, first_max
+from fedvg_jax.models.conv import laid, selection
+from fedvg_jax.models.conv.layout import first_max
 
 F = TypeVar("F", bound=Callable)
 
-_MAX_TAPS = 128
+MAX_TAPS = 128
 """Taps of a kernel, or entries of a pooling window, up to which each becomes a slice; more take long to compile."""
 
 _MAX_SMALL = 32
-"""Input channels up to which a convolution moves the images innermost, and back. The CNN's local steps then take 1.4
-times those of the shipped model, which keeps them there, and 2.1 times otherwise; one core, batches of 30."""
+"""Input channels up to which a convolution moves the images innermost. The CNN's local steps then take 0.97 times those
+of the shipped model, and 2.1 times otherwise; one core, batches of 32."""
 
 
 def fast_task(task: Task) -> Task:
@@ -56,6 +56,30 @@ def fast_convolutions(function: F) -> F:
     [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
     return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function)
+
+
+def remaining_operations(function: Callable, *args) -> list[str]:
+    """Returns the convolutions and max-poolings that a function, such as one of `fast_convolutions`, leaves to XLA.
+
+    Args:
+        function: of pytrees of arrays.
+        args: its arguments, or their shapes.
+
+    >>> x, w = jnp.ones((1, 1, 3, 3)), jnp.ones((1, 1, 2, 2))
+    >>> remaining_operations(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), x, w)
+    ['conv_general_dilated of [1, 1, 3, 3] and [1, 1, 2, 2]']
+    """
+
+    def names(jaxpr: core.Jaxpr) -> Iterator[str]:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in _RULES:
+                yield f"{eqn.primitive.name} of " + " and ".join(
+                    str(list(getattr(x.aval, "shape", ()))) for x in eqn.invars
+                )
+            for inner in core.jaxprs_in_params(eqn.params):
+                yield from names(inner)
+
+    return list(dict.fromkeys(names(jax.make_jaxpr(function)(*args).jaxpr)))
 
 
 def _rewritten(function: F) -> F:
@@ -94,6 +118,11 @@ def _has_rule(jaxpr: core.Jaxpr) -> bool:
 
 def _evaluate(closed: core.ClosedJaxpr, *args) -> list[Any]:
     """Evaluates a jaxpr as `jax.core.eval_jaxpr` does, but by the rules of this module."""
+    return list(map(laid.array, _evaluate_laid(closed, *args)))
+
+
+def _evaluate_laid(closed: core.ClosedJaxpr, *args) -> list[Any]:
+    """As `_evaluate`; arguments and results may be laid."""
     jaxpr, values = closed.jaxpr, {}
 
     def read(atom):
@@ -102,23 +131,35 @@ def _evaluate(closed: core.ClosedJaxpr, *args) -> list[Any]:
     values.update(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
-        operands, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
-        results = None
-        if name in _RULES:
-            results = _RULES[name](*operands, **eqn.params)
-        elif name in _NESTED and any(map(_has_rule, core.jaxprs_in_params(eqn.params))):
-            results = _NESTED[name](*operands, **eqn.params)
-        if results is None:
-            names = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
-            alone = jaxpr.replace(constvars=[], invars=names, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
-            results = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*map(read, names))
-        values.update(zip(eqn.outvars, results, strict=True))
+        values.update(zip(eqn.outvars, _results(jaxpr, eqn, [read(atom) for atom in eqn.invars]), strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _results(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    """Returns the results of one operation of a jaxpr; operands and results may be laid."""
+    name = eqn.primitive.name
+
+    def original(*operands):
+        names = [atom for atom in eqn.invars if not isinstance(atom, core.Literal)]
+        alone = jaxpr.replace(constvars=[], invars=names, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
+        pairs = zip(operands, eqn.invars, strict=True)
+        return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*[x for x, a in pairs if not isinstance(a, core.Literal)])
+
+    results = _RULES[name](*operands, **eqn.params) if name in _RULES else None
+    has_laid = any(isinstance(x, laid.Laid) for x in operands)
+    if results is None and has_laid:
+        results = laid.apply(eqn, operands, original)
+    if results is None and name in _NESTED:
+        inner = core.jaxprs_in_params(eqn.params)
+        if any(map(_has_rule, inner)) or (has_laid and _NESTED[name] is _jit):
+            operands = operands if _NESTED[name] is _jit else list(map(laid.array, operands))
+            results = _NESTED[name](*operands, **eqn.params)
+    return original(*map(laid.array, operands)) if results is None else results
 
 
 # --- nested functions ------------------------------------------------------------------------------------------------
 def _jit(*operands, jaxpr: core.ClosedJaxpr, **_) -> list[Any]:
-    return _evaluate(jaxpr, *operands)
+    return _evaluate_laid(jaxpr, *operands)
 
 
 def _checkpoint(*operands, jaxpr: core.Jaxpr, policy, prevent_cse, **_) -> list[Any]:
@@ -155,22 +196,38 @@ _NESTED |= {"while": _while}
 
 
 # --- rules: return None where the original operation is to remain ----------------------------------------------------
-def _convolve(x: Array, w: Array, *, dimension_numbers, batch_group_count: int, **params) -> list[Array] | None:
+def _convolve(x: Any, w: Any, *, dimension_numbers, batch_group_count: int, **params) -> list[Any] | None:
     """Convolves in any layout, as NHWC and HWIO."""
     lhs, rhs, out = dimension_numbers
+    w = laid.array(w)
     is_real = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype == w.dtype
-    if batch_group_count != 1 or not is_real or x.ndim < 3:
+    if batch_group_count != 1 or not is_real or w.ndim < 3:
         return None
-    x = x.transpose(lhs[0], *lhs[2:], lhs[1])
+    size = math.prod(x.shape[axis] for axis in lhs[2:])
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
-    y = _convolve_channels_last(x, w, **params)
-    if y is None:
+    if params["preferred_element_type"] not in (None, x.dtype) or hw.auto_conv(size) == "lax":
         return None
+    if not all(x.shape) or not w.size or math.prod(w.shape[:-2]) > MAX_TAPS:
+        return None
+    is_plain = params["feature_group_count"] == 1 and {*params["lhs_dilation"], *params["rhs_dilation"]} == {1}
+    is_plain &= all(0 <= low < k and high >= 0 for (low, high), k in zip(params["padding"], w.shape[:-2], strict=True))
+    is_plain &= w.ndim == 4
+    is_small = hw.choices().layout == "images_last" and w.shape[-2] <= _MAX_SMALL
+    if is_plain and is_small and {*params["window_strides"]} == {1} and params["precision"] is None:
+        axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
+        return [laid.convolve(x, w, params["padding"], axes, out)]
+    x = laid.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
+    if is_plain:
+        y = selection.convolution("auto")(
+            x, w, params["window_strides"], params["padding"], precision=params["precision"]
+        )
+    else:
+        y = _convolve_any(x, w, **params)
     axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]  # of y, in the order of `out`: images, channels, space
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
 
 
-def _convolve_channels_last(
+def _convolve_any(
     x: Array,
     w: Array,
     *,
@@ -180,22 +237,9 @@ def _convolve_channels_last(
     rhs_dilation: Sequence[int],
     feature_group_count: int,
     precision,
-    preferred_element_type=None,
     **_,
-) -> Array | None:
-    """Convolves x [N, ..., C] with w [..., C / G, O]; None where the original operation is to remain."""
-    size = math.prod(x.shape[1:-1])
-    if preferred_element_type not in (None, x.dtype) or hw.auto_conv(size) == "lax":
-        return None
-    if not x.size or not w.size or math.prod(w.shape[:-2]) > _MAX_TAPS:
-        return None
-    is_plain = feature_group_count == 1 and {*lhs_dilation, *rhs_dilation} == {1}
-    is_usual = all(0 <= low < k and high >= 0 for (low, high), k in zip(padding, w.shape[:-2], strict=True))
-    if is_plain and is_usual and x.ndim == 4:
-        is_small = hw.choices().layout == "images_last" and x.shape[-1] <= _MAX_SMALL
-        if is_small and {*window_strides} == {1} and precision is None:
-            return convolve_small(x, w, padding)
-        return selection.convolution("auto")(x, w, window_strides, padding, precision=precision)
+) -> Array:
+    """Convolves x [N, ..., C] with w [..., C / G, O]."""
     pads = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
     slices = _slices(x, w.shape[:-2], window_strides, rhs_dilation)
@@ -225,11 +269,15 @@ def _slices(x: Array, window: Sequence[int], strides: Sequence[int], dilation: S
 
 
 def _max_pool(
-    x: Array, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
-) -> list[Array] | None:
+    x: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+) -> list[Any] | None:
     """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation."""
     is_plain = {*base_dilation, *window_dilation} == {1} and jnp.issubdtype(x.dtype, jnp.floating)
-    if not is_plain or not x.size or math.prod(window_dimensions) > _MAX_TAPS:
+    is_laid = is_plain and type(x) is laid.Laid
+    if is_laid and (pooled := laid.max_pool(x, window_dimensions, window_strides, padding)):
+        return [pooled]
+    x = laid.array(x)
+    if not is_plain or not x.size or math.prod(window_dimensions) > MAX_TAPS:
         return None
     if hw.auto_conv(math.prod(x.shape[1:-1])) == "lax":  # without the rule, the CNN's steps take 1.36 times as long
         return None

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run
+from run_folders import write_json, write_run, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")

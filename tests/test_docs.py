@@ -74,6 +74,17 @@ def test_every_piece_is_in_a_page_and_every_marker_has_a_piece(extension):
     assert named - OF_OTHERS == pieces(extension("generated")).keys() - OF_OTHERS
 
 
+def test_pages_are_plain_markdown():
+    """No link without a text, no role, and no directive, except lists of pages."""
+    for page in WRITTEN:
+        with naming(page.name):
+            text = page.read_text(encoding="utf-8")
+            assert not re.search(r"\[\]\(", text), "a link without a text"
+            assert not re.search(r"\{[a-z:]+\}`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)), "a role"
+            directives = set(re.findall(r"^(?:```|:::)\{([a-z-]+)\}", text, re.M))
+            assert directives == {"index.md": {"toctree"}, "changelog.md": {"include"}}.get(page.name, set())
+
+
 def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
     pytest.importorskip("scipy", reason="reports need the report extra")
     from run_folders import write_sweep

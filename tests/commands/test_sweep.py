@@ -91,11 +91,30 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
     assert set(seeds("--config", str(file), "--partition-seed", "follow").values()) == {(3, 3), (4, 4)}
 
 
+def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
+    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").grid
+    assert {(p.config.seed, p.config.partition_seed) for p in grid.points.points} == {(1000, 1000), (1001, 1001)}
+    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").grid
+    assert {p.config.partition_seed for p in grid.points.points} == {42}
+
+
+def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
+    line = "all seeds share one partition (--partition-seed 42)"
+    assert line in sweep.opening_lines(read("--seed", "0:2", "--partition-seed", "42"))[1]
+    for words in (["--seed", "0:2"], ["--seed", "0"], ["--seed", "0:2", "--partition-seed", "0:2"]):
+        assert not any("share one partition" in text for text in sweep.opening_lines(read(*words)))
+
+
 def test_a_folder_of_seeds_that_share_a_partition_is_not_extended_by_seeds_that_do_not(run, tmp_path):
     assert run("--seed", "0:2", "--partition-seed", "42", "--rounds", "1")[0] == 0
     code, _, err = run("--seed", "0:3", "--rounds", "1")
     assert code == 2 and err.count("\n") == 1 and "ran with other settings: partition_seed 42 -> 0" in err
     assert run("--seed", "0:3", "--partition-seed", "42", "--rounds", "1")[0] == 0
+
+
+def test_a_table_prints_methods_as_papers_do(run):
+    code, out, _ = run("--method", "uniform", "fedprox+val_loss", "--seed", "0", "--rounds", "1")
+    assert code == 0 and "│ uniform " in out and "│ FedProx + val_loss " in out
 
 
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
@@ -377,6 +396,13 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
         assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
+
+
+def test_settings_tuned_by_a_file_are_chosen_on_validation_by_the_same_flag(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text("[axes]\nseed = [0]\n[tune]\nlr = [0.1, 0.2]\n")
+    words = ["--config", str(file), "--tune-seeds", "7"]
+    assert read(*words, "--select", "val").grid == read(*words).grid
 
 
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():

@@ -104,6 +104,13 @@ def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
     np.testing.assert_allclose(score(make(norm=norm, per_element=True), measured_norms), expected, rtol=1e-12)
 
 
+def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
+    ones = jax.tree.map(np.ones_like, tensors())
+    for norm, layer in (("l1", "tensor"), ("l2", "tensor"), ("l1", "module"), ("l2", "module")):
+        rule = make(norm=norm, layer=layer, per_element=True)
+        np.testing.assert_allclose(score(rule, measured(ones, norm)), np.ones(K), rtol=1e-12)
+
+
 # --- which count
 
 

@@ -134,6 +134,16 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path
         np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
 
 
+def test_two_simulations_run_in_one_process(tmp_path):
+    """Both built at the same place of the same program, as a sweep or a notebook does."""
+    config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
+    for seed in range(2):
+        sim = simulation.simulation(replace(config, seed=seed), data=worlds.images(80))
+        chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
+        assert state.round == 1
+
+
 def test_a_round_that_changes_a_shape_of_its_state_is_refused_by_the_leaf_s_name(round_step):
     def step(state, *arguments):
         state, metrics = round_step(state, *arguments)

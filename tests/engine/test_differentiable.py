@@ -158,6 +158,10 @@ def test_the_loop_takes_the_given_number_of_steps(x64, options, count):
     np.testing.assert_allclose((value, slope), (x if count else expected, derivative), rtol=1e-12)
 
 
+def test_a_loop_that_is_too_short_returns_nan(x64):
+    assert np.isnan(scalar_rounds()(1.1, jnp.int32(9), 0.7)[0])
+
+
 QUADRATIC = worlds.uneven()
 
 
@@ -245,6 +249,13 @@ def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon):
         product = contraction(first, lr) * contraction(last, lr) if is_whole else np.zeros(3)
         np.testing.assert_allclose(joined(by_start), product, rtol=1e-12)
     assert f._cache_size() == 1
+
+
+def test_a_horizon_changes_no_metrics(x64):
+    at = jnp.asarray(0.3), worlds.QUADRATIC.init(None).params
+    (_, expected), (_, metrics) = (horizon_of_rounds(horizon)[0](*at)[0] for horizon in (5, 1))
+    assert expected.train_loss.shape == (2, 3) and np.ptp(expected.train_loss) > 0
+    worlds.assert_close(metrics, expected, 1e-12)
 
 
 def test_clients_with_more_steps_than_the_loop_count_as_diverged(x64):

@@ -121,3 +121,13 @@ def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_preci
             assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(dtype)}
             tolerance = float(jnp.finfo(dtype).eps)
             worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), weights), expected, tolerance)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+@pytest.mark.parametrize("function", WEIGH)
+def test_a_norm_of_0_gives_finite_weights_and_gradients(function, eps):
+    def first(norms):
+        return WEIGH[function](norms, eps=eps)["w"][0]
+
+    value, slope = worlds.jit(jax.value_and_grad(first))({"w": jnp.array([0.0, 1.0, 3.0])})
+    assert np.isfinite(value) and np.isfinite(slope["w"]).all()

@@ -164,6 +164,12 @@ def test_one_outlier_moves_the_mean_and_no_robust_rule(name, sign):
     jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), joined_model.params, model.params)
 
 
+def test_trimming_nothing_equals_the_mean(x64):
+    model, clients = returns()
+    joined_model = joined(robust.trimmed_mean(0.0), model, clients, weights_of(model))
+    worlds.assert_close(joined_model, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
+
+
 def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
     for hundredths in range(50):
         cuts = robust._cuts(hundredths / 100, 200)
@@ -209,6 +215,14 @@ def test_with_a_huge_norm_and_no_noise_clipping_is_the_mean_to_the_bit(absent):
     models = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
     jax.tree.map(np.testing.assert_array_equal, *models)
     assert not np.array_equal(models[0].params["a"], model.params["a"])
+
+
+def test_no_client_moves_the_clipped_mean_by_more_than_its_share_of_the_norm(x64):
+    model, clients = returns(spread=100.0)
+    weights = weights_of(model, [k for k in range(K) if k != 3])
+    joined_model = joined(robust.clipped_mean, model, clients, weights, clip_norm=0.5)
+    moved = jax.tree.map(lambda a, b: np.asarray(a - b).ravel(), joined_model.params, model.params)
+    assert np.linalg.norm(np.concatenate(jax.tree.leaves(moved))) == pytest.approx(0.5, rel=1e-12)
 
 
 def test_the_noise_has_the_stated_deviation_on_trained_tensors_only(x64):

@@ -82,6 +82,10 @@ def test_another_round_or_seed_draws_other_minibatches(other):
     assert not np.array_equal(*(minibatches_of(schedule, list(schedule.clients).index(6)) for schedule in (a, b)))
 
 
+def test_the_same_round_is_reproduced():
+    assert same(make(5), make(5))
+
+
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 def test_clients_drop_out_with_their_probability(probability):
     """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20 at 0.3."""
@@ -104,6 +108,14 @@ def test_every_round_has_its_own_permutation_of_the_cohort():
 def test_every_round_and_seed_has_its_own_key():
     keys = [tuple(make(number, seed=seed).key) for number in range(20) for seed in range(3)]
     assert len(set(keys)) == 60
+
+
+@given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 99))
+def test_a_straggler_s_epochs_lie_between_the_fewest_and_the_most(fewest, spread, seed):
+    """Of a client with 8 rows, in batches of 4: two steps an epoch."""
+    schedule = make(seed=seed, train_rows=clients_of([8] * 5), local_epochs=(fewest, fewest + spread), capacity=128)
+    epochs = schedule.num_steps / 2
+    assert (fewest <= epochs).all() and (epochs <= fewest + spread).all() and (epochs % 1 == 0).all()
 
 
 def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_every_number():
@@ -185,6 +197,11 @@ def test_every_row_is_used_once_per_epoch_except_a_last_single_row(size, epochs,
         used = epoch[epoch >= 0]
         assert len(used) == size - skipped == len(set(used)) and set(used) <= set(rows)
         assert np.array_equal(epoch.reshape(-1)[: len(used)], used)  # padding comes last
+
+
+def test_every_epoch_has_its_own_order():
+    epochs = np.split(schedules.minibatches(np.arange(40), 5, 8, np.random.default_rng(0)), 5)
+    assert len({tuple(epoch.reshape(-1)) for epoch in epochs}) == 5
 
 
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 3), st.booleans())
@@ -317,6 +334,15 @@ def test_lanes_of_one_device_reach_the_optimal_makespan(num_steps, num_lanes):
     assert makespan(lane_plan.plan_lanes(num_steps, num_lanes, num_lanes)) == max(longest, share)
 
 
+@given(STEPS, st.integers(1, 14))
+def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes):
+    """The client that ends last began when every lane was busy: makespan <= (total - last) / L + last."""
+    total, longest = num_steps.sum(), num_steps.max()
+    assert (
+        makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= total / num_lanes + (1 - 1 / num_lanes) * longest + 1e-9
+    )
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
 def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes):
     """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here by exhaustive search."""
@@ -325,3 +351,7 @@ def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes
         for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
     )
     assert makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
+
+
+def test_one_lane_takes_the_sum_of_all_steps():
+    assert makespan(lane_plan.plan_lanes(np.array([3, 0, 5, 1]), 1)) == 9

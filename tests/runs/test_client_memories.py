@@ -251,3 +251,15 @@ def test_every_kind_of_memory_gives_the_same_states(run, changes, devices):
         assert_equal_runs(history, expected[0])
         for some, every in zip(states, expected[1], strict=True):
             assert_equal_states(some, every)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_three_devices_resumes_on_one(run, tmp_path):
+    expected = run("all", given=None, algorithm="feddyn", optimiser_state="reset")[0]
+    for first, then in (("device", "host"), ("host", "device")):
+        out, settings = tmp_path / first, {"given": None, "algorithm": "feddyn", "optimiser_state": "reset"}
+        run(first, callbacks=False, devices="3", rounds=2, out=out, **settings)
+        found = run(then, out=out, resume=str(out), **settings)[0]
+        for one, other in zip(found.records, expected.records, strict=True):
+            assert one["clients"] == other["clients"]
+            np.testing.assert_allclose(one["test_loss"], other["test_loss"], rtol=1e-5)

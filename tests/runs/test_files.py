@@ -176,6 +176,18 @@ def test_first_signal_is_collected_and_the_second_interrupts():
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
+def test_equal_signals_at_once_count_once(monkeypatch):
+    """GNU timeout sends one to the process and one to its group."""
+    seconds = itertools.chain([5.0, 5.0 + stop_signals.MERGED / 2], itertools.repeat(5.0 + 2 * stop_signals.MERGED))
+    monkeypatch.setattr(stop_signals, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
+    with stop_signals.catch_signals() as requests:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert requests.stop == ["SIGTERM"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_steady_stream_of_equal_signals_counts_more_than_once(monkeypatch):
     """Equal signals count once within `MERGED` of the one that counted, not within `MERGED` of each other."""
     clock = (5.0 + i * stop_signals.MERGED * 0.6 for i in itertools.count())
@@ -316,6 +328,12 @@ def test_file_without_a_json_object_is_named_in_one_line(tmp_path, content, mess
     path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{message}[^\n]*\Z"):
         files.read_object(path)
+
+
+def test_unreadable_json_file_is_named(tmp_path):
+    for path in (tmp_path / "gone.json", tmp_path):
+        with pytest.raises(UsageError, match=rf"{path} cannot be read: "):
+            files.read_object(path)
 
 
 # --- the cache folder

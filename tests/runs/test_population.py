@@ -209,6 +209,10 @@ def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_b
     assert scored(9, task=worlds.QUADRATIC) == 9
 
 
+def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
+    assert scored(161, batch_size=32) == 161
+
+
 def test_resuming_with_other_external_validation_images_is_refused(tmp_path, monkeypatch):
     """The manifest has a digest of these images beside those of data and partition."""
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)

@@ -109,7 +109,7 @@ def simulate_for(
 
 def _state_shapes(config: Config, state: Any, executor: Any, machine: programs.Machine) -> tuple[Any, Any]:
     """Returns the shapes of a state with the rows of memories that the machine needs, and their placement."""
-    of_clients = client_memories.memories_of(state)
+    of_clients = state.clients
     num_rows = max((len(leaf) for leaf in jax.tree.leaves(of_clients)), default=1)
     client_bytes = memory.num_bytes(of_clients) // num_rows
     placed = client_memories.choose(config, client_bytes, simulation.MAX_ROUNDS, machine.hardware, executor.rows)

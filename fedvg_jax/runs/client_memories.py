@@ -387,14 +387,14 @@ def own_parts(placement: Placement, store: Store | None, state: SimState, client
         return ()
     if store is not None:
         rows = store.row_of[clients]
-        own = jax.tree.map(lambda leaf: leaf[rows], store.memories[0].local)
+        own = jax.tree.map(lambda leaf: leaf[rows], store.memories.local)
         return processes.place(own, _replicated(placement.sharding))
     rows = clients.astype(np.int32)
     if not is_by_client(state):
         owners = np.asarray(state.memory_clients)
         row_of = {client: row for row, client in enumerate(owners.tolist()) if client >= 0}
         rows = np.array([row_of.get(client, -1) for client in clients.tolist()], np.int32)
-    return _taking(placement.sharding)(state.clients.local, placement.fresh[0].local, rows)
+    return _taking(placement.sharding)(state.clients.local, placement.fresh.local, rows)
 
 
 @functools.cache

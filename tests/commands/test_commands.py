@@ -109,13 +109,18 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
     np.savez(folder / "cifar10.npz", x=rng.integers(0, 256, (120, 32, 32, 3), np.uint8), y=np.arange(120) % 10)
+    np.savez(folder / "cifar10_features.npz", x=rng.normal(size=(120, 6)).astype(np.float16), y=np.arange(120) % 10)
     np.save(folder / "x.npy", rng.integers(0, 256, (120, 8, 8, 1), np.uint8))
     np.save(folder / "y.npy", np.arange(120) % 10)
     parts = {"train": 60, "val": 20, "test": 20}
     images = {f"{part}_images": rng.integers(0, 256, (size, 28, 28), np.uint8) for part, size in parts.items()}
     labels = {f"{part}_labels": (np.arange(size) % 11)[:, None].astype(np.uint8) for part, size in parts.items()}
     np.savez(folder / "organamnist.npz", **images, **labels)
-    return {"DIR": str(folder), "N": "4", **{name: str(folder / name) for name in ("FILE", "FILE.npz", "FILE.json")}}
+    return {
+        "DIR": str(folder),
+        "N": "4",
+        **{name: str(folder / name) for name in ("FILE", "FILE.npz", "FILE.json", "cifar10_features.npz")},
+    }
 
 
 @pytest.fixture
@@ -209,7 +214,7 @@ def test_documented_preparations_work(small, capsys):
         if "tfds:" in command or "hf:" in command:
             config, downloads = small(prepare.parse, command)
             assert config.dataset in ("tfds:NAME", "hf:ylecun/mnist") and downloads == ("--download" in command)
-        elif "prepare NAME" not in command:
+        elif "prepare NAME" not in command and "prepare features" not in command:  # see test_feature_file.py
             assert small(prepare.main, command, "--clients", "3", "--alpha", "100", "--min-samples", "2") == 0
             assert "to validate" in capsys.readouterr().out
 

@@ -164,7 +164,7 @@ def test_plans_count_the_part_of_one_device(cache, monkeypatch):
     for devices in (1, 3):
         simulated(cache, devices)
     one, three = estimates
-    row = 4 * (3 + 1 + 1 + 3)
+    row = 4 * (3 + 1 + 1)
     assert one[memory.STATE] - three[memory.STATE] == 2 * (22 - 8) * row
     assert three["memories of a cohort"] == 2 * 4 * row and "memories of a cohort" not in one
 

@@ -39,7 +39,7 @@ def table_config(**settings) -> Config:
         (table_config(validation={"pixel_noise": 0.1}), "validation.pixel_noise 0.1 is for images.*use 0"),
         (text_config(validation={"rho": 0.5}), "validation.rho 0.5 needs class labels"),
         (
-            table_config(validation={"source": "npz", "data_dir": "x"}, val_ratio=0.0),
+            text_config(validation={"source": "npz", "data_dir": "x"}, val_ratio=0.0),
             "validation.source npz is for images.*use --validation.source clients",
         ),
     ],

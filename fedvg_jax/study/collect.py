@@ -99,7 +99,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + _tuned(sweeps) + notes + mixed + unplaced + different),
+        notes=tuple(_shared_partition(cells) + _local(runs) + _tuned(sweeps) + notes + mixed + unplaced + different),
     )
 
 
@@ -116,6 +116,16 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
                 " without --partition-seed draws one for every seed"
             ]
     return []
+
+
+def _local(points: Sequence[Point]) -> list[str]:
+    """Returns a line if tensors of some run stay with the clients."""
+    if not any(point.config and point.config.local for point in points):
+        return []
+    return [
+        "where tensors stay with the clients, accuracies are those of the global model, whose local tensors nobody"
+        " trains; runs with --record personal_accuracy have the clients' own in the table clients"
+    ]
 
 
 def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:

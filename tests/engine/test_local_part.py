@@ -226,6 +226,12 @@ def _meant(settings):
     return {"local": made.local, "weighting": made.weighting, "record": made.record, "checkpoint_every": 1}
 
 
+@pytest.mark.parametrize(("record", "is_told"), [("", True), ("personal_accuracy", False)])
+def test_a_run_says_that_its_accuracy_is_the_global_model_s_unless_it_records_the_clients(caplog, record, is_told):
+    fv.run(dataclasses.replace(SMALL, local="^classifier/", record=record, rounds=1))
+    assert ("whose local tensors nobody trains; --record personal_accuracy" in caplog.text) == is_told
+
+
 def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_tensors():
     """Of every client that has test rows, its own model on them."""
     made = config.Config(clients=4, rounds=2, local_epochs=1, lanes="1", method="fedper", record="personal_accuracy")

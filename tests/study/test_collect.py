@@ -187,7 +187,8 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
 def test_methods_that_keep_tensors_with_the_clients_are_compared_with_others_by_their_names(tmp_path):
     names = ["fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn"]
     axes = {"method": names, "seed": [0]}
-    assert collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))]).methods == tuple(names)
+    study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
+    assert study.methods == tuple(names) and "whose local tensors nobody trains" in " ".join(study.notes)
 
 
 def test_tensors_that_stay_with_clients_are_part_of_the_name_where_they_vary(tmp_path):

@@ -27,7 +27,7 @@ DEVICES = "devices"
 """The axis of a mesh of `sharded`."""
 
 
-def lanes(num_lanes: int, is_packed: bool = False) -> Executor:
+def lanes(num_lanes: int, is_packed: bool = False, num_mapped: int = 1) -> Executor:
     """Returns an executor of L clients side by side, without padding or masks; trip counts are data.
 
     Lanes load and store clients only between the segments of the plan.
@@ -35,14 +35,16 @@ def lanes(num_lanes: int, is_packed: bool = False) -> Executor:
     Args:
         num_lanes: L.
         is_packed: whether a stored client is one vector, see `hardware.Choices.is_packed`; the result is the same.
+        num_mapped: clients that scoring computes together, where they are more than the lanes.
     """
+    num_mapped = max(num_mapped, num_lanes)
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
         return _or_untrained(_on_lanes(num_lanes, client, schedule, is_packed), client, schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
-        return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
+        return lax.map(lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None)
 
     return Executor(num_lanes, train, map_entries, lanes_together=num_lanes)
 
@@ -69,6 +71,7 @@ def sharded(
     num_lanes: int,
     devices: Sequence[Any] | None = None,
     is_packed: bool = False,
+    num_mapped: int = 1,
 ) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
@@ -84,9 +87,10 @@ def sharded(
         num_lanes: L.
         devices: jax's devices, of which the first D are used; defaults to those of this process.
         is_packed: as in `lanes`.
+        num_mapped: as in `lanes`, on each device.
     """
     mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), (DEVICES,))
-    inner, by_device, by_lane = lanes(num_lanes), P(DEVICES), P(None, DEVICES)
+    inner, by_device, by_lane = lanes(num_lanes, num_mapped=num_mapped), P(DEVICES), P(None, DEVICES)
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
     of_schedule = Schedule(**fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
 

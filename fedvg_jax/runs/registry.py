@@ -82,7 +82,7 @@ def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
 MODELS: dict[str, Callable] = {
     "tinycnn": lambda classes, name, hardware=None: cnn.TinyCNN(classes, selection.layout(name, hardware)),
     "mlp": lambda classes, name, hardware=None: mlp.MLP(classes),
-    "linear": lambda classes, name, hardware=None: mlp.MLP(classes, ()),
+    "linear": lambda classes, name, hardware=None: mlp.Linear(classes),
     "cnn": lambda classes, name, hardware=None: cnn.CNN(classes, selection.layout(name, hardware)),
     "lenet5": lambda classes, name, hardware=None: lenet.LeNet5(classes, selection.layout(name, hardware)),
     "resnet18": lambda *settings, **options: _residual(resnet.resnet18, *settings, **options),
@@ -400,9 +400,10 @@ def make_executor(
     chosen = hw.choices(hardware)
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
+    num_mapped = chosen.clients_per_scoring_pass.get(config.model, 1)
     if count > 1:
-        return executors.sharded(count, num_lanes, devices, chosen.is_packed)
-    return executors.lanes(num_lanes, chosen.is_packed)
+        return executors.sharded(count, num_lanes, devices, chosen.is_packed, num_mapped)
+    return executors.lanes(num_lanes, chosen.is_packed, num_mapped)
 
 
 def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:

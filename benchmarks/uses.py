@@ -3,8 +3,8 @@
     python -m benchmarks.uses collect DIR NAME    the runs of a sweep's folder -> benchmarks/results/NAME
     python -m benchmarks.uses draw                docs/pictures/uses.png
 
-`collect` writes runs.csv of a report with two columns more: balanced test accuracy in the final round, and how unequal the
-weights are, the median over rounds of the largest over the smallest positive weight. run.json has the command, which
+`collect` writes runs.csv of a report with two columns more: balanced test accuracy in the final round, and how unequal
+the weights are, the median over rounds of the largest over the smallest positive weight. run.json has the command, which
 `--command` gives, the commit, the machine and the date.
 """
 

@@ -4,8 +4,9 @@ import csv
 
 import numpy as np
 import pytest
-from benchmarks import uses
 from scipy import stats
+
+from benchmarks import uses
 
 MEASURED = [folder for folder in uses.SETS if uses.read(folder)]
 

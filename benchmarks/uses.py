@@ -4,7 +4,7 @@
     python -m benchmarks.uses draw                docs/pictures/uses.png
 
 `collect` writes runs.csv of a report with two columns more: balanced test accuracy in the final round, and how unequal
-the weights are, the median over rounds of the largest over the smallest positive weight. run.json has the command, which
+the weights are, the median over rounds of the largest over the smallest positive weight. run.json has the command that
 `--command` gives, the commit, the machine and the date.
 """
 

@@ -140,6 +140,23 @@ def against(
     return Contrast(c.n, c.mean, *c.t_interval, c.t_p)
 
 
+def sets_ahead(method: str) -> list[str]:
+    """Returns the data sets on which a use is ahead of FedAvg, of uniform weights and of FedVG at two alphas or more.
+
+    Ahead means the conditions of support, without correction.
+    """
+    titles = []
+    for folder, title in SETS.items():
+        values = read(folder)
+        of_alphas = [
+            [against(values, alpha, method, other) for other in ("fedavg", "uniform", FEDVG) if other != method]
+            for alpha in ALPHAS
+        ]
+        is_ahead = [all(c is not None and c.outcome == "support" for c in contrasts) for contrasts in of_alphas]
+        titles += [title] if sum(is_ahead) >= 2 else []
+    return titles
+
+
 # --- collecting
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.uses collect DIR NAME    the runs of a sweep's folder -> benchmarks/results/NAME
     python -m benchmarks.uses draw                docs/pictures/uses.png
 
-`collect` writes runs.csv of a report with two columns more: balanced test accuracy in the final round, and how unequal
-the weights are, the median over rounds of the largest over the smallest positive weight. run.json has the command that
-`--command` gives, the commit, the machine and the date.
+`collect` writes runs.csv of a report with three columns more: the tuned learning rate, balanced test accuracy in the
+final round, and how unequal the weights are, the median over rounds of the largest over the smallest positive weight.
+run.json has the command that `--command` gives, the commit, the machine and the date.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ ALPHAS = ("0.05", "0.1", "0.5")
 
 FEDVG = "fedvg"
 STEPS = "fedavg, tuning.steps 10"
+CHOSEN = "fedavg, round best on D_val"
 DEFAULTS = (", norm l1", ", granularity modelwise")
 """Settings of FedVG that a method's name has only where they vary."""
 
@@ -49,6 +50,7 @@ USES = {
     "fltrust": "FLTrust",
     "fitted": "weights fitted on D_val",
     "uniform": "uniform weights (no use)",
+    CHOSEN: "FedAvg in the round best on D_val",
     STEPS: "FedAvg, server steps on D_val",
     "uniform, tuning.steps 10": "uniform weights, server steps on D_val",
 }
@@ -98,6 +100,8 @@ def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
                 replicate = int(run["seed"]), int(run["partition_seed"])
                 method = functools.reduce(lambda name, default: name.replace(default, ""), DEFAULTS, run["method"])
                 values.setdefault((run["alpha"], method), {})[replicate] = float(run[choice])
+                if method == "fedavg" and choice == "final":
+                    values.setdefault((run["alpha"], CHOSEN), {})[replicate] = float(run["at_best_val"])
     return values
 
 
@@ -178,7 +182,7 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "runs.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*rows[0], "balanced", "inequality"])
+        writer.writerow([*rows[0], "lr", "balanced", "inequality"])
         writer.writerows([*row, *more[tuple(row[i] for i in place)]] for row in rows[1:])
     about = machine.describe([])
     where = f"{about['processor']}, {about['cores']} cores"
@@ -193,14 +197,14 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
 
 
 def _more(run: Any) -> list[str]:
-    """Returns the balanced accuracy of the final round in percent, and the inequality of the weights."""
+    """Returns the learning rate, the balanced accuracy of the final round in percent, and the weights' inequality."""
     final = next(r for r in reversed(run.records) if r.get("test_balanced_accuracy") is not None)
     ratios = []
     for record in run.records:
         weights = np.array(record["weights"], float).reshape(len(record["clients"]), -1).mean(1)
         positive = weights[weights > 0]
         ratios.append(positive.max() / positive.min())
-    return [f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
+    return [f"{run.config.lr:g}", f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
 
 
 # --- the picture

@@ -301,7 +301,9 @@ def uses_of_validation(folder: str) -> str:
     """Accuracies of every use of D_val on one data set, and their differences to FedAvg, with the source."""
     from benchmarks import uses
 
-    values, balanced, inequality = (uses.read(folder, choice) for choice in ("final", "balanced", "inequality"))
+    values, balanced, inequality, rates = (
+        uses.read(folder, column) for column in ("final", "balanced", "inequality", "lr")
+    )
     rows = []
     for method, title in {"fedavg": "FedAvg (no use)", **uses.USES}.items():
         cells = []
@@ -310,13 +312,16 @@ def uses_of_validation(folder: str) -> str:
                 cells += ["–"] * 2
                 continue
             gap = uses.against(values, alpha, method) if method != "fedavg" else None
-            mean, of_classes = (np.mean(list(v[alpha, method].values())) for v in (values, balanced))
-            cells += [f"{mean:.1f} / {of_classes:.1f}", _interval(gap.mean, gap.low, gap.high) if gap else ""]
+            mean, *others = (
+                np.mean(list(v.get((alpha, method), {0: math.nan}).values())) for v in (values, balanced, rates)
+            )
+            shown = f"{mean:.1f}" if method == uses.CHOSEN else f"{mean:.1f} / {others[0]:.1f} ({others[1]:g})"
+            cells += [shown, _interval(gap.mean, gap.low, gap.high) if gap else ""]
         ratios = [np.median(list(inequality[a, method].values())) for a in uses.ALPHAS if (a, method) in inequality]
         rows.append([title, *cells, f"{np.median(ratios):.3g}" if ratios else "–"])
     head = ["use of D_val"]
     for alpha in uses.ALPHAS:
-        head += [f"alpha {alpha}: accuracy / balanced, %", "minus FedAvg, points"]
+        head += [f"alpha {alpha}: accuracy / balanced, % (rate)", "minus FedAvg, points"]
     return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{_source_of_run(folder)}\n"
 
 

@@ -194,13 +194,14 @@ def make_live(config: Config, task: Task) -> GradientSupport:
 def _changes_without_gradient(config: Config) -> bool:
     """Whether local training changes parameters that have no gradient.
 
-    Weight decay does, and FedDyn's linear regulariser, g + alpha (lambda_k - theta_g). So do the memories from which
-    Scaffold and FedDyn correct gradients, once a corrupt client has returned noise in such parameters.
+    Weight decay does, and FedDyn's linear regulariser, g + alpha (lambda_k - theta_g). So do memories from which an
+    algorithm corrects gradients, once a corrupt client has returned noise in such parameters.
     """
     has_decay = config.weight_decay != 0 or config.optimiser == "adamw"
     is_linear = config.algorithm == "feddyn" and config.feddyn.regulariser == "linear"
-    has_noise = config.algorithm in ("feddyn", "scaffold") and config.attack.kind == "noise"
-    return has_decay or is_linear or has_noise
+    algorithm = ALGORITHMS[config.algorithm](config)
+    has_correction = algorithm.correct is not algorithms.no_correction and algorithm.report is not algorithms.no_report
+    return has_decay or is_linear or (has_correction and config.attack.kind == "noise")
 
 
 def make_local(config: Config) -> LocalPart | None:
@@ -227,11 +228,11 @@ def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
     """The hyperparameters that the config has a field for, as float32 scalars.
 
     Args:
-        algorithm: an algorithm in place of the config's; FedAvgM and the adaptive servers have their own `server_lr`.
+        algorithm: of the run; defaults to the config's. One with `server_momentum` takes FedAvgM's `server_lr`.
     """
     values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
-    has_momentum = algorithm is not None and any(p.name == "server_momentum" for p in algorithm.defaults)
-    if config.algorithm == "fedavgm" or has_momentum:
+    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    if any(parameter.name == "server_momentum" for parameter in algorithm.defaults):
         values["server_lr"] = config.fedavgm.lr  # in place of FedOpt's
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 

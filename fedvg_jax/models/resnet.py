@@ -16,7 +16,6 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.models.conv.layout import first_max
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
@@ -38,8 +37,6 @@ class Residual(nn.Module):
     """A name of `NORMS`."""
     conv: Callable
     """With the signature of `lax.conv_general_dilated`."""
-    hardware: Hardware | None = None
-    """See `layers.fusion_barrier`."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -47,10 +44,10 @@ class Residual(nn.Module):
         norm, y = NORMS[self.norm], x
         for i, layer in enumerate(self.layers, 1):
             y = nn.relu(y) if i > 1 else y
-            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}", self.conv, self.hardware), mask, train)
+            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}", self.conv), mask, train)
         if x.shape != y.shape:
             stride = max(stride for _, _, stride in self.layers)
-            x = _conv(x, y.shape[-1], 1, stride, "downsample_0", self.conv, self.hardware)
+            x = _conv(x, y.shape[-1], 1, stride, "downsample_0", self.conv)
             x = norm(name="downsample_1")(x, mask, train)
         return nn.relu(x + y)
 
@@ -68,7 +65,6 @@ class ResNet(nn.Module):
         width: features of the first stage.
         stem: "imagenet", 7x7 stride 2 and 3x3 max-pool stride 2; or "cifar", 3x3.
         norm: "batch" or "group".
-        hardware: what it will run on; defaults to the hardware of this process.
     """
 
     num_classes: int
@@ -78,19 +74,18 @@ class ResNet(nn.Module):
     width: int = 64
     stem: str = "imagenet"
     norm: str = "batch"
-    hardware: Hardware | None = None
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         imagenet = {"imagenet": True, "cifar": False}[self.stem]
-        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1", self.conv, self.hardware)
+        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1", self.conv)
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
         x = max_pool(x) if imagenet else x
         for stage, depth in enumerate(self.depths):
             for i in range(depth):
                 layers = self._layers(self.width * 2**stage, 2 if stage and not i else 1)
-                x = Residual(layers, self.norm, self.conv, self.hardware, name=f"layer{stage + 1}_{i}")(x, mask, train)
+                x = Residual(layers, self.norm, self.conv, name=f"layer{stage + 1}_{i}")(x, mask, train)
         return dense(x.mean((1, 2)), self.num_classes, "classifier")
 
     def _layers(self, features: int, stride: int) -> Sequence[tuple[int, int, int]]:
@@ -153,7 +148,7 @@ def max_pool(x: Array) -> Array:
     return x
 
 
-def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callable, hardware: Hardware | None):
+def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callable):
     """Applies a convolution without bias, padded by half its kernel on both sides as in torch, which "SAME" is not."""
     half = kernel // 2
     layer = nn.Conv(
@@ -166,4 +161,4 @@ def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callab
         kernel_init=_kaiming,
         name=name,
     )
-    return fusion_barrier(layer(x), hardware)
+    return fusion_barrier(layer(x))

@@ -51,15 +51,9 @@ class HostPool(NamedTuple):
         return evaluate.count_devices(self.executor)
 
 
-def is_chosen(config: Config, num_bytes: int, hardware: hw.Hardware) -> bool:
-    """Returns whether the pool stays on the host.
-
-    Args:
-        config: its `pool`, "auto", "device" or "host".
-        num_bytes: of the pool.
-        hardware: what the run is for.
-    """
-    return config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes, hardware) == "host")
+def is_chosen(config: Config, num_bytes: int) -> bool:
+    """Returns whether a pool of so many bytes stays on the host."""
+    return config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes) == "host")
 
 
 def resident_data(config: Config, data: Data) -> Data:

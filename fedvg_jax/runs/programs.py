@@ -78,14 +78,6 @@ class Images(NamedTuple):
     num_classes: int
 
 
-class Machine(NamedTuple):
-    """What a program runs on."""
-
-    hardware: hw.Hardware
-    devices: tuple | None = None
-    """jax's devices that share a cohort; None for those of this process."""
-
-
 class Program(NamedTuple):
     """The pure functions of a run and their jitted compositions."""
 
@@ -128,7 +120,7 @@ def make_program(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
-    machine: Machine | None = None,
+    devices: tuple | None = None,
 ) -> Program:
     """Returns the program of a run, from the store of this process if a run has equal static settings.
 
@@ -136,27 +128,17 @@ def make_program(
         images: for a model that the config names; None if `task` is given.
         task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
             may also be a function of the task.
-        machine: what it will run on; defaults to the devices of this process.
+        devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
+    key = (static_settings(config), images, task, algorithm, weighting, devices, is_double, hw.current())
     return _stored(*key) if is_hashable(key) else _make(*key)
 
 
-def _make(
-    config: Config,
-    images: Images | None,
-    task,
-    algorithm,
-    weighting,
-    is_double: bool,
-    machine: Machine | None = None,
-) -> Program:
-    machine = machine or Machine(hw.current())
-    hardware = machine.hardware
+def _make(config: Config, images: Images | None, task, algorithm, weighting, devices, *_: Hashable) -> Program:
     if task is None:
         assert images is not None, "a named model needs the shape of its images"
-        task = named_task(config, images.shape, images.num_classes, hardware)
+        task = named_task(config, images.shape, images.num_classes)
     if (local := make_local(config)) is not None:
         local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
@@ -165,13 +147,13 @@ def _make(
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = images is None and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative
-    weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
+    weighting = weighting or make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor = make_executor(config, hardware, devices=machine.devices)
+    executor = make_executor(config, devices)
     optimiser = make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware, check_weights=is_unsure)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, check_weights=is_unsure)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(
         task,
@@ -202,7 +184,6 @@ def make_round(
     executor: Executor,
     optimiser: Optimiser,
     live: GradientSupport,
-    hardware: hw.Hardware | None = None,
     check_weights: bool = False,
 ) -> RoundStep:
     """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
@@ -213,12 +194,11 @@ def make_round(
         executor,
         optimiser,
         config.clients,
-        **make_hooks(config, task, hardware),
+        **make_hooks(config, task),
         support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
         check_weights=check_weights,
-        hardware=hardware,
         local=make_local(config),
     )
 

@@ -136,10 +136,12 @@ def test_a_process_reads_only_the_rows_of_its_own_devices(images, monkeypatch):
 def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     sizes = (40 * 2**30, 60 * 2**30)
-    assert [host_pool.is_chosen(Config(), size, gpu) for size in sizes] == [False, True]
-    assert not host_pool.is_chosen(Config(pool="device"), sizes[1], gpu)
-    assert host_pool.is_chosen(Config(pool="host"), 1, gpu._replace(memory_bytes=None))
-    assert not host_pool.is_chosen(Config(), sizes[1], gpu._replace(memory_bytes=None))
+    with hw.assumed(gpu):
+        assert [host_pool.is_chosen(Config(), size) for size in sizes] == [False, True]
+        assert not host_pool.is_chosen(Config(pool="device"), sizes[1])
+    with hw.assumed(gpu._replace(memory_bytes=None)):
+        assert host_pool.is_chosen(Config(pool="host"), 1)
+        assert not host_pool.is_chosen(Config(), sizes[1])
 
 
 def test_estimated_memory_is_that_of_the_copied_rows_not_of_all(images, monkeypatch):

@@ -60,7 +60,7 @@ def texts(tmp_path):
 
 
 def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.MODELS, "gru", lambda classes, name, hardware: gru.GRU(classes, width=2, hidden=3))
+    monkeypatch.setitem(registry.MODELS, "gru", lambda classes, conv: gru.GRU(classes, width=2, hidden=3))
     settings = {
         "clients": 2,
         "join_ratio": 1.0,

@@ -16,7 +16,7 @@ where (i, j) is a *tap* of the kernel w and s the stride:
 - `layout`: memory layouts of small networks. With the images of a minibatch innermost ("images last"), 6 to 64
   channels keep a CPU's vector units busy, and a convolution that is pooled next can compute the 2x2 pooling windows on
   an axis of their own (`--conv planes`; chosen on a CPU for tinycnn, cnn and lenet5).
-- `selection`: turns `--conv NAME` into one of these, for a given hardware (`core.hardware` holds the table).
+- `selection`: turns `--conv NAME` into one of these, for the current hardware (`core.hardware` holds the table).
 - `rewrite`: applies all of this to any function, such as a user's network.
 - `laid`: images of such a function that stay innermost from one layer to the next.
 

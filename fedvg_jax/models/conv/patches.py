@@ -34,7 +34,6 @@ def gemm_conv(
     dimension_numbers=None,
     feature_group_count: int = 1,
     precision=None,
-    hardware: hw.Hardware | None = None,
     **_,
 ) -> Array:
     """Convolves x with w by one matmul; the signature is that of `lax.conv_general_dilated`.
@@ -50,7 +49,6 @@ def gemm_conv(
         window_strides: of height and width.
         padding: "SAME", "VALID", or (before, after) of height and width.
         precision: of the matmul, as `lax.dot_general` takes it.
-        hardware: decides how patches are copied; defaults to `hardware.current()`.
 
     Returns:
         [N, P, Q, O].
@@ -66,7 +64,7 @@ def gemm_conv(
     (a, b), (c, d) = box = taps.live_box(size, kernel, window_strides, pads)
     x, w = _pad_to_box(x, box, out, window_strides, pads), w[a:b, c:d]
     few_slices = sum(out) < _MAX_SLICES * w.shape[0] * w.shape[1]
-    contiguous = hw.choices(hardware).contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
+    contiguous = hw.choices().contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
     patches = (_contiguous_patches if contiguous else _patches_by_tap)(x, w.shape[:2], out, window_strides)
     return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
 

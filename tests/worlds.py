@@ -198,10 +198,14 @@ def assert_derivative(world: World, name: str, parameter: str, params_of) -> Non
         params_of: state -> tensors, of which the objective is a sum of sines.
     """
     schedules, own = [world.schedule(number) for number in range(2)], algorithm(name)
-    executor = differentiable.unrolled(differentiable.most_steps(schedules))
+    executor = differentiable.unrolled(differentiable.max_steps(schedules))
     rule = weighting("fedvg", own, TASK, world.batch_size)
     step = federated_round.make_round(TASK, own, rule, executor, local_training.sgd, len(world.train))
-    rounds, start, stacked = differentiable.over_rounds(step), state(world, own), differentiable.stack(schedules)
+    rounds, start, stacked = (
+        differentiable.over_rounds(step),
+        state(world, own),
+        differentiable.stack_schedules(schedules),
+    )
 
     def objective(value):
         final, _ = rounds(start, stacked, world.data(), hyper() | {parameter: value})

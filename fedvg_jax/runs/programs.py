@@ -23,6 +23,7 @@ from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -53,9 +54,6 @@ from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
-
-MAX_PROGRAMS = 16
-"""Size of a store; the least recently used program is dropped first."""
 
 TRACE_SETTINGS = (
     "jax_default_matmul_precision",
@@ -95,13 +93,6 @@ class Program(NamedTuple):
     """see `evaluate.make_evaluate`; jitted"""
 
 
-class Executables(NamedTuple):
-    """The two programs of a run, compiled for its shapes."""
-
-    chunk: Callable
-    evaluate: Callable
-
-
 def static_settings(config: Config) -> Config:
     """Returns `config` with every value of `VALUES` at its default.
 
@@ -131,10 +122,10 @@ def make_program(
         devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, devices, is_double, hw.current())
-    return _stored(*key) if is_hashable(key) else _make(*key)
+    return _make(static_settings(config), images, task, algorithm, weighting, devices, is_double, hw.current())
 
 
+@stored
 def _make(config: Config, images: Images | None, task, algorithm, weighting, devices, *_: Hashable) -> Program:
     if task is None:
         assert images is not None, "a named model needs the shape of its images"
@@ -165,9 +156,6 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, dev
         jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=chunk_placement(executor)),
         jax.jit(evaluation, out_shardings=executor.placement),
     )
-
-
-_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
 def chunk_placement(executor: Executor) -> Any:
@@ -205,7 +193,7 @@ def make_round(
 
 def compile_for(
     chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
-) -> Executables:
+) -> tuple[Callable, Callable]:
     """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
 
     Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
@@ -220,10 +208,10 @@ def compile_for(
     return _compiled(chunk, evaluate, structure, shapes, trace_settings())
 
 
-@functools.lru_cache(MAX_PROGRAMS)
+@stored
 def _compiled(
     chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], settings: tuple
-) -> Executables:
+) -> tuple[Callable, Callable]:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
@@ -240,7 +228,7 @@ def _compiled(
         count, program = compiled[_width(rows)]
         return program(variables, pool, rows if rows.shape[-2] == count else _lengthened(rows, count))
 
-    return Executables(compiled_chunk, evaluate_compiled)
+    return compiled_chunk, evaluate_compiled
 
 
 def _width(table: Any) -> tuple[int, ...]:
@@ -269,12 +257,3 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
         return leaf
     is_placed = isinstance(leaf, jax.Array) and leaf.committed
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
-
-
-def is_hashable(key: Hashable) -> bool:
-    """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True

@@ -88,9 +88,9 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
     made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=worlds.TASK) for pool in ("device", "host")]
     on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
     assert on_device == on_host
-    before = host_pool._stored.cache_info()
+    before = host_pool._compiled.store.cache_info()
     assert fv.evaluate(made[1], whole.variables) == on_host
-    after = host_pool._stored.cache_info()
+    after = host_pool._compiled.store.cache_info()
     assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
 
 

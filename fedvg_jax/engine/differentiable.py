@@ -211,7 +211,7 @@ def _as_floats(name: str, value: Tree) -> Tree:
 
 
 def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
-    """Returns the schedules of several rounds as one, with a leading axis [R] on every leaf, for `over_rounds`.
+    """Returns the schedules of several rounds as one with a leading axis [R], for `over_rounds`.
 
     Tables of minibatches are as long as that of the longest round.
 
@@ -233,7 +233,7 @@ def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def max_steps(schedules: Sequence[Schedule]) -> int:
-    """Returns the most minibatches of a client in any round, of training or of a probe, for `unrolled`.
+    """Returns the most minibatches of a client in any of the rounds, the length that `unrolled` needs.
 
     Raises:
         UsageError: for an empty sequence.

@@ -22,7 +22,6 @@ from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.axes import RANGED
 from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
-from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
 
@@ -182,15 +181,17 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     phase = open_final(command, choices)
     stopped_by = _compute(command, phase, console, stopped)
-    from fedvg_jax.study import sweep_progress, sweeps
+    from rich.console import Group
 
-    results = sweeps.load(phase.points, command.out)
-    if results or not stopped_by:
-        console.print(sweep_progress.result_table(results, phase.points, command.sweep.title))
+    from fedvg_jax.study import sweep_progress
+
+    results = sweep_progress.result_table(command.out)
+    is_any_finished = isinstance(results, Group)
+    if is_any_finished or not stopped_by:
+        console.print(results, highlight=False)
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    is_any_finished = any(not isinstance(result.result, Failure) for result in results)
     if command.shard:
         console.print("the report is written by the command without --shard", highlight=False)
     refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None

@@ -194,7 +194,7 @@ def test_error_without_the_library_names_the_extra_to_install(tmp_path, monkeypa
 
 def test_prepared_set_is_decoded_once_per_content_and_size(copied, tmp_path, monkeypatch):
     calls, decode = [], tfds._decode
-    monkeypatch.setattr(tfds, "_decode", lambda *args: calls.append(args) or decode(*args))
+    monkeypatch.setattr(tfds, "_decode", lambda *args, **how: calls.append(args) or decode(*args, **how))
 
     def load(size=None):
         return data.load("tfds:tiny", tmp_path, tmp_path / "cache", size=size)

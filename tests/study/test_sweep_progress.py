@@ -1,9 +1,6 @@
 """The time left of a sweep."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from fedvg_jax.config import Config
 from fedvg_jax.study import sweep_progress
@@ -69,13 +66,3 @@ def test_rounds_that_a_point_did_not_need_are_not_left(clock):
     counter.count(points[0], 5)
     counter.end_point(points[0])  # it diverged
     assert counter.left() == "about 70 s left"
-
-
-def test_values_and_titles_are_shown_as_they_are():
-    """Rich reads [x] as a style and [/x] as the end of one."""
-    texts = ["[a-z]+1/", "[/]bias"]
-    points = [Point(text, {"fedvg.include": text}, Config()) for text in texts]
-    console = Console(file=io.StringIO(), width=200)
-    console.print(sweep_progress.result_table([], points, "title [/b]"))
-    shown = console.file.getvalue()
-    assert all(text in shown for text in (*texts, "title [/b]"))

@@ -60,7 +60,10 @@ def texts(tmp_path):
 
 
 def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.MODELS, "gru", lambda classes, name, hardware: gru.GRU(classes, width=2, hidden=3))
+    def small_gru(classes, hardware):
+        return gru.GRU(classes, width=2, hidden=3)
+
+    monkeypatch.setitem(registry.MODELS, "gru", registry.Model(small_gru, gru.blocks))
     settings = {
         "clients": 2,
         "join_ratio": 1.0,

@@ -90,7 +90,7 @@ def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
     found = rewrite.remaining_operations(lambda key: module.init(key, x, jnp.ones(1, bool), False), jax.random.key(0))
     kernel = 3 if stem == "cifar" else 7
     assert found[0] == f"conv_general_dilated of [1, 32, 32, 3] and [{kernel}, {kernel}, 3, 64]"
-    assert found[-1] == f"conv_general_dilated of [1, {last}, {last}, 512] and [3, 3, 512, 512]"
+    assert f"conv_general_dilated of [1, {last}, {last}, 512] and [3, 3, 512, 512]" in found
     assert any("reduce_window_max" in name for name in found) == (stem == "imagenet")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.options import (
+    ALGORITHMS,
     RECORDS,
     SETTINGS,
     TRACKERS,
@@ -139,7 +140,7 @@ def _method_problems(config: Config) -> Iterator[str]:
     sensitivity = config.elastic.sensitivity
     if config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official":
         yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
-    if config.local or config.algorithm == "ditto":
+    if config.local or ALGORITHMS[config.algorithm].has_personal_models:
         yield from _own_model_problems(config)
     if config.robust.rule != "mean":
         yield from _rule_problems(config, config.robust.rule, cohort_size(config))
@@ -148,14 +149,15 @@ def _method_problems(config: Config) -> Iterator[str]:
 
 
 def _own_model_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of local tensors or Ditto, and a wrong expression of local tensors."""
+    """Yields contradictions of local tensors or personal models, and a wrong expression of local tensors."""
     try:
         re.compile(config.local)
     except re.error as error:
         yield f"local {config.local!r} is no regular expression: {error}"
-    if config.local and config.algorithm == "ditto":
-        yield f"algorithm ditto keeps a personal model of each client, and local {config.local} a part; use one of them"
-    own = f"local {config.local}" if config.local else "algorithm ditto"
+    own, algorithm = f"local {config.local}", f"algorithm {config.algorithm}"
+    if config.local and ALGORITHMS[config.algorithm].has_personal_models:
+        yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
+    own = own if config.local else algorithm
     if config.server_stats == "official":
         yield (
             f"{own} cannot be used with server_stats official: the published code has one model for all clients; leave"
@@ -175,7 +177,7 @@ def _rule_problems(config: Config, rule: str, size: int) -> Iterator[str]:
             f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
             " use --weighting uniform, or --robust.rule clipped_mean"
         )
-    if config.algorithm in ("scaffold", "feddyn", "fednova"):
+    if ALGORITHMS[config.algorithm].sends_messages:
         yield (
             f"robust.rule {rule} protects the averaged model only, and the server of {config.algorithm} also averages"
             " other messages of the clients; use --robust.rule mean or another --algorithm"

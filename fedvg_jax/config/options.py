@@ -34,23 +34,35 @@ from fedvg_jax.config.declare import (
 )
 from fedvg_jax.core.types import UsageError
 
+
+class AlgorithmFacts(NamedTuple):
+    """What settings, checks and labels depend on of an algorithm."""
+
+    label: str
+    """Its spelling in papers."""
+    has_memories: bool = False
+    """Whether anything is remembered of a client from one round to the next."""
+    sends_messages: bool = False
+    """Whether the server also averages messages of the clients other than their models."""
+    has_personal_models: bool = False
+
+
 ALGORITHMS = {
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "fedprox": "FedProx",
-    "scaffold": "Scaffold",
-    "feddyn": "FedDyn",
-    "elastic": "Elastic",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "fedadagrad": "FedAdagrad",
-    "fednova": "FedNova",
-    "moon": "MOON",
-    "fedntd": "FedNTD",
-    "feddecorr": "FedDecorr",
-    "ditto": "Ditto",
+    "fedavg": AlgorithmFacts("FedAvg"),
+    "fedavgm": AlgorithmFacts("FedAvgM"),
+    "fedprox": AlgorithmFacts("FedProx"),
+    "scaffold": AlgorithmFacts("Scaffold", has_memories=True, sends_messages=True),
+    "feddyn": AlgorithmFacts("FedDyn", has_memories=True, sends_messages=True),
+    "elastic": AlgorithmFacts("Elastic"),
+    "fedadam": AlgorithmFacts("FedAdam"),
+    "fedyogi": AlgorithmFacts("FedYogi"),
+    "fedadagrad": AlgorithmFacts("FedAdagrad"),
+    "fednova": AlgorithmFacts("FedNova", sends_messages=True),
+    "moon": AlgorithmFacts("MOON", has_memories=True),
+    "fedntd": AlgorithmFacts("FedNTD"),
+    "feddecorr": AlgorithmFacts("FedDecorr"),
+    "ditto": AlgorithmFacts("Ditto", has_memories=True, has_personal_models=True),
 }
-"""Algorithm -> its spelling in papers."""
 
 WEIGHTINGS = {
     "native": True,
@@ -144,14 +156,16 @@ def _has_first_moment(config: Config) -> bool:
     return is_official or config.algorithm in ("fedadam", "fedyogi")
 
 
-def _has_memories(config: Config) -> bool:
-    """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn", "moon", "ditto") or config.local != ""
+_MEMORIES = Condition(
+    "algorithm",
+    lambda config: ALGORITHMS[config.algorithm].has_memories or config.local != "",
+    ", ".join(name for name, facts in ALGORITHMS.items() if facts.has_memories) + ", or any with local",
+)
 
 
 def _of(settings: type, *algorithms: str):
     """Returns the field of a group of settings that these algorithms use."""
-    return group(settings, ", ".join(ALGORITHMS[name] for name in algorithms), is_one("algorithm", *algorithms))
+    return group(settings, ", ".join(ALGORITHMS[name].label for name in algorithms), is_one("algorithm", *algorithms))
 
 
 # --- settings
@@ -728,12 +742,7 @@ class Config:
     pool: str = setting("auto", ("auto", "device", "host"), "data")
     """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
     rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""
-    memories: str = setting(
-        "auto",
-        ("auto", "device", "host"),
-        "data",
-        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, moon, ditto, or any with local"),),
-    )
+    memories: str = setting("auto", ("auto", "device", "host"), "data", used=(_MEMORIES,))
     """Place of the memories that an algorithm has of clients, and of their local tensors. device: the devices, divided
     among them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a
     device."""

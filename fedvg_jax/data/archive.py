@@ -175,7 +175,8 @@ def unpacked(file: Path, source: str) -> Iterator[Path]:
         source: where to download it, for errors.
 
     Raises:
-        UsageError: no complete zip archive, a member of more than `MAX_MEMBER` bytes, or no room to unpack it.
+        UsageError: the file is not a complete zip archive, a member has more than `MAX_MEMBER` bytes, or the disk is
+            too full to unpack it.
     """
     with tempfile.TemporaryDirectory(prefix="fedvg_jax-") as folder:
         try:

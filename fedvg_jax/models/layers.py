@@ -48,7 +48,7 @@ def rgb(x):
     return jnp.broadcast_to(x, (*x.shape[:-1], 3)) if x.shape[-1] == 1 else x
 
 
-def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
+def fusion_barrier(x: Array) -> Array:
     """Returns x; on a CPU, XLA fuses neither x nor its gradient into the operations that consume it.
 
     XLA considers sums cheap. Without a barrier it recomputes the gradient of a residual stream in every network block,
@@ -57,9 +57,8 @@ def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
 
     Args:
         x: any float array.
-        hardware: defaults to `hardware.current()`.
     """
-    if not hw.choices(hardware).fusion_barriers:
+    if not hw.choices().fusion_barriers:
         return x
     first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
     is_number = first == first  # noqa: PLR0124  false for NaN; the compiler cannot know

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
@@ -33,8 +32,6 @@ class Residual(nn.Module):
     """(features, kernel, stride) of each convolution."""
     norm: str
     """A name of `NORMS`."""
-    hardware: Hardware | None = None
-    """See `layers.fusion_barrier`."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -42,10 +39,10 @@ class Residual(nn.Module):
         norm, y = NORMS[self.norm], x
         for i, layer in enumerate(self.layers, 1):
             y = nn.relu(y) if i > 1 else y
-            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}", self.hardware), mask, train)
+            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}"), mask, train)
         if x.shape != y.shape:
             stride = max(stride for _, _, stride in self.layers)
-            x = _conv(x, y.shape[-1], 1, stride, "downsample_0", self.hardware)
+            x = _conv(x, y.shape[-1], 1, stride, "downsample_0")
             x = norm(name="downsample_1")(x, mask, train)
         return nn.relu(x + y)
 
@@ -62,7 +59,6 @@ class ResNet(nn.Module):
         width: features of the first stage.
         stem: "imagenet", 7x7 stride 2 and 3x3 max-pool stride 2; or "cifar", 3x3.
         norm: "batch" or "group".
-        hardware: what it will run on; defaults to the hardware of this process.
     """
 
     num_classes: int
@@ -71,19 +67,18 @@ class ResNet(nn.Module):
     width: int = 64
     stem: str = "imagenet"
     norm: str = "batch"
-    hardware: Hardware | None = None
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         imagenet = {"imagenet": True, "cifar": False}[self.stem]
-        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1", self.hardware)
+        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1")
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
         x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1))) if imagenet else x
         for stage, depth in enumerate(self.depths):
             for i in range(depth):
                 layers = self._layers(self.width * 2**stage, 2 if stage and not i else 1)
-                x = Residual(layers, self.norm, self.hardware, name=f"layer{stage + 1}_{i}")(x, mask, train)
+                x = Residual(layers, self.norm, name=f"layer{stage + 1}_{i}")(x, mask, train)
         return dense(x.mean((1, 2)), self.num_classes, "classifier")
 
     def _layers(self, features: int, stride: int) -> Sequence[tuple[int, int, int]]:
@@ -127,7 +122,7 @@ def blocks_stage(path: str) -> str:
     return "base" if block == "stem" else block.split("_")[0]
 
 
-def _conv(x, features: int, kernel: int, stride: int, name: str, hardware: Hardware | None):
+def _conv(x, features: int, kernel: int, stride: int, name: str):
     """Applies a convolution without bias, padded by half its kernel on both sides as in torch, which "SAME" is not."""
     half = kernel // 2
     layer = nn.Conv(
@@ -139,4 +134,4 @@ def _conv(x, features: int, kernel: int, stride: int, name: str, hardware: Hardw
         kernel_init=_kaiming,
         name=name,
     )
-    return fusion_barrier(layer(x), hardware)
+    return fusion_barrier(layer(x))

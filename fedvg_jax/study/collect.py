@@ -11,7 +11,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import divergence
 from fedvg_jax.runs.record import verification
-from fedvg_jax.runs.record.history import History, Record
+from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History, Record
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
 from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, passed_objects, places, shared_settings
@@ -120,12 +120,7 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
 
 def _local(points: Sequence[Point]) -> list[str]:
     """Returns a line if tensors of some run stay with the clients."""
-    if not any(point.config and point.config.local for point in points):
-        return []
-    return [
-        "where tensors stay with the clients, accuracies are those of the global model, whose local tensors nobody"
-        " trains; runs with --record personal_accuracy have the clients' own in the table clients"
-    ]
+    return [OF_GLOBAL_MODEL] if any(point.config and point.config.local for point in points) else []
 
 
 def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:

@@ -63,9 +63,9 @@ def test_point_of_a_sweep_equals_the_run_alone(base, whole):
 
 
 def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(base, whole):
-    num_compiled = programs._compiled.cache_info().misses
+    num_compiled = programs._compiled.store.cache_info().misses
     assert histories(fedvg_jax.run_sweep(base, AXES)) == histories(whole[1])
-    assert programs._compiled.cache_info().misses == num_compiled
+    assert programs._compiled.store.cache_info().misses == num_compiled
 
 
 def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):

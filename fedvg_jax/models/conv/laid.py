@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array
 from jax.extend import core
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.models.conv import planes
 from fedvg_jax.models.layers import fusion_barrier
 
@@ -71,7 +70,6 @@ def convolve(
     axes: Sequence[int],
     out: Sequence[int],
     precision=None,
-    hardware: hw.Hardware | None = None,
 ) -> Laid:
     """Returns the laid convolution of x with w [r, s, C, O] at stride 1.
 
@@ -79,13 +77,12 @@ def convolve(
         pads: (before, after) of height and width.
         axes: of x that are images, height, width and channels; `out` are those of the result.
         precision: of the matmuls, as `lax.dot_general` takes it.
-        hardware: what it will run on; defaults to `hardware.current()`.
     """
     last = [axes[3], axes[1], axes[2], axes[0]]
     if type(x) is Laid and max(map(len, x.groups)) == 1:
         images = x.memory.transpose([x.groups[axis][0] for axis in last])
     else:  # without the barrier, XLA transposes for every patch: LeNet-5 takes 1.17 instead of 1.02 times the shipped
-        images = fusion_barrier(array(x).transpose(last), hardware)
+        images = fusion_barrier(array(x).transpose(last))
     y = planes.convolve(jnp.pad(images, ((0, 0), *pads, (0, 0))), w, precision)
     y = y.reshape(2, 2, *y.shape[1:]) if y.ndim == 7 else y
     return Laid(y, [_GROUPS[y.ndim][out.index(axis)] for axis in range(4)])

@@ -29,7 +29,6 @@ def convolve(
     strides: Sequence[int],
     pads: Sequence[tuple[int, int]],
     precision=None,
-    hardware: hw.Hardware | None = None,
 ) -> Array:
     """Convolves x with w by one matmul.
 
@@ -44,7 +43,6 @@ def convolve(
         strides: of height and width.
         pads: (before, after) of height and width.
         precision: of the matmul, as `lax.dot_general` takes it.
-        hardware: decides how patches are copied; defaults to `hardware.current()`.
 
     Returns:
         [N, P, Q, O].
@@ -54,7 +52,7 @@ def convolve(
     (a, b), (c, d) = box = taps.live_box(size, kernel, strides, pads)
     x, w = _pad_to_box(x, box, out, strides, pads), w[a:b, c:d]
     few_slices = sum(out) < _MAX_SLICES * w.shape[0] * w.shape[1]
-    contiguous = hw.choices(hardware).contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
+    contiguous = hw.choices().contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
     patches = (_contiguous_patches if contiguous else _patches_by_tap)(x, w.shape[:2], out, strides)
     return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,22 +33,13 @@ _MAX_SMALL = 32
 of the shipped model, and 2.1 times otherwise; one core, batches of 32."""
 
 
-class Choice(NamedTuple):
-    """Which convolutions replace the original ones."""
-
-    conv: str = "auto"
-    """Value of `--conv`."""
-    hardware: hw.Hardware | None = None
-    """What they will run on; None for `hardware.current()`."""
-
-
-def fast_task(task: Task, conv: str = "auto", hardware: hw.Hardware | None = None) -> Task:
+def fast_task(task: Task, conv: str = "auto") -> Task:
     """Returns the task with the convolutions of its loss, outputs and measures replaced; see `fast_convolutions`."""
     names = ("loss", "predict", "measure", *(["forward"] if task.forward else []))
-    return task._replace(**{name: fast_convolutions(getattr(task, name), conv, hardware) for name in names})
+    return task._replace(**{name: fast_convolutions(getattr(task, name), conv) for name in names})
 
 
-def fast_convolutions(function: F, conv: str = "auto", hardware: hw.Hardware | None = None) -> F:
+def fast_convolutions(function: F, conv: str = "auto") -> F:
     """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
 
     Kernels, strides, dilations, groups and layouts are arbitrary. Where no rule is faster, or on hardware that computes
@@ -58,7 +49,6 @@ def fast_convolutions(function: F, conv: str = "auto", hardware: hw.Hardware | N
     Args:
         function: of pytrees of arrays, and of Python bools and None, which are passed through.
         conv: which convolutions are used, as `--conv` takes it; "lax" leaves XLA's and replaces poolings only.
-        hardware: what they will run on; defaults to `hardware.current()`.
 
     >>> def convolve(x, w):
     ...     return lax.conv(x, w, (1, 1), "SAME")
@@ -66,7 +56,7 @@ def fast_convolutions(function: F, conv: str = "auto", hardware: hw.Hardware | N
     >>> fast_convolutions(convolve)(x, w)[0, 0].tolist()
     [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
-    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function, Choice(conv, hardware))
+    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function, conv)
 
 
 def remaining_operations(function: Callable, *args) -> list[str]:
@@ -93,7 +83,7 @@ def remaining_operations(function: Callable, *args) -> list[str]:
     return list(dict.fromkeys(names(jax.make_jaxpr(function)(*args).jaxpr)))
 
 
-def _rewritten(function: F, choice: Choice) -> F:
+def _rewritten(function: F, conv: str) -> F:
     """Returns the function of `fast_convolutions`."""
 
     @functools.wraps(function)
@@ -111,7 +101,7 @@ def _rewritten(function: F, choice: Choice) -> F:
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if not _has_rule(closed.jaxpr):
             return function(*args, **kwargs)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(choice, closed, *arrays))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(conv, closed, *arrays))
 
     return rewritten  # pyright: ignore[reportReturnType]
 
@@ -127,12 +117,12 @@ def _has_rule(jaxpr: core.Jaxpr) -> bool:
     )
 
 
-def _evaluate(choice: Choice, closed: core.ClosedJaxpr, *args) -> list[Any]:
+def _evaluate(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
     """Evaluates a jaxpr as `jax.core.eval_jaxpr` does, but by the rules of this module."""
-    return list(map(laid.array, _evaluate_laid(choice, closed, *args)))
+    return list(map(laid.array, _evaluate_laid(conv, closed, *args)))
 
 
-def _evaluate_laid(choice: Choice, closed: core.ClosedJaxpr, *args) -> list[Any]:
+def _evaluate_laid(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
     """As `_evaluate`; arguments and results may be laid."""
     jaxpr, values = closed.jaxpr, {}
 
@@ -142,12 +132,12 @@ def _evaluate_laid(choice: Choice, closed: core.ClosedJaxpr, *args) -> list[Any]
     values.update(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
-        results = _results(choice, jaxpr, eqn, [read(atom) for atom in eqn.invars])
+        results = _results(conv, jaxpr, eqn, [read(atom) for atom in eqn.invars])
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _results(choice: Choice, jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+def _results(conv: str, jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """Returns the results of one operation of a jaxpr; operands and results may be laid."""
     name = eqn.primitive.name
 
@@ -157,7 +147,7 @@ def _results(choice: Choice, jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: li
         pairs = zip(operands, eqn.invars, strict=True)
         return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*[x for x, a in pairs if not isinstance(a, core.Literal)])
 
-    results = _RULES[name](choice, *operands, **eqn.params) if name in _RULES else None
+    results = _RULES[name](conv, *operands, **eqn.params) if name in _RULES else None
     has_laid = any(isinstance(x, laid.Laid) for x in operands)
     if results is None and has_laid:
         results = laid.apply(eqn, operands, original)
@@ -165,40 +155,40 @@ def _results(choice: Choice, jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: li
         inner = core.jaxprs_in_params(eqn.params)
         if any(map(_has_rule, inner)) or (has_laid and _NESTED[name] is _jit):
             operands = operands if _NESTED[name] is _jit else list(map(laid.array, operands))
-            results = _NESTED[name](choice, *operands, **eqn.params)
+            results = _NESTED[name](conv, *operands, **eqn.params)
     return original(*map(laid.array, operands)) if results is None else results
 
 
 # --- nested functions ------------------------------------------------------------------------------------------------
-def _jit(choice: Choice, *operands, jaxpr: core.ClosedJaxpr, **_) -> list[Any]:
-    return _evaluate_laid(choice, jaxpr, *operands)
+def _jit(conv: str, *operands, jaxpr: core.ClosedJaxpr, **_) -> list[Any]:
+    return _evaluate_laid(conv, jaxpr, *operands)
 
 
-def _checkpoint(choice: Choice, *operands, jaxpr: core.Jaxpr, policy, prevent_cse, **_) -> list[Any]:
-    inner = functools.partial(_evaluate, choice, core.ClosedJaxpr(jaxpr, []))
+def _checkpoint(conv: str, *operands, jaxpr: core.Jaxpr, policy, prevent_cse, **_) -> list[Any]:
+    inner = functools.partial(_evaluate, conv, core.ClosedJaxpr(jaxpr, []))
     return jax.checkpoint(inner, policy=policy, prevent_cse=prevent_cse)(*operands)
 
 
-def _cond(choice: Choice, index, *operands, branches: Sequence[core.ClosedJaxpr], **_) -> list[Any]:
-    return lax.switch(index, [functools.partial(_evaluate, choice, branch) for branch in branches], *operands)
+def _cond(conv: str, index, *operands, branches: Sequence[core.ClosedJaxpr], **_) -> list[Any]:
+    return lax.switch(index, [functools.partial(_evaluate, conv, branch) for branch in branches], *operands)
 
 
-def _scan(choice: Choice, *operands, jaxpr, num_consts: int, num_carry: int, length, reverse, unroll, **_) -> list[Any]:
+def _scan(conv: str, *operands, jaxpr, num_consts: int, num_carry: int, length, reverse, unroll, **_) -> list[Any]:
     consts, rest = operands[:num_consts], operands[num_consts:]
 
     def body(carry, xs):
-        results = _evaluate(choice, jaxpr, *consts, *carry, *xs)
+        results = _evaluate(conv, jaxpr, *consts, *carry, *xs)
         return results[:num_carry], results[num_carry:]
 
     carry, ys = lax.scan(body, list(rest[:num_carry]), list(rest[num_carry:]), length, reverse, unroll)
     return [*carry, *ys]
 
 
-def _while(choice: Choice, *operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body_nconsts: int, **_) -> list[Any]:
+def _while(conv: str, *operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body_nconsts: int, **_) -> list[Any]:
     cond_consts, body_consts = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
     return lax.while_loop(
-        lambda carry: _evaluate(choice, cond_jaxpr, *cond_consts, *carry)[0],
-        lambda carry: _evaluate(choice, body_jaxpr, *body_consts, *carry),
+        lambda carry: _evaluate(conv, cond_jaxpr, *cond_consts, *carry)[0],
+        lambda carry: _evaluate(conv, body_jaxpr, *body_consts, *carry),
         list(operands[cond_nconsts + body_nconsts :]),
     )
 
@@ -208,9 +198,7 @@ _NESTED |= {"while": _while}
 
 
 # --- rules: return None where the original operation is to remain ----------------------------------------------------
-def _convolve(
-    choice: Choice, x: Any, w: Any, *, dimension_numbers, batch_group_count: int, **params
-) -> list[Any] | None:
+def _convolve(conv: str, x: Any, w: Any, *, dimension_numbers, batch_group_count: int, **params) -> list[Any] | None:
     """Convolves in any layout, as NHWC and HWIO."""
     lhs, rhs, out = dimension_numbers
     w = laid.array(w)
@@ -218,7 +206,7 @@ def _convolve(
     if batch_group_count != 1 or not is_real or w.ndim < 3:
         return None
     size = math.prod(x.shape[axis] for axis in lhs[2:])
-    name = hw.auto_conv(size, choice.hardware) if choice.conv == "auto" else choice.conv
+    name = hw.auto_conv(size) if conv == "auto" else conv
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
     if params["preferred_element_type"] not in (None, x.dtype) or name == "lax":
         return None
@@ -228,23 +216,23 @@ def _convolve(
     is_plain = params["feature_group_count"] == 1 and {*params["lhs_dilation"], *params["rhs_dilation"]} == {1}
     is_plain &= all(0 <= low < k and high >= 0 for (low, high), k in zip(pads, w.shape[:-2], strict=True))
     is_plain &= w.ndim == 4
-    if is_plain and {*strides} == {1} and _has_images_innermost(choice, w.shape[-2]):
+    if is_plain and {*strides} == {1} and _has_images_innermost(conv, w.shape[-2]):
         axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
-        return [laid.convolve(x, w, pads, axes, out, precision, choice.hardware)]
+        return [laid.convolve(x, w, pads, axes, out, precision)]
     x = laid.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
     if is_plain:
         convolve = selection.convolve if name == "winograd" else patches.convolve
-        y = convolve(x, w, strides, pads, precision, choice.hardware)
+        y = convolve(x, w, strides, pads, precision)
     else:
         y = _convolve_any(x, w, **params)
     axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]  # of y, in the order of `out`: images, channels, space
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
 
 
-def _has_images_innermost(choice: Choice, channels: int) -> bool:
+def _has_images_innermost(conv: str, channels: int) -> bool:
     """Returns whether a plain convolution of that many input channels moves the images innermost."""
-    is_chosen = choice.conv == "auto" and hw.choices(choice.hardware).layout == "images_last"
-    return choice.conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
+    is_chosen = conv == "auto" and hw.choices().layout == "images_last"
+    return conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
 
 
 def _convolve_any(
@@ -289,7 +277,7 @@ def _slices(x: Array, window: Sequence[int], strides: Sequence[int], dilation: S
 
 
 def _max_pool(
-    choice: Choice, x: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+    conv: str, x: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
 ) -> list[Any] | None:
     """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation.
 

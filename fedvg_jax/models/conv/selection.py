@@ -7,18 +7,10 @@ from collections.abc import Sequence
 
 from jax import Array
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.models.conv import patches, taps, winograd
 
 
-def convolve(
-    x: Array,
-    w: Array,
-    strides: Sequence[int],
-    pads: Sequence[tuple[int, int]],
-    precision=None,
-    hardware: hw.Hardware | None = None,
-) -> Array:
+def convolve(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None) -> Array:
     """Convolves x with w by taps, by Winograd's minimal filtering, or by patches; Args and Returns as theirs."""
     if min(w.shape[2:]) >= winograd.MIN_CHANNELS:
         size, filtered = x.shape[1:3], winograd.is_faster(x, w, strides, pads)
@@ -27,4 +19,4 @@ def convolve(
             return taps.convolve(x, w, tuple(strides), tuple(map(tuple, pads)), precision)
         if filtered:
             return winograd.convolve(x, w, precision)
-    return patches.convolve(x, w, strides, pads, precision, hardware)
+    return patches.convolve(x, w, strides, pads, precision)

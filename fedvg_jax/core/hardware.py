@@ -53,7 +53,7 @@ class Choices(NamedTuple):
     """What one platform calls for, where a setting is `auto` or there is no setting."""
 
     layout: str
-    """Memory layout of small convolutional networks (`--conv auto`): "images_last" or "images_first".
+    """Memory layout of convolutions of few channels (`--conv auto`): "images_last" or "images_first".
 
     XLA's CPU back end vectorises the innermost axis. 6 to 64 channels leave its vectors partly empty, the images of a
     minibatch fill them. Accelerators tile channels themselves."""

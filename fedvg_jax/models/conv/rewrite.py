@@ -29,8 +29,8 @@ MAX_TAPS = 128
 """Taps of a kernel, or entries of a pooling window, up to which each becomes a slice; more take long to compile."""
 
 _MAX_SMALL = 32
-"""Input channels up to which a convolution moves the images innermost, on a CPU. The CNN's local steps take 2.2 times as
-long where its second layer, of 32, does not; one core, batches of 32."""
+"""Input channels up to which a convolution moves the images innermost, on a CPU. The CNN's local steps take 2.2 times
+as long where its second layer, of 32, does not; one core, batches of 32."""
 
 
 def fast_task(task: Task, conv: str = "auto") -> Task:

@@ -34,6 +34,7 @@ from fedvg_jax.engine.differentiable import over_rounds as over_rounds
 from fedvg_jax.engine.differentiable import stack_schedules as stack_schedules
 from fedvg_jax.engine.differentiable import unrolled as unrolled
 from fedvg_jax.engine.federated_round import make_round as make_round
+from fedvg_jax.engine.local_training import sgd as sgd
 from fedvg_jax.models.adapt import linen_task as linen_task
 from fedvg_jax.models.adapt import nnx_task as nnx_task
 from fedvg_jax.runs.contracts import check_task as check_task

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Probe, Tree, Variables
 
@@ -47,7 +47,7 @@ def elastic(official: bool = False) -> Algorithm:
         """R = (1 - zeta) u."""
         return jax.tree.map(lambda o, u: (o - hyper["tau"]) * u, relative(cohort), cohort.update), server
 
-    return fedavg()._replace(residual=residual, probe=probe, defaults=DEFAULTS)
+    return PLAIN._replace(residual=residual, probe=probe, defaults=DEFAULTS)
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.algorithms.losses import features_of, forward
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree
 
@@ -27,7 +27,7 @@ EPS = 1e-8
 
 def feddecorr() -> Algorithm:
     """FedDecorr; reads `decorr_beta`. At decorr_beta = 0 it is FedAvg."""
-    return fedavg()._replace(loss=loss, defaults=DEFAULTS)
+    return PLAIN._replace(loss=loss, defaults=DEFAULTS)
 
 
 def loss(

@@ -13,13 +13,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 def fednova() -> Algorithm:
     """FedNova. If all clients take the same number of steps, it equals FedAvg. It has no hyperparameters of its own."""
-    return fedavg()._replace(report=report, residual=residual)
+    return PLAIN._replace(report=report, residual=residual)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:

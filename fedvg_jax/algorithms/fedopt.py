@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Tree
 
@@ -69,7 +69,7 @@ def fedopt(
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
 
-    return fedavg()._replace(init=init, residual=residual, defaults=defaults)
+    return PLAIN._replace(init=init, residual=residual, defaults=defaults)
 
 
 class Moments(NamedTuple):

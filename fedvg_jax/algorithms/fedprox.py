@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import jax
 
-from fedvg_jax.algorithms.fedavg import fedavg
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Tree
 
 DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal term"),)
@@ -18,7 +18,7 @@ DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal te
 
 def fedprox() -> Algorithm:
     """FedProx; reads `mu`. At mu = 0 it is FedAvg."""
-    return fedavg()._replace(correct=correct, defaults=DEFAULTS)
+    return PLAIN._replace(correct=correct, defaults=DEFAULTS)
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:

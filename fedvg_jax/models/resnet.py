@@ -74,7 +74,8 @@ class ResNet(nn.Module):
         imagenet = {"imagenet": True, "cifar": False}[self.stem]
         x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1")
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
-        x = nn.max_pool(x, (3, 3), (2, 2), padding=((1, 1), (1, 1))) if imagenet else x
+        if imagenet:  # flax declares padding as str, and takes pairs too
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
         for stage, depth in enumerate(self.depths):
             for i in range(depth):
                 layers = self._layers(self.width * 2**stage, 2 if stage and not i else 1)

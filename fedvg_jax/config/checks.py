@@ -10,7 +10,6 @@ from typing import Any
 from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.options import (
     ALGORITHMS,
-    MODELS,
     RECORDS,
     SETTINGS,
     TRACKERS,
@@ -132,9 +131,6 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "batch_size must be >= 2 with single_rows skipped; got 1; or use --single-rows trained"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
-    if config.conv == "planes" and not MODELS[config.model].has_planes:
-        fitting = ", ".join(name for name, network in MODELS.items() if network.has_planes)
-        yield f"conv planes is for {fitting}; got model {config.model}; use --conv gemm or auto"
 
 
 def _method_problems(config: Config) -> Iterator[str]:

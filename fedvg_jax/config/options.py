@@ -85,30 +85,30 @@ class Network(NamedTuple):
     smallest: int = 1
     """Smallest height and width of images that it takes."""
     has_convolutions: bool = False
-    has_planes: bool = False
-    """Whether it has `--conv planes`."""
     has_batch_norm: bool = False
     """Whether it has running statistics; a ResNet may have group normalisation instead."""
     takes_rows: bool = False
     """Whether it takes rows of any shape, such as features and tables, and not images only."""
     is_sequence: bool = False
     """Whether it gives a label to every place of a row [T, L], and not one to each row."""
+    settings: tuple[str, ...] = ()
+    """Settings of the model that it takes, such as stem."""
 
 
-_RESNET = Network(has_convolutions=True, has_batch_norm=True)
+_RESNET = Network(has_convolutions=True, has_batch_norm=True, settings=("stem", "norm"))
 
 MODELS = {
     "mlp": Network(takes_rows=True),
     "linear": Network(takes_rows=True),
-    "tinycnn": Network(4, has_convolutions=True, has_planes=True),
-    "cnn": Network(16, has_convolutions=True, has_planes=True),
-    "lenet5": Network(16, has_convolutions=True, has_planes=True, has_batch_norm=True),
+    "tinycnn": Network(4, has_convolutions=True),
+    "cnn": Network(16, has_convolutions=True),
+    "lenet5": Network(16, has_convolutions=True, has_batch_norm=True),
     "resnet18": _RESNET,
     "resnet34": _RESNET,
     "resnet50": _RESNET,
     "vit_s16": Network(),
     "vit_b16": Network(),
-    "efficientnet_lite0": Network(has_batch_norm=True),
+    "efficientnet_lite0": Network(has_convolutions=True, has_batch_norm=True, settings=("norm",)),
     "gru": Network(is_sequence=True),
 }
 
@@ -127,10 +127,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 # --- when a setting is used
 
-_RESNETS = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
-_NORMS = Condition(
-    "model", lambda config: config.model.startswith(("resnet", "efficientnet")), "ResNets and EfficientNets"
-)
+_RESNETS = Condition("model", lambda config: "stem" in MODELS[config.model].settings, "ResNets")
+_NORMS = Condition("model", lambda config: "norm" in MODELS[config.model].settings, "ResNets and EfficientNets")
 _CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
     "model",
@@ -750,8 +748,8 @@ class Config:
     device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
-    and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a
-    minibatch innermost, for tinycnn, cnn and lenet5."""
+    and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
+    innermost where the stride is 1, else gemm."""
     precision: str = setting("default", ("default", "highest", "bfloat16"), also="dtype mixed_precision amp fp16 bf16")
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""

@@ -53,12 +53,12 @@ class Choices(NamedTuple):
     """What one platform calls for, where a setting is `auto` or there is no setting."""
 
     layout: str
-    """Memory layout of small convolutional networks (`--conv auto`): "images_last" or "images_first".
+    """Memory layout of convolutions of few channels (`--conv auto`): "images_last" or "images_first".
 
     XLA's CPU back end vectorises the innermost axis. 6 to 64 channels leave its vectors partly empty, the images of a
     minibatch fill them. Accelerators tile channels themselves."""
     small_image_conv: str
-    """Convolution of images of at most `small_image_pixels` (`--conv auto`), by its name in `models.conv.selection`.
+    """Convolution of images of at most `small_image_pixels` (`--conv auto`), by its value of `--conv`.
 
     XLA's CPU back end runs the gradients of its own convolution 12 to 28 times slower inside a loop. Batched over
     clients, XLA's convolution becomes a grouped one, which is slow on every platform. Patches and a matmul avoid both.

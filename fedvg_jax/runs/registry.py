@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, efficientnet, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv import selection
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.weightings import baselines, basic, family
@@ -79,22 +78,33 @@ def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
     return 0.0 if algorithm.probe is algorithms.no_probe else config.elastic.ratio
 
 
-MODELS: dict[str, Callable] = {
-    "tinycnn": lambda classes, conv: cnn.TinyCNN(classes, selection.layout(conv)),
-    "mlp": lambda classes, conv: mlp.MLP(classes),
-    "linear": lambda classes, conv: mlp.Linear(classes),
-    "cnn": lambda classes, conv: cnn.CNN(classes, selection.layout(conv)),
-    "lenet5": lambda classes, conv: lenet.LeNet5(classes, selection.layout(conv)),
-    "resnet18": lambda classes, conv, **options: resnet.resnet18(classes, selection.convolution(conv), **options),
-    "resnet34": lambda classes, conv, **options: resnet.resnet34(classes, selection.convolution(conv), **options),
-    "resnet50": lambda classes, conv, **options: resnet.resnet50(classes, selection.convolution(conv), **options),
-    "vit_s16": lambda classes, conv: vit.vit_s16(classes),
-    "vit_b16": lambda classes, conv: vit.vit_b16(classes),
-    "efficientnet_lite0": lambda classes, conv, **options: efficientnet.efficientnet_lite0(classes, **options),
-    "gru": lambda classes, conv: gru.GRU(classes),
+class Model(NamedTuple):
+    """A network and its blocks."""
+
+    make: Callable[..., Any]
+    """(classes, and the settings that its `config.Network` names) -> Flax module."""
+    block_of: Callable[[str], str] = tasks.head_and_base
+    """Path of a tensor -> name of its block."""
+    stage_of: Callable[[str], str] | None = None
+    """As `block_of`, for `fedvg.block stage`."""
+
+
+_RESNET_BLOCKS = resnet.blocks_residual, resnet.blocks_stage
+
+MODELS = {
+    "tinycnn": Model(cnn.TinyCNN),
+    "mlp": Model(mlp.MLP),
+    "linear": Model(mlp.Linear),
+    "cnn": Model(cnn.CNN),
+    "lenet5": Model(lenet.LeNet5),
+    "resnet18": Model(resnet.resnet18, *_RESNET_BLOCKS),
+    "resnet34": Model(resnet.resnet34, *_RESNET_BLOCKS),
+    "resnet50": Model(resnet.resnet50, *_RESNET_BLOCKS),
+    "vit_s16": Model(vit.vit_s16, vit.blocks),
+    "vit_b16": Model(vit.vit_b16, vit.blocks),
+    "efficientnet_lite0": Model(efficientnet.efficientnet_lite0, efficientnet.blocks),
+    "gru": Model(gru.GRU, gru.blocks),
 }
-"""Name -> function (classes, name of the convolution; for a ResNet also stem and norm, for an EfficientNet norm) ->
-Flax module."""
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
@@ -122,14 +132,14 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
         shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
     """
-    options = {"stem": config.stem} if config.model.startswith("resnet") else {}
-    options |= {"norm": config.norm} if config.model.startswith(("resnet", "efficientnet")) else {}
-    module = MODELS[config.model](num_classes, config.conv, **options)
-    if NETWORKS[config.model].is_sequence:
+    network = NETWORKS[config.model]
+    settings = {name: getattr(config, name) for name in network.settings}
+    module = MODELS[config.model].make(num_classes, **settings)
+    if network.is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
-    task = fast_task(task) if config.model.startswith("efficientnet") else task
+    task = fast_task(task, config.conv) if network.has_convolutions else task
     task = precision.compute_in(task, config.precision)
     max_rows = hw.choices().microbatch_rows.get(config.model)
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
@@ -168,13 +178,8 @@ def make_variables(
 
 def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
-    if config.model.startswith("resnet"):
-        return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
-    if NETWORKS[config.model].is_sequence:
-        return gru.blocks
-    if config.model.startswith("efficientnet"):
-        return efficientnet.blocks
-    return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
+    model = MODELS[config.model]
+    return (model.stage_of if config.fedvg.block == "stage" else None) or model.block_of
 
 
 def make_live(config: Config, task: Task) -> GradientSupport:

@@ -50,7 +50,7 @@ def added(monkeypatch):
     monkeypatch.setitem(options.WEIGHTINGS, "even", True)
     monkeypatch.setitem(registry.WEIGHTINGS, "even", lambda *_: fv.weightings.uniform())
     monkeypatch.setitem(options.MODELS, "linear", options.Network(smallest=2))
-    monkeypatch.setitem(registry.MODELS, "linear", lambda classes, conv: Linear(classes))
+    monkeypatch.setitem(registry.MODELS, "linear", registry.Model(Linear))
     monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "linear"})
     digits = fv.data.load("digits")
     few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)

@@ -194,7 +194,7 @@ def _run_with_progress(
         finished = tracking.run_simulation(
             sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
         )
-    display.print_results(console, finished, sim.given)
+    display.print_results(console, finished)
     return sim, finished
 
 

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -156,10 +156,6 @@ def of_tar(archive: Path, wanted: Collection[str], source: str, progress: Share 
     return members
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
 def unzipped(file: Path, source: str, read: Callable[..., Arrays], **options: Any) -> Arrays:
     """Returns the data set in a zip archive, which is unpacked into a temporary folder; errors name the archive.
 
@@ -190,7 +186,7 @@ def unzipped(file: Path, source: str, read: Callable[..., Arrays], **options: An
             raise UsageError(str(error).replace(folder, str(file))) from None
 
 
-def _pieces(stream: _Readable | None) -> Iterator[bytes]:
+def _pieces(stream: Any) -> Iterator[bytes]:
     """Yields the bytes of a stream to its end; nothing for None."""
     while stream and (piece := stream.read(_CHUNK)):
         yield piece

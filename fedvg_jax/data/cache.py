@@ -32,9 +32,6 @@ from fedvg_jax.data.arrays import OWN_WARNING, Arrays
 VERSION = 4
 """Version of the entries' format; part of their names."""
 
-_PIECE = 2**22
-"""Bytes of a file hashed at a time."""
-
 _FILES_PER_TASK = 128
 """Files that a thread hashes per task; with one file per task, small files take twice the CPU time."""
 
@@ -133,14 +130,11 @@ def _digest(part: object) -> str:
 
 def _file_digest(file: Path) -> str:
     files.refuse_special(file)
-    content = hashlib.sha256()
     try:
         with file.open("rb", buffering=0) as stream:
-            while piece := stream.read(_PIECE):
-                content.update(piece)
+            return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(file, error) from error
-    return content.hexdigest()
 
 
 def _save(arrays: Arrays, entry: Path) -> None:

@@ -177,15 +177,15 @@ def _cell_text(value: Any) -> str:
 def hypertext(table: Table) -> str:
     """Returns a `table` element with its caption, and its notes as paragraphs."""
     classes = ["" if right else " class=text" for right in _right(table)]
-    head = "".join(f"<th{c}>{_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
-    rows = [[_marked(e, _html, "<b>{}</b>", "<u>{}</u>") for e in row] for row in table.rows]
+    head = "".join(f"<th{c}>{plain_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
+    rows = [[_marked(e, plain_html, "<b>{}</b>", "<u>{}</u>") for e in row] for row in table.rows]
     body = "".join(
         "<tr>" + "".join(f"<td{c}>{text}</td>" for c, text in zip(classes, row, strict=True)) + "</tr>\n"
         for row in rows
     )
-    notes = "".join(f"<p class=note>{_html(note)}</p>\n" for note in table.notes)
+    notes = "".join(f"<p class=note>{plain_html(note)}</p>\n" for note in table.notes)
     return (
-        f'<table id="{_html(table.name)}">\n<caption>{_html(table.title)}</caption>\n'
+        f'<table id="{plain_html(table.name)}">\n<caption>{plain_html(table.title)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
     )
 
@@ -257,5 +257,6 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
-def _html(text: str) -> str:
+def plain_html(text: str) -> str:
+    """Returns a text of which HTML shows every character as itself."""
     return html.escape(one_line(text))

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
@@ -19,16 +18,6 @@ from fedvg_jax.study.collect import collect
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_points import Point
 from fedvg_jax.study.sweeps import Observers
-
-
-class Part(NamedTuple):
-    """The rounds of a point that one process has computed."""
-
-    point: Point
-    start: int
-    """rounds that were done before"""
-    stop: int
-    """rounds that were done afterwards"""
 
 
 class Clock:
@@ -58,11 +47,10 @@ class Clock:
         self.points_done += 1
         self._left.pop(point.name, None)
 
-    def end_others(self, parts: Sequence[Part]) -> None:
-        """Ends points that other processes have computed meanwhile."""
-        for point, start, stop in parts:
-            self.start_point(point, start)
-            self.count(point, stop)
+    def end_others(self, points: Sequence[Point]) -> None:
+        """Ends points that other processes have computed meanwhile, with all their rounds."""
+        for point in points:
+            self.count(point, point.config.rounds)
             self.end_point(point)
 
     def left(self) -> str:
@@ -90,7 +78,7 @@ def sweep_progress(
     points: Sequence[Point],
     num_done: int,
     exit_message: Callable[[], str] | None = None,
-    ended_elsewhere: Callable[[Point], Sequence[Part]] = lambda point: (),
+    ended_elsewhere: Callable[[Point], Sequence[Point]] = lambda point: (),
 ) -> Iterator[Observers]:
     """Shows points and rounds as they finish; yields what the sweep reports to.
 

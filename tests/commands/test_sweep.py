@@ -24,7 +24,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study import report, sweep_arguments, sweep_folder, sweep_points, sweeps, workers
+from fedvg_jax.study import report, sweep_arguments, sweep_folder, sweeps, workers
 from fedvg_jax.views import dry_run
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
@@ -213,17 +213,6 @@ def test_progress_counts_the_points_of_other_processes(run, tmp_path, monkeypatc
     monkeypatch.setattr(loop, "run_simulation", beside_another)
     code, out, _ = run("--seed", "0:2")
     assert code == 0 and "2/2  seed=0: test accuracy" in out and "seed=1" not in out and "n = 2 runs" in out
-
-
-@pytest.mark.parametrize(("resumed_from", "part"), [(None, (0, 10)), (6, (6, 10))], ids=["whole", "resumed"])
-def test_finished_point_counts_with_the_rounds_of_its_last_part(tmp_path, resumed_from, part):
-    point = sweep_points.Point("point", {}, fedvg_jax.Config(rounds=10))
-    folder = sweep_folder.point_folder(tmp_path, point.name)
-    folder.mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps({"resumed_from": resumed_from}))
-    assert sweep._last_part(tmp_path, point) == (point, *part)
-    sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 8, "client 1 diverged"))
-    assert sweep._last_part(tmp_path, point)[1:] == (part[0], 8)
 
 
 def test_dry_run_lists_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):

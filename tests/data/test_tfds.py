@@ -79,10 +79,6 @@ sys.exit("tensorflow" in sys.modules or "jax" in sys.modules)
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_prepared_images_are_resized(prepared):
-    assert data.load("tfds:tiny", prepared, size=(4, 4)).x.shape == (9, 4, 4, 3)
-
-
 def test_newest_version_is_read_unless_one_is_named(library, tmp_path):
     for version, shift in (("1.9.0", 0), ("1.10.0", 1)):
         examples = [{"id": "", "image": io.BytesIO(png(image)), "label": (i + shift) % 3} for i, image in enumerate(X)]

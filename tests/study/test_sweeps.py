@@ -122,19 +122,6 @@ def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(b
         assert not verification.check(tmp_path / "out" / "points" / result.name).misfits
 
 
-def test_killed_point_with_a_checkpoint_is_resumed_from_it(base, whole, tmp_path):
-    def kill(point, records):
-        if records[-1]["round"] == 4:
-            raise Killed
-
-    often = dataclasses.replace(base, checkpoint_every=2)
-    with pytest.raises(Killed):
-        sweeps.compute(open_sweep(often, tmp_path / "out"), tmp_path / "out", sweeps.Observers(on_records=kill))
-    results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
-    assert [r.result.summary["resumed_from"] for r in results] == [2, None]
-    assert histories(results) == histories(whole[1])
-
-
 def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_path, monkeypatch):
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
     if missing := report.missing_packages():

@@ -13,6 +13,8 @@ import api_pages
 import option_lists
 import result_tables
 
+from benchmarks import uses
+
 DOCS = Path(__file__).parent.parent
 CONTROLS = (
     *("digits", "digits_equal", "digits_tinycnn", "digits_tinycnn_milder", "digits_tinycnn_equal"),
@@ -34,6 +36,13 @@ def pieces() -> dict[str, str]:
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
         "overview": result_tables.overview(),
+        "contrasts": result_tables.contrasts(),
+        "contrasts_at_best_val": result_tables.contrasts("at_best_val"),
+        **{
+            folder.replace("features", "uses"): result_tables.uses_of_validation(folder)
+            for folder in uses.SETS
+            if uses.read(folder)
+        },
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{
             f"controls_{name}_at_best_val": result_tables.controls(f"controls_{name}", choice="at_best_val")

@@ -275,6 +275,55 @@ def overview() -> str:
     return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
 
 
+def contrasts(choice: str = "final") -> str:
+    """FedVG minus its four controls on features of a pretrained network, with the outcome of every hypothesis."""
+    from benchmarks import uses
+
+    rows = []
+    for folder, title in uses.SETS.items():
+        found = uses.primary(uses.read(folder, choice))
+        for alpha in uses.ALPHAS:
+            of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
+            shown = [f"{_interval(*c[1:4])}, {c.outcome}" if c else "–" for c in of_alpha]
+            rows += [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]] if any(of_alpha) else []
+        if found:
+            outcomes = [
+                uses.verdict([c for (name, _), c in found.items() if name == hypothesis])
+                for hypothesis in uses.CONTROLS
+            ]
+            rows.append([title, "hypothesis", "", *(f"**{outcome}**" for outcome in outcomes)])
+    controls = ("FedAvg", "uniform", "placebo", "FedAvg with server steps")
+    head = [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
+    return table(["features of", "alpha", "seeds", *head], rows)
+
+
+def uses_of_validation(folder: str) -> str:
+    """Accuracies of every use of D_val on one data set, and their differences to FedAvg, with the source."""
+    from benchmarks import uses
+
+    values, balanced, inequality = (uses.read(folder, choice) for choice in ("final", "balanced", "inequality"))
+    rows = []
+    for method, title in {"fedavg": "FedAvg (no use)", **uses.USES}.items():
+        cells = []
+        for alpha in uses.ALPHAS:
+            if (alpha, method) not in values:
+                cells += ["–"] * 2
+                continue
+            gap = uses.against(values, alpha, method) if method != "fedavg" else None
+            mean, of_classes = (np.mean(list(v[alpha, method].values())) for v in (values, balanced))
+            cells += [f"{mean:.1f} / {of_classes:.1f}", _interval(gap.mean, gap.low, gap.high) if gap else ""]
+        ratios = [np.median(list(inequality[a, method].values())) for a in uses.ALPHAS if (a, method) in inequality]
+        rows.append([title, *cells, f"{np.median(ratios):.3g}" if ratios else "–"])
+    head = ["use of D_val"]
+    for alpha in uses.ALPHAS:
+        head += [f"alpha {alpha}: accuracy / balanced, %", "minus FedAvg, points"]
+    return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{_source_of_run(folder)}\n"
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
 def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
     """A difference with its interval, and p; a dash for what one pair or equal differences do not give."""
     interval = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"

@@ -1,0 +1,240 @@
+"""What a validation set on the server is worth: the contrasts and the picture of docs/protocol.md.
+
+    python -m benchmarks.uses collect DIR NAME    the runs of a sweep's folder -> benchmarks/results/NAME
+    python -m benchmarks.uses draw                docs/pictures/uses.png
+
+`collect` writes runs.csv of a report with two columns more: balanced test accuracy in the final round, and how unequal
+the weights are, the median over rounds of the largest over the smallest positive weight. run.json has the command that
+`--command` gives, the commit, the machine and the date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+SETS = {
+    "features_cifar10": "CIFAR-10",
+    "features_dermamnist": "DermaMNIST, rebuilt",
+    "features_covid": "chest X-rays",
+    "features_tinyimagenet": "Tiny ImageNet, ten classes",
+}
+"""Folder of results -> data set."""
+
+ALPHAS = ("0.05", "0.1", "0.5")
+
+FEDVG = "fedvg"
+STEPS = "fedavg, tuning.steps 10"
+DEFAULTS = (", norm l1", ", granularity modelwise")
+"""Settings of FedVG that a method's name has only where they vary."""
+
+USES = {
+    FEDVG: "FedVG",
+    "fedvg, norm l2": "FedVG, L2 norm",
+    "fedvg, granularity layerwise": "FedVG, layerwise",
+    "permuted(fedvg)": "placebo of FedVG",
+    "val_loss": "inverse validation loss",
+    "val_accuracy": "validation accuracy",
+    "fltrust": "FLTrust",
+    "fitted": "weights fitted on D_val",
+    "uniform": "uniform weights (no use)",
+    STEPS: "FedAvg, server steps on D_val",
+    "uniform, tuning.steps 10": "uniform weights, server steps on D_val",
+}
+"""Method -> what it does with D_val, in the order of the picture."""
+
+CONTROLS = {"H1": "fedavg", "H2": "uniform", "H3": "permuted(fedvg)", "H4": STEPS}
+"""Hypothesis -> method that FedVG is compared with."""
+
+SMALLEST = 0.5
+"""Points: the smallest difference worth naming."""
+
+LEVEL = 0.05
+
+Values = dict[tuple[int, int], float]
+"""(seed, partition seed) -> percent."""
+
+
+class Contrast(NamedTuple):
+    """A difference in points over paired seeds."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    """Two-sided p of the paired t test, corrected within the family."""
+
+    @property
+    def outcome(self) -> str:
+        """Support, refutation or undecided, by the protocol's conditions."""
+        if self.mean >= SMALLEST and self.p < LEVEL:
+            return "support"
+        return "refutation" if self.high < SMALLEST else "undecided"
+
+
+def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
+    """Returns (alpha, method) -> values of the runs in a folder of results; {} where there is none.
+
+    Args:
+        folder: name in benchmarks/results.
+        choice: column of runs.csv.
+    """
+    path, values = RESULTS / folder / "runs.csv", {}
+    if path.exists():
+        with path.open(encoding="utf-8", newline="") as file:
+            for run in csv.DictReader(file):
+                replicate = int(run["seed"]), int(run["partition_seed"])
+                method = functools.reduce(lambda name, default: name.replace(default, ""), DEFAULTS, run["method"])
+                values.setdefault((run["alpha"], method), {})[replicate] = float(run[choice])
+    return values
+
+
+def primary(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], Contrast]:
+    """Returns (hypothesis, alpha) -> FedVG minus its control, one family with Holm's correction."""
+    from fedvg_jax.study import statistics
+
+    pairs = [(name, alpha) for name in CONTROLS for alpha in ALPHAS]
+    compared = {
+        (name, alpha): statistics.compare(values[alpha, FEDVG], values[alpha, CONTROLS[name]])
+        for name, alpha in pairs
+        if (alpha, FEDVG) in values and (alpha, CONTROLS[name]) in values
+    }
+    corrected = statistics.holm([c.t_p for c in compared.values()])
+    return {
+        key: Contrast(c.n, c.mean, *c.t_interval, p) for (key, c), p in zip(compared.items(), corrected, strict=True)
+    }
+
+
+def verdict(contrasts: Sequence[Contrast]) -> str:
+    """Returns the outcome that a hypothesis has at two alphas of a data set or more; undecided without one.
+
+    >>> clear, none = Contrast(10, 1.0, 0.8, 1.2, 0.001), Contrast(10, 0.1, -0.1, 0.3, 0.4)
+    >>> verdict([clear, clear, none]), verdict([none, none, clear]), verdict([clear, none])
+    ('support', 'refutation', 'undecided')
+    """
+    outcomes = [contrast.outcome for contrast in contrasts]
+    return next((name for name in ("support", "refutation") if outcomes.count(name) >= 2), "undecided")
+
+
+def against(
+    values: Mapping[tuple[str, str], Values], alpha: str, method: str, baseline: str = "fedavg"
+) -> Contrast | None:
+    """Returns a method minus the baseline at one alpha, without correction; None where one of them was not run."""
+    from fedvg_jax.study import statistics
+
+    if (alpha, method) not in values or (alpha, baseline) not in values:
+        return None
+    c = statistics.compare(values[alpha, method], values[alpha, baseline])
+    return Contrast(c.n, c.mean, *c.t_interval, c.t_p)
+
+
+# --- collecting
+
+
+def collect(source: Path, folder: Path, command: str, commit: str) -> None:
+    """Writes runs.csv and run.json of the finished runs in a sweep's folder."""
+    from benchmarks import machine
+    from fedvg_jax.study import tables
+    from fedvg_jax.study.collect import collect as study_of
+    from fedvg_jax.study.markup import comma_separated
+
+    study = study_of([source], partial=True)
+    rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
+    place = [rows[0].index(name) for name in ("alpha", "method", "seed", "partition_seed")]
+    more = {
+        (str(dict(cell.scenario)["alpha"]), cell.method, str(seed), str(partition)): _more(run)
+        for cell in study.cells.values()
+        for (seed, partition), run in cell.runs.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "runs.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*rows[0], "balanced", "inequality"])
+        writer.writerows([*row, *more[tuple(row[i] for i in place)]] for row in rows[1:])
+    about = machine.describe([])
+    where = f"{about['processor']}, {about['cores']} cores"
+    written = {
+        "command": command,
+        "commit": commit,
+        "machine": where,
+        "date": about["date"][:10],
+        "runs": len(rows) - 1,
+    }
+    (folder / "run.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def _more(run: Any) -> list[str]:
+    """Returns the balanced accuracy of the final round in percent, and the inequality of the weights."""
+    final = next(r for r in reversed(run.records) if r.get("test_balanced_accuracy") is not None)
+    ratios = []
+    for record in run.records:
+        weights = np.array(record["weights"], float).reshape(len(record["clients"]), -1).mean(1)
+        positive = weights[weights > 0]
+        ratios.append(positive.max() / positive.min())
+    return [f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
+
+
+# --- the picture
+
+
+def draw(path: Path) -> None:
+    """Writes the picture: every use of D_val minus FedAvg, one panel a data set, one colour an alpha."""
+    import matplotlib.pyplot as plt
+
+    sets = {title: values for folder, title in SETS.items() if (values := read(folder))}
+    colours = dict(zip(ALPHAS, ("#d55e00", "#0072b2", "#009e73"), strict=True))
+    figure, panels = plt.subplots(1, len(sets), sharey=True, figsize=(2.6 + 2.4 * len(sets), 4.6), layout="constrained")
+    for panel, (title, values) in zip(np.atleast_1d(panels), sets.items(), strict=True):
+        for height, method in enumerate(reversed(USES)):
+            for shift, (alpha, colour) in zip((0.22, 0, -0.22), colours.items(), strict=True):
+                if gap := against(values, alpha, method):
+                    panel.plot([gap.low, gap.high], [height + shift] * 2, color=colour, lw=1.4)
+                    panel.plot([gap.mean], [height + shift], "o", color=colour, ms=4, label=f"alpha {alpha}")
+        panel.axvline(0, color="0.6", lw=0.8, zorder=0)
+        panel.set_title(title, fontsize=10)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+    first = np.atleast_1d(panels)[0]
+    first.set_yticks(range(len(USES)), list(reversed(USES.values())), fontsize=8)
+    handles, labels = first.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        unique.values(), unique.keys(), loc="outside upper right", ncols=len(unique), fontsize=8, frameon=False
+    )
+    figure.supxlabel("points of test accuracy more than FedAvg in the final round", fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", required=True)
+    of_collect = commands.add_parser("collect", help="runs of a sweep's folder -> a folder of results")
+    of_collect.add_argument("source", type=Path, metavar="DIR")
+    of_collect.add_argument("name", choices=SETS, metavar="NAME", help=", ".join(SETS))
+    of_collect.add_argument("--command", required=True, help="that made the runs")
+    of_collect.add_argument("--commit", required=True)
+    of_draw = commands.add_parser("draw", help="the picture")
+    of_draw.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures" / "uses.png", metavar="FILE.png")
+    args = parser.parse_args(argv)
+    if args.what == "collect":
+        collect(args.source, RESULTS / args.name, args.command, args.commit)
+    else:
+        draw(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The feature study: its committed contrasts against SciPy by hand, and the outcomes of docs/protocol.md."""
+
+import csv
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks import uses
+
+MEASURED = [folder for folder in uses.SETS if uses.read(folder)]
+
+
+@pytest.mark.parametrize("folder", MEASURED)
+def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
+    runs = list(csv.DictReader((uses.RESULTS / folder / "runs.csv").open(encoding="utf-8")))
+
+    def finals(alpha, method):
+        names = {method, f"{method}, norm l1, granularity modelwise"}
+        of_method = {
+            run["seed"]: float(run["final"]) for run in runs if run["alpha"] == alpha and run["method"] in names
+        }
+        return np.array([of_method[seed] for seed in sorted(of_method)])
+
+    expected = {}
+    for name, control in uses.CONTROLS.items():
+        for alpha in uses.ALPHAS:
+            test = stats.ttest_rel(finals(alpha, "fedvg"), finals(alpha, control))
+            interval = test.confidence_interval(0.95)
+            mean = (finals(alpha, "fedvg") - finals(alpha, control)).mean()
+            expected[name, alpha] = (mean, interval.low, interval.high, test.pvalue)
+    ordered, largest = sorted(expected, key=lambda key: expected[key][3]), 0.0
+    for i, key in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - i) * expected[key][3]))
+        contrast = uses.primary(uses.read(folder))[key]
+        np.testing.assert_allclose(contrast[1:], (*expected[key][:3], largest), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("contrast", "outcome"),
+    [
+        (uses.Contrast(10, 0.5, 0.1, 0.9, 0.049), "support"),
+        (uses.Contrast(10, 0.49, 0.3, 0.7, 0.001), "undecided"),
+        (uses.Contrast(10, 2.0, 0.1, 3.9, 0.05), "undecided"),
+        (uses.Contrast(10, 0.2, -0.1, 0.49, 0.2), "refutation"),
+        (uses.Contrast(10, -3.0, -4.0, -2.0, 0.001), "refutation"),
+        (uses.Contrast(10, 0.2, -0.2, 0.5, 0.2), "undecided"),
+    ],
+)
+def test_outcomes_are_those_of_the_protocol(contrast, outcome):
+    assert contrast.outcome == outcome

@@ -116,34 +116,31 @@ def task(case: Case, conv: str = "auto"):
     """Returns the task of a model that only the benchmarks define; None for the package's models."""
     from fedvg_jax.models import mlp
     from fedvg_jax.models import task as tasks
-    from fedvg_jax.models.conv import selection
+    from fedvg_jax.models.conv.rewrite import fast_task
 
     hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}
     if case.model in hidden:
         return tasks.classification(mlp.MLP(10, hidden[case.model]), 10, (8, 8, 1))
     if case.model == "pfl_cnn":
-        return tasks.classification(_pfl_cnn(selection.layout(conv)), 10, (32, 32, 3))
+        return fast_task(tasks.classification(_pfl_cnn(), 10, (32, 32, 3)), conv)
     return None
 
 
-def _pfl_cnn(layout):
+def _pfl_cnn():
     """Returns pfl-research's simple CNN: 3x3 convolutions 32 and 64, max-pool, dense 128; 1,626,442 parameters.
 
     Its two dropouts are left out, in pfl-research's own contestant too.
-
-    Args:
-        layout: of images and kernels, see `fedvg_jax.models.conv.selection`.
     """
     import flax.linen as nn
 
-    from fedvg_jax.models.layers import Conv, dense
+    from fedvg_jax.models.layers import conv, dense, pool
 
     class PflCNN(nn.Module):
         @nn.compact
         def __call__(self, x, mask, train: bool):
-            x = nn.relu(Conv(32, 3, layout, name="conv1")(layout.from_nhwc(x)))
-            x = nn.relu(layout.pool(Conv(64, 3, layout, pooled=True, name="conv2")(x)))
-            return dense(nn.relu(dense(layout.flatten(x), 128, "fc1")), 10, "classifier")
+            x = nn.relu(conv(x, 32, 3, "conv1"))
+            x = nn.relu(pool(conv(x, 64, 3, "conv2")))
+            return dense(nn.relu(dense(x.reshape(len(x), -1), 128, "fc1")), 10, "classifier")
 
     return PflCNN()
 

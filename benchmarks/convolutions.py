@@ -98,21 +98,19 @@ def compiled_steps(layer: Layer, name: str) -> Callable[[], Any]:
     import numpy as np
     from jax import lax
 
-    from fedvg_jax.models.conv import selection
+    from fedvg_jax.models import layers
+    from fedvg_jax.models.conv.rewrite import fast_convolutions
 
-    layout, rng = selection.layout(name), np.random.default_rng(0)
-    last = layout.images == -1  # images first have the shape [B, H, W, C]
-    shape = (layer.channels, layer.size, layer.size, layer.images)
-    values = rng.normal(size=shape if last else (shape[3], *shape[1:3], shape[0]))
-    x = jnp.asarray(values, jnp.float32)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(layer.images, layer.size, layer.size, layer.channels)), jnp.float32)
     taps = (layer.kernel, layer.kernel, layer.channels, layer.features)
     w, bias = jnp.asarray(0.05 * rng.normal(size=taps), jnp.float32), jnp.zeros(layer.features)
-    convolve = layout.convolve_pooled if layer.is_pooled else layout.convolve
 
-    def loss(w, bias, x):
-        y = convolve(x, w, layer.padding)
-        y = y + layout.per_channel(bias, y)
-        return jnp.square(jax.nn.relu(layout.pool(y) if layer.is_pooled else y)).sum()
+    def written(w, bias, x):
+        y = lax.conv_general_dilated(x, w, (1, 1), layer.padding, dimension_numbers=("NHWC", "HWIO", "NHWC")) + bias
+        return jnp.square(jax.nn.relu(layers.pool(y) if layer.is_pooled else y)).sum()
+
+    loss = fast_convolutions(written, name)
 
     def steps(*start):
         def step(i, arguments):

@@ -45,7 +45,7 @@ def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse"
 
         return differentiable.hypergradient(objective, hyper, ["lr", "eps"], mode=mode)
 
-    lowered = jax.jit(hypergradient).lower(sim.hyper, sim.state, differentiable.stack(planned), sim.data)
+    lowered = jax.jit(hypergradient).lower(sim.hyper, sim.state, differentiable.stack_schedules(planned), sim.data)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
@@ -83,7 +83,7 @@ def main() -> None:
 
     sim = simulation.simulation(Config(local_epochs=EPOCHS))
     schedules = [sim.schedule(r) for r in range(max(args.rounds))]
-    max_steps, sizes = differentiable.most_steps(schedules), {}
+    max_steps, sizes = differentiable.max_steps(schedules), {}
     for count in args.rounds:
         for name, size in measure_variants(sim, schedules[:count], max_steps).items():
             sizes.setdefault(name, {})[count] = size

@@ -47,7 +47,7 @@ from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, SimState, Tas
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import lenet
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv import selection
+from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs import registry
 
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
@@ -184,7 +184,7 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     """Returns the jitted round of a recording's settings, with the published code's behaviour."""
     meta, config = recording.meta, settings(recording)
     images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-    task = tasks.classification(lenet.LeNet5(10, selection.layout("auto")), 10, images.x.shape[1:])
+    task = fast_task(tasks.classification(lenet.LeNet5(10), 10, images.x.shape[1:]))
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = registry.ALGORITHMS[config.algorithm](config)

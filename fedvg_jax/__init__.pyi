@@ -8,11 +8,8 @@ from fedvg_jax import weightings as weightings
 from fedvg_jax.api import evaluate as evaluate
 from fedvg_jax.api import init_state as init_state
 from fedvg_jax.api import make_schedule as make_schedule
-from fedvg_jax.api import max_steps as max_steps
 from fedvg_jax.api import run as run
 from fedvg_jax.api import run_sweep as run_sweep
-from fedvg_jax.api import sgd as sgd
-from fedvg_jax.api import stack_schedules as stack_schedules
 from fedvg_jax.config import Config as Config
 from fedvg_jax.core import norms as norms
 from fedvg_jax.core import tree as tree
@@ -32,9 +29,12 @@ from fedvg_jax.core.types import Weighting as Weighting
 from fedvg_jax.data.arrays import Arrays as Arrays
 from fedvg_jax.engine import selection as selection
 from fedvg_jax.engine.differentiable import hypergradient as hypergradient
+from fedvg_jax.engine.differentiable import max_steps as max_steps
 from fedvg_jax.engine.differentiable import over_rounds as over_rounds
+from fedvg_jax.engine.differentiable import stack_schedules as stack_schedules
 from fedvg_jax.engine.differentiable import unrolled as unrolled
 from fedvg_jax.engine.federated_round import make_round as make_round
+from fedvg_jax.engine.local_training import sgd as sgd
 from fedvg_jax.models.adapt import linen_task as linen_task
 from fedvg_jax.models.adapt import nnx_task as nnx_task
 from fedvg_jax.runs.contracts import check_task as check_task

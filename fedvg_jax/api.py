@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import optax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks, files, hardware, processes
 from fedvg_jax.core.local_part import LocalPart
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -32,7 +32,7 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
 )
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
+from fedvg_jax.engine import executors, federated_round, schedule
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import (
@@ -194,7 +194,7 @@ def _run_with_progress(
         finished = tracking.run_simulation(
             sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
         )
-    display.print_results(console, finished, sim.given)
+    display.print_results(console, finished)
     return sim, finished
 
 
@@ -254,21 +254,6 @@ def run_sweep(
         tracking.require(point.config, out is not None)
         _check_flags(point.config, task)
     return python_sweep.run(plan, folder, progress)
-
-
-def sgd(hyper: Hyper, round: jax.Array) -> optax.GradientTransformation:
-    """Returns plain SGD at learning rate `hyper["lr"]`: theta <- theta - lr g. The clients' optimiser of `make_round`.
-
-    Args:
-        hyper: has "lr".
-        round: number of the round, from 0, for optimisers whose rate depends on it.
-
-    >>> optimiser = sgd({"lr": 0.5}, 0)
-    >>> updates, _ = optimiser.update({"w": jax.numpy.ones(2)}, optimiser.init({"w": jax.numpy.zeros(2)}))
-    >>> updates["w"].tolist()
-    [-0.5, -0.5]
-    """
-    return local_training.sgd(hyper, round)
 
 
 def init_state(
@@ -425,11 +410,7 @@ def evaluate(
 
 
 def _metrics(task: Task, variables: Variables, pool: Tree, rows) -> dict[str, float]:
-    try:
-        jitted = _jitted_evaluate(task)
-    except TypeError:  # a user's object without a hash is not stored
-        jitted = _jitted_evaluate.__wrapped__(task)
-    sums = jitted(variables, pool, rows)
+    sums = _jitted_evaluate(task)(variables, pool, rows)
     return _floats(task.metrics(jax.device_get(sums)))
 
 
@@ -437,31 +418,6 @@ def _floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-@functools.lru_cache(16)
+@stored
 def _jitted_evaluate(task: Task) -> Callable[[Variables, Tree, Any], Tree]:
     return jax.jit(make_evaluate(task))
-
-
-def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
-    """Returns the schedules of several rounds as one with a leading axis [R], for `over_rounds`.
-
-    Raises:
-        UsageError: there is no schedule.
-
-    >>> schedule = make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=2)
-    >>> stack_schedules([schedule, schedule, schedule]).rows.shape  # rounds, minibatches, rows
-    (3, 4, 2)
-    """
-    return differentiable.stack(schedules)
-
-
-def max_steps(schedules: Sequence[Schedule]) -> int:
-    """Returns the most minibatches of a client in any of the rounds, the length that `unrolled` needs.
-
-    Raises:
-        UsageError: there is no schedule.
-
-    >>> max_steps([make_schedule(0, [np.arange(4), np.arange(4, 12)], batch_size=2)])
-    4
-    """
-    return differentiable.most_steps(schedules)

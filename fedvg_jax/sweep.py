@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax import sim
@@ -22,14 +22,13 @@ from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.axes import RANGED
 from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
-from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.sweep_folder import count
 from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedvg_jax.study import sweep_progress
     from fedvg_jax.study.sweep_points import Point
 
 HELP = f"""usage: {PROG} [OPTIONS]
@@ -115,7 +114,7 @@ def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and combinations that repeat a point."""
     points, merged = command.points
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in command.sweep.axes]
-    lines = [f"sweep of {_count(points)}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
+    lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
         combinations = "1 combination repeats" if len(merged) == 1 else f"{len(merged)} combinations repeat"
@@ -136,8 +135,8 @@ def tuning_lines(command: CommandLine) -> list[str]:
     tuned = [name for axis in grid.axes for name in axis.names]
     cells = tuning.by_cell(points, tuned)
     counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
-    seeds = f"{len(grid.seeds)} seed{'s' * (len(grid.seeds) != 1)}"
-    lines = [f"tuning {', '.join(tuned)} first: {_count(points)} with {seeds}, chosen on D_val"]
+    seeds = count(len(grid.seeds), "seed")
+    lines = [f"tuning {', '.join(tuned)} first: {count(len(points))} with {seeds}, chosen on D_val"]
     few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
     if counts[few] != counts[many]:
         lines.append(
@@ -145,10 +144,6 @@ def tuning_lines(command: CommandLine) -> list[str]:
             " --tune-budget N tries equally many combinations of each"
         )
     return lines
-
-
-def _count(points: Sequence[Any]) -> str:
-    return f"{len(points)} point{'s' * (len(points) != 1)}"
 
 
 # --- phases
@@ -182,15 +177,17 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     phase = open_final(command, choices)
     stopped_by = _compute(command, phase, console, stopped)
-    from fedvg_jax.study import sweep_progress, sweeps
+    from rich.console import Group
 
-    results = sweeps.load(phase.points, command.out)
-    if results or not stopped_by:
-        console.print(sweep_progress.result_table(results, phase.points, command.sweep.title))
+    from fedvg_jax.study import sweep_progress
+
+    results = sweep_progress.result_table(command.out)
+    is_any_finished = isinstance(results, Group)
+    if is_any_finished or not stopped_by:
+        console.print(results, highlight=False)
     console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    is_any_finished = any(not isinstance(result.result, Failure) for result in results)
     if command.shard:
         console.print("the report is written by the command without --shard", highlight=False)
     refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None
@@ -255,21 +252,20 @@ def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Call
     mine = sorted(_mine(command, phase), key=lambda point: not phase.is_done(point))  # stable
     pending = [point for point in mine if not phase.is_done(point)]
 
-    def ended_elsewhere(own: Point | None = None) -> list[sweep_progress.Part]:
+    def ended_elsewhere(own: Point | None = None) -> list[Point]:
         """Returns what other processes have finished since the last call."""
         ended = [point for point in pending if point is not own and phase.is_done(point)]
         pending[:] = [point for point in pending if point is not own and point not in ended]
-        return [_last_part(phase.out, point) for point in ended]
+        return ended
 
     with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), stopped, ended_elsewhere) as observers:
         if not has_workers:
-            return sweeps.compute(mine, phase.out, observers._replace(run=tracking.run_simulation))[1]
+            return sweeps.compute(mine, phase.out, observers)[1]
 
         def report_finished() -> None:
-            for point, start, stop in ended_elsewhere():
+            for point in ended_elsewhere():
                 observers.on_start(point)
-                observers.on_resume(point, start)
-                observers.on_records(point, [{"round": stop}])
+                observers.on_records(point, [{"round": point.config.rounds}])
                 observers.on_end(point, sweeps.load([point], phase.out)[0].result)
 
         return _share_out(command, jobs, phase, list(pending), report_finished, observers.log)
@@ -281,19 +277,6 @@ def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
         return command.jobs
     num_mine = len(pending) // (command.shard.count if command.shard else 1)
     return 1 if command.slurm is not None else workers.auto_jobs(pending[:num_mine], hardware.without_jax())
-
-
-def _last_part(out: Path, point: Point) -> sweep_progress.Part:
-    """Returns the rounds of a finished point that its last process has computed."""
-    from fedvg_jax.study.sweep_progress import Part
-
-    folder = sweep_folder.point_folder(out, point.name)
-    failure = sweep_folder.read_failure(folder)
-    stop = failure.round if failure else point.config.rounds
-    try:
-        return Part(point, min(stop, files.read_object(folder / "summary.json")["resumed_from"] or 0), stop)
-    except (UsageError, KeyError, TypeError):  # of a point that diverged, or of an older version
-        return Part(point, 0, stop)
 
 
 def _share_out(
@@ -328,8 +311,7 @@ def _work(command: CommandLine, share: Share) -> int:
     from fedvg_jax.study import sweeps
 
     with stop_signals.ignore_save_requests():
-        observers = sweeps.Observers(run=tracking.run_simulation)
-        _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, observers, retries=False)
+        _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 
@@ -367,7 +349,7 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         planned += [(point, phase.is_done(point)) for point in mine]
     points = [point for point, is_done in planned if not is_done]
     num_done = len(planned) - len(points)
-    done = f"; {num_done} of {_count(planned)} finished" if num_done else ""
+    done = f"; {num_done} of {count(len(planned))} finished" if num_done else ""
     if not points:
         log(f"nothing to compute{done}")
         return 0
@@ -377,11 +359,11 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         with console.status(f"timing program {i + 1} of {len(groups)}"):
             seconds, compile_seconds = _estimate(group)
         total, compiling = total + seconds, compiling + compile_seconds
-        log(f"program {i + 1}: {_count(group)}, about {duration(seconds)}")
+        log(f"program {i + 1}: {count(len(group))}, about {duration(seconds)}")
         for point in group:
             log(f"  {point.name}")
-    count = f"{_count(points)}, {len(groups)} program{'s' * (len(groups) != 1)}"
-    log(f"{count}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
+    work = f"{count(len(points))}, {count(len(groups), 'program')}"
+    log(f"{work}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
     return 0
 
 

@@ -37,7 +37,7 @@ def main(target, clients):
 
     config = Config(rounds=2, clients=int(clients), join_ratio=1.0, alpha=1.0, min_samples=2)
     sim = programs.simulate_for(config, programs.machine_of(parsed))
-    result = of_round(programs.compile_for(sim, parsed).chunk.as_text())
+    result = of_round(programs.compile_for(sim, parsed.hardware).chunk.as_text())
     print(json.dumps([*result, 4 * tree.size(sim.state.variables.params)]))
 
 

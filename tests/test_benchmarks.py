@@ -27,7 +27,6 @@ from benchmarks import (
 from fedvg_jax.config import Robust, Tuning, to_json
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
-from fedvg_jax.models.conv import selection
 
 ROOT = Path(__file__).parent.parent
 
@@ -247,8 +246,7 @@ def test_recording_of_global_models_only_is_replayed(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
     settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
-    net = lenet.LeNet5(10, selection.layout("auto"))
-    model = parity.torch_layout.to_torch(task.classification(net, 10, (32, 32, 3)).init(jax.random.key(0)))
+    model = parity.torch_layout.to_torch(task.classification(lenet.LeNet5(10), 10, (32, 32, 3)).init(jax.random.key(0)))
     arrays = {f"init/{name}": x for name, x in model.items()}
     arrays |= {f"r0/global/{name}": x + 0.1 for name, x in model.items()}
     arrays |= {f"part/{k}/train": np.arange(16 * k, 16 * k + 16) for k in range(2)}

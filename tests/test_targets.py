@@ -18,7 +18,7 @@ from benchmarks.targets import programs as target_programs
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware, tree
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import chunks, programs, simulation
+from fedvg_jax.runs import chunks, simulation
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = Config(rounds=3, eval_every=2, local_epochs=2, clients=4, join_ratio=0.5)
@@ -28,8 +28,8 @@ H100 = targets.parse_target("h100")
 @pytest.fixture(scope="module")
 def compiled():
     """Returns a simulation for an H100, and its programs compiled for this CPU."""
-    made = target_programs.simulate_for(SETTINGS, programs.Machine(H100.hardware, tuple(jax.devices()[:1])))
-    return made, target_programs.compile_for(made, H100)
+    made = target_programs.simulate_for(SETTINGS, target_programs.Machine(H100.hardware, tuple(jax.devices()[:1])))
+    return made, target_programs.compile_for(made, H100.hardware)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,8 @@ def assert_only_clients_and_their_mean(launches, size, model, num_clients):
 
 def exchanged_by_four(config, of_hardware):
     """Returns what a round exchanges with the choices of some hardware, on four devices of this CPU."""
-    target = targets.parse_target("h100:4")
-    made = target_programs.simulate_for(config, programs.Machine(of_hardware, tuple(jax.devices()[:4])))
-    collectives = exchanged.of_round(target_programs.compile_for(made, target).chunk.as_text())
+    made = target_programs.simulate_for(config, target_programs.Machine(of_hardware, tuple(jax.devices()[:4])))
+    collectives = exchanged.of_round(target_programs.compile_for(made, of_hardware).chunk.as_text())
     return *collectives, 4 * tree.size(made.state.variables.params)
 
 

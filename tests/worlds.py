@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import xla_flags
 
 from fedvg_jax import config
@@ -28,7 +29,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import executors, federated_round, local_training, schedule
+from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
@@ -107,6 +108,26 @@ def small() -> World:
     return world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=5, local_epochs=2)
 
 
+def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **changes) -> list[Schedule]:
+    """Returns schedules with a probe; in the second round, two of the five clients drop out."""
+    plan = [world.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
+    heard = np.array([True, False, True, True, False])
+    return [schedule._replace(heard=heard) if number == 1 else schedule for number, schedule in enumerate(plan)]
+
+
+every_executor = pytest.mark.parametrize(
+    ("executor", "changes"),
+    [
+        (executors.lanes(1), {}),
+        (executors.vmapped(), {}),
+        (differentiable.unrolled(6), {}),
+        (executors.lanes(2), {"block_size": 2}),
+    ],
+    ids=["one lane", "vmapped", "unrolled", "cohort blocks"],
+)
+"""Executors other than two lanes, and cohort blocks; `changes` are those of the schedules."""
+
+
 def ragged() -> World:
     """Clients of 1 to 200 rows, all in every round."""
     return world([7, 1, 200, 2, 64, 33, 120, 1, 17, 5], batch_size=16, cohort_size=10, local_epochs=1)
@@ -165,6 +186,35 @@ def hyper(**changes: float) -> Hyper:
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
     return registry.ALGORITHMS[name](replace(config.Config(), **settings))
+
+
+def assert_derivative(world: World, name: str, parameter: str, params_of) -> None:
+    """Asserts that reverse mode over two rounds equals the central difference by a hyperparameter.
+
+    Args:
+        world: the federation.
+        name: of the algorithm.
+        parameter: name of the hyperparameter.
+        params_of: state -> tensors, of which the objective is a sum of sines.
+    """
+    schedules, own = [world.schedule(number) for number in range(2)], algorithm(name)
+    executor = differentiable.unrolled(differentiable.max_steps(schedules))
+    rule = weighting("fedvg", own, TASK, world.batch_size)
+    step = federated_round.make_round(TASK, own, rule, executor, local_training.sgd, len(world.train))
+    rounds, start, stacked = (
+        differentiable.over_rounds(step),
+        state(world, own),
+        differentiable.stack_schedules(schedules),
+    )
+
+    def objective(value):
+        final, _ = rounds(start, stacked, world.data(), hyper() | {parameter: value})
+        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(params_of(final)))
+
+    value, h, of = jnp.float64(0.7), 1e-5, jit(objective)
+    difference = float(of(value + h) - of(value - h)) / (2 * h)
+    derivative = float(jit(jax.grad(objective))(value))
+    assert abs(difference) > 1e-4 and derivative == pytest.approx(difference, rel=1e-5)
 
 
 ON_QUADRATICS = [n for n in registry.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]

@@ -143,7 +143,7 @@ def plan_for_target(config: Config, target: str, **replacements: Any) -> TargetP
     """
     parsed = parse_target(target)
     sim = target_programs.simulate_for(config, target_programs.machine_of(parsed), replacements)
-    return make_plan(sim, parsed, target_programs.compile_for(sim, parsed))
+    return make_plan(sim, parsed, target_programs.compile_for(sim, parsed.hardware))
 
 
 def make_plan(sim: simulation.Simulation, target: Target, programs: target_programs.TargetPrograms) -> TargetPlan:

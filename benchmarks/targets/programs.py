@@ -20,13 +20,22 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.targets import devices
 from benchmarks.targets.devices import Target
 from fedvg_jax.config import Config
+from fedvg_jax.core.hardware import Hardware, assumed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import cohort_memories
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import client_memories, memory, programs, simulation
 
-OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_autotune_level": 0}, "tpu": {}}
+OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_autotune_level": 0}, "tpu": {}, "cpu": {}}
 """Platform -> options of its compiler. Tuning would measure on the device."""
+
+
+class Machine(NamedTuple):
+    """What programs are compiled for."""
+
+    hardware: Hardware
+    devices: tuple
+    """jax's devices that share a cohort"""
 
 
 class TargetPrograms(NamedTuple):
@@ -40,7 +49,7 @@ class TargetPrograms(NamedTuple):
     """that compiling took"""
 
 
-def machine_of(target: Target) -> programs.Machine:
+def machine_of(target: Target) -> Machine:
     """Returns the hardware of a target, with devices that programs can be compiled for.
 
     Raises:
@@ -64,12 +73,10 @@ def machine_of(target: Target) -> programs.Machine:
         settings = " ".join(f"{name}={value}" for name, value in devices.ENVIRONMENT.items())
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"no compiler for target {target.name}; start Python with {settings} ({reason})") from None
-    return programs.Machine(hardware, tuple(described_devices[: hardware.num_devices]))
+    return Machine(hardware, tuple(described_devices[: hardware.num_devices]))
 
 
-def simulate_for(
-    config: Config, machine: programs.Machine, replacements: Mapping[str, Any] = {}
-) -> simulation.Simulation:
+def simulate_for(config: Config, machine: Machine, replacements: Mapping[str, Any] = {}) -> simulation.Simulation:
     """Returns a run as it would be on another machine; its state and data are shapes on that machine's devices.
 
     All rows and all memories of clients are planned on the devices.
@@ -84,8 +91,9 @@ def simulate_for(
     config = dataclasses.replace(here.config, devices=config.devices, lanes=config.lanes)
     given = {name: getattr(here, name) for name in ("task", "algorithm", "weighting") if name in here.given}
     images = None if "task" in given else programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
-    program = programs.make_program(config, images, **given, machine=machine)
-    state, memories = _state_shapes(config, here.state, program.executor, machine)
+    with assumed(machine.hardware):
+        program = programs.make_program(config, images, **given, devices=machine.devices)
+        state, memories = _state_shapes(config, here.state, program.executor)
     placement = program.executor.placement or SingleDeviceSharding(machine.devices[0])
     of_states = cohort_memories.placement(program.executor) or placement
     return here._replace(
@@ -107,12 +115,12 @@ def simulate_for(
     )
 
 
-def _state_shapes(config: Config, state: Any, executor: Any, machine: programs.Machine) -> tuple[Any, Any]:
-    """Returns the shapes of a state with the rows of memories that the machine needs, and their placement."""
+def _state_shapes(config: Config, state: Any, executor: Any) -> tuple[Any, Any]:
+    """Returns the shapes of a state with the rows of memories that the assumed hardware needs, and their placement."""
     of_clients = state.clients
     num_rows = max((len(leaf) for leaf in jax.tree.leaves(of_clients)), default=1)
     client_bytes = memory.num_bytes(of_clients) // num_rows
-    placed = client_memories.choose(config, client_bytes, simulation.MAX_ROUNDS, machine.hardware, executor.rows)
+    placed = client_memories.choose(config, client_bytes, simulation.MAX_ROUNDS, executor.rows)
     return client_memories.shapes_of_rows(state, placed.num_rows, config.clients, executor.rows), placed
 
 
@@ -121,8 +129,8 @@ def _on_sharding(sharding: Any, shapes: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-def compile_for(sim: simulation.Simulation, target: Target) -> TargetPrograms:
-    """Returns the programs of a run of `simulate_for`, compiled."""
+def compile_for(sim: simulation.Simulation, hardware: Hardware) -> TargetPrograms:
+    """Returns the programs of a run of `simulate_for`, compiled for the same hardware."""
     start = time.perf_counter()
     placement = jax.tree.leaves(sim.state.variables)[0].sharding
 
@@ -130,10 +138,11 @@ def compile_for(sim: simulation.Simulation, target: Target) -> TargetPrograms:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placement), tree)
 
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    lowered = sim.chunk.lower(sim.state, *shapes((np.int32(0), rounds)), sim.data, shapes(dict(sim.hyper)))
-    evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.test)
+    with assumed(hardware):
+        lowered = sim.chunk.lower(sim.state, *shapes((np.int32(0), rounds)), sim.data, shapes(dict(sim.hyper)))
+        evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.test)
     with _cached_with_names():
-        chunk, evaluated = (_compile(program, target.hardware.platform) for program in (lowered, evaluate))
+        chunk, evaluated = (_compile(program, hardware.platform) for program in (lowered, evaluate))
     return TargetPrograms(chunk, evaluated, time.perf_counter() - start)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Anchor, Cohort, Hyper, Probe, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Probe, Tree
 
 
 def no_memory(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
@@ -29,3 +29,7 @@ def no_probe(hyper: Hyper, probe: Probe) -> Tree:
 def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
     """R = 0, and the server's memory unchanged."""
     return tree.zeros_like(params), server
+
+
+PLAIN = Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples")
+"""The algorithm that adds nothing: FedAvg. Others replace some of its parts."""

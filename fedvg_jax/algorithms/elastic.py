@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import no_correction, no_memory, no_report
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Probe, Tree, Variables
 
@@ -47,7 +47,7 @@ def elastic(official: bool = False) -> Algorithm:
         """R = (1 - zeta) u."""
         return jax.tree.map(lambda o, u: (o - hyper["tau"]) * u, relative(cohort), cohort.update), server
 
-    return Algorithm(no_memory, no_correction, no_report, residual, probe, "samples", DEFAULTS)
+    return PLAIN._replace(residual=residual, probe=probe, defaults=DEFAULTS)
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:

@@ -8,10 +8,10 @@ weights n_k / sum_j n_j. FedVG (Devkota et al., CVPR 2026) is this algorithm wit
 
 from __future__ import annotations
 
-from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core.types import Algorithm
 
 
 def fedavg() -> Algorithm:
     """FedAvg: the general rule with R = 0. It has no hyperparameters of its own."""
-    return Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples")
+    return PLAIN

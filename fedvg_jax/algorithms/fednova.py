@@ -13,13 +13,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 def fednova() -> Algorithm:
     """FedNova. If all clients take the same number of steps, it equals FedAvg. It has no hyperparameters of its own."""
-    return Algorithm(no_memory, no_correction, report, residual, no_probe, native_weighting="samples")
+    return PLAIN._replace(report=report, residual=residual)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:

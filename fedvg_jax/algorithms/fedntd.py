@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.algorithms.losses import forward, mean_over_rows
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree, UsageError
 
@@ -27,7 +27,7 @@ DEFAULTS = (
 
 def fedntd() -> Algorithm:
     """FedNTD; reads `ntd_beta` and `ntd_tau`. At ntd_beta = 0 it is FedAvg."""
-    return Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, "samples", DEFAULTS, loss)
+    return PLAIN._replace(loss=loss, defaults=DEFAULTS)
 
 
 def loss(

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedvg_jax.algorithms.base import no_correction, no_probe, no_report
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Tree
 
@@ -69,7 +69,7 @@ def fedopt(
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
 
-    return Algorithm(init, no_correction, no_report, residual, no_probe, "samples", defaults)
+    return PLAIN._replace(init=init, residual=residual, defaults=defaults)
 
 
 class Moments(NamedTuple):
@@ -83,8 +83,6 @@ class Moments(NamedTuple):
 
 SecondMoment = Callable[[Hyper, Array, Array], Array]
 """(hyper, v_{t-1}, Delta_t^2) -> v_t of one tensor"""
-
-VARIANTS = ("paper", "official", "optax")
 
 
 def fedadagrad(variant: str = "paper") -> Algorithm:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import jax
 
-from fedvg_jax.algorithms.base import no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Tree
 
 DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal term"),)
@@ -18,7 +18,7 @@ DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal te
 
 def fedprox() -> Algorithm:
     """FedProx; reads `mu`. At mu = 0 it is FedAvg."""
-    return Algorithm(no_memory, correct, no_report, no_residual, no_probe, "samples", DEFAULTS)
+    return PLAIN._replace(correct=correct, defaults=DEFAULTS)
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import no_correction, no_probe, no_residual
+from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.algorithms.losses import features_of, forward, mean_over_rows
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree
 
@@ -29,7 +29,7 @@ DEFAULTS = (
 
 def moon() -> Algorithm:
     """MOON; reads `moon_mu` and `moon_tau`. At moon_mu = 0 it is FedAvg, and in a client's first round it is too."""
-    return Algorithm(init, no_correction, report, no_residual, no_probe, "samples", DEFAULTS, loss)
+    return PLAIN._replace(init=init, report=report, loss=loss, defaults=DEFAULTS)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.options import (
-    MODELS,
+    ALGORITHMS,
     RECORDS,
     SETTINGS,
     TRACKERS,
@@ -131,9 +131,6 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "batch_size must be >= 2 with single_rows skipped; got 1; or use --single-rows trained"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
-    if config.conv == "planes" and not MODELS[config.model].has_planes:
-        fitting = ", ".join(name for name, network in MODELS.items() if network.has_planes)
-        yield f"conv planes is for {fitting}; got model {config.model}; use --conv gemm or auto"
 
 
 def _method_problems(config: Config) -> Iterator[str]:
@@ -143,7 +140,7 @@ def _method_problems(config: Config) -> Iterator[str]:
     sensitivity = config.elastic.sensitivity
     if config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official":
         yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
-    if config.local or config.algorithm == "ditto":
+    if config.local or ALGORITHMS[config.algorithm].has_personal_models:
         yield from _own_model_problems(config)
     if config.robust.rule != "mean":
         yield from _rule_problems(config, config.robust.rule, cohort_size(config))
@@ -152,14 +149,15 @@ def _method_problems(config: Config) -> Iterator[str]:
 
 
 def _own_model_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of local tensors or Ditto, and a wrong expression of local tensors."""
+    """Yields contradictions of local tensors or personal models, and a wrong expression of local tensors."""
     try:
         re.compile(config.local)
     except re.error as error:
         yield f"local {config.local!r} is no regular expression: {error}"
-    if config.local and config.algorithm == "ditto":
-        yield f"algorithm ditto keeps a personal model of each client, and local {config.local} a part; use one of them"
-    own = f"local {config.local}" if config.local else "algorithm ditto"
+    own, algorithm = f"local {config.local}", f"algorithm {config.algorithm}"
+    if config.local and ALGORITHMS[config.algorithm].has_personal_models:
+        yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
+    own = own if config.local else algorithm
     if config.server_stats == "official":
         yield (
             f"{own} cannot be used with server_stats official: the published code has one model for all clients; leave"
@@ -179,7 +177,7 @@ def _rule_problems(config: Config, rule: str, size: int) -> Iterator[str]:
             f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
             " use --weighting uniform, or --robust.rule clipped_mean"
         )
-    if config.algorithm in ("scaffold", "feddyn", "fednova"):
+    if ALGORITHMS[config.algorithm].sends_messages:
         yield (
             f"robust.rule {rule} protects the averaged model only, and the server of {config.algorithm} also averages"
             " other messages of the clients; use --robust.rule mean or another --algorithm"

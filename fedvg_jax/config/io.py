@@ -106,15 +106,10 @@ def typed(config: Any) -> Config:
     return apply(config, flatten(config) | given, "Config")
 
 
-def _scalar(value: Any) -> Any:
-    """Returns the number of a NumPy or JAX scalar; any other value unchanged."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-
-
 def _typed(allowed: tuple[type, ...], value: Any, where: str) -> Any:
     """Returns `value` as one of the types `allowed`: an int becomes a float or text, and a string a path."""
     if not isinstance(value, allowed):
-        value = _scalar(value)
+        value = python_scalar(value)
     if value == "" and type(None) in allowed:
         raise UsageError(f"{where} must not be empty; leave it out, or name . for the current folder")
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):

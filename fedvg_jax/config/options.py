@@ -34,23 +34,35 @@ from fedvg_jax.config.declare import (
 )
 from fedvg_jax.core.types import UsageError
 
+
+class AlgorithmFacts(NamedTuple):
+    """What settings, checks and labels depend on of an algorithm."""
+
+    label: str
+    """Its spelling in papers."""
+    has_memories: bool = False
+    """Whether anything is remembered of a client from one round to the next."""
+    sends_messages: bool = False
+    """Whether the server also averages messages of the clients other than their models."""
+    has_personal_models: bool = False
+
+
 ALGORITHMS = {
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "fedprox": "FedProx",
-    "scaffold": "Scaffold",
-    "feddyn": "FedDyn",
-    "elastic": "Elastic",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "fedadagrad": "FedAdagrad",
-    "fednova": "FedNova",
-    "moon": "MOON",
-    "fedntd": "FedNTD",
-    "feddecorr": "FedDecorr",
-    "ditto": "Ditto",
+    "fedavg": AlgorithmFacts("FedAvg"),
+    "fedavgm": AlgorithmFacts("FedAvgM"),
+    "fedprox": AlgorithmFacts("FedProx"),
+    "scaffold": AlgorithmFacts("Scaffold", has_memories=True, sends_messages=True),
+    "feddyn": AlgorithmFacts("FedDyn", has_memories=True, sends_messages=True),
+    "elastic": AlgorithmFacts("Elastic"),
+    "fedadam": AlgorithmFacts("FedAdam"),
+    "fedyogi": AlgorithmFacts("FedYogi"),
+    "fedadagrad": AlgorithmFacts("FedAdagrad"),
+    "fednova": AlgorithmFacts("FedNova", sends_messages=True),
+    "moon": AlgorithmFacts("MOON", has_memories=True),
+    "fedntd": AlgorithmFacts("FedNTD"),
+    "feddecorr": AlgorithmFacts("FedDecorr"),
+    "ditto": AlgorithmFacts("Ditto", has_memories=True, has_personal_models=True),
 }
-"""Algorithm -> its spelling in papers."""
 
 WEIGHTINGS = {
     "native": True,
@@ -73,30 +85,30 @@ class Network(NamedTuple):
     smallest: int = 1
     """Smallest height and width of images that it takes."""
     has_convolutions: bool = False
-    has_planes: bool = False
-    """Whether it has `--conv planes`."""
     has_batch_norm: bool = False
     """Whether it has running statistics; a ResNet may have group normalisation instead."""
     takes_rows: bool = False
     """Whether it takes rows of any shape, such as features and tables, and not images only."""
     is_sequence: bool = False
     """Whether it gives a label to every place of a row [T, L], and not one to each row."""
+    settings: tuple[str, ...] = ()
+    """Settings of the model that it takes, such as stem."""
 
 
-_RESNET = Network(has_convolutions=True, has_batch_norm=True)
+_RESNET = Network(has_convolutions=True, has_batch_norm=True, settings=("stem", "norm"))
 
 MODELS = {
     "mlp": Network(takes_rows=True),
     "linear": Network(takes_rows=True),
-    "tinycnn": Network(4, has_convolutions=True, has_planes=True),
-    "cnn": Network(16, has_convolutions=True, has_planes=True),
-    "lenet5": Network(16, has_convolutions=True, has_planes=True, has_batch_norm=True),
+    "tinycnn": Network(4, has_convolutions=True),
+    "cnn": Network(16, has_convolutions=True),
+    "lenet5": Network(16, has_convolutions=True, has_batch_norm=True),
     "resnet18": _RESNET,
     "resnet34": _RESNET,
     "resnet50": _RESNET,
     "vit_s16": Network(),
     "vit_b16": Network(),
-    "efficientnet_lite0": Network(has_batch_norm=True),
+    "efficientnet_lite0": Network(has_convolutions=True, has_batch_norm=True, settings=("norm",)),
     "gru": Network(is_sequence=True),
 }
 
@@ -115,10 +127,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 # --- when a setting is used
 
-_RESNETS = Condition("model", lambda config: config.model.startswith("resnet"), "ResNets")
-_NORMS = Condition(
-    "model", lambda config: config.model.startswith(("resnet", "efficientnet")), "ResNets and EfficientNets"
-)
+_RESNETS = Condition("model", lambda config: "stem" in MODELS[config.model].settings, "ResNets")
+_NORMS = Condition("model", lambda config: "norm" in MODELS[config.model].settings, "ResNets and EfficientNets")
 _CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
     "model",
@@ -146,14 +156,16 @@ def _has_first_moment(config: Config) -> bool:
     return is_official or config.algorithm in ("fedadam", "fedyogi")
 
 
-def _has_memories(config: Config) -> bool:
-    """Whether anything is remembered of a client from one round to the next."""
-    return config.algorithm in ("scaffold", "feddyn", "moon", "ditto") or config.local != ""
+_MEMORIES = Condition(
+    "algorithm",
+    lambda config: ALGORITHMS[config.algorithm].has_memories or config.local != "",
+    ", ".join(name for name, facts in ALGORITHMS.items() if facts.has_memories) + ", or any with local",
+)
 
 
 def _of(settings: type, *algorithms: str):
     """Returns the field of a group of settings that these algorithms use."""
-    return group(settings, ", ".join(ALGORITHMS[name] for name in algorithms), is_one("algorithm", *algorithms))
+    return group(settings, ", ".join(ALGORITHMS[name].label for name in algorithms), is_one("algorithm", *algorithms))
 
 
 # --- settings
@@ -730,19 +742,14 @@ class Config:
     pool: str = setting("auto", ("auto", "device", "host"), "data")
     """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
     rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""
-    memories: str = setting(
-        "auto",
-        ("auto", "device", "host"),
-        "data",
-        used=(Condition("algorithm", _has_memories, "scaffold, feddyn, moon, ditto, or any with local"),),
-    )
+    memories: str = setting("auto", ("auto", "device", "host"), "data", used=(_MEMORIES,))
     """Place of the memories that an algorithm has of clients, and of their local tensors. device: the devices, divided
     among them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a
     device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
-    and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: gemm with the images of a
-    minibatch innermost, for tinycnn, cnn and lenet5."""
+    and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
+    innermost where the stride is 1, else gemm."""
     precision: str = setting("default", ("default", "highest", "bfloat16"), also="dtype mixed_precision amp fp16 bf16")
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""

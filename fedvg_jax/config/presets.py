@@ -84,6 +84,9 @@ PERSONAL: dict[str, dict] = {
 """Method with local tensors -> its settings: FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the
 head, FedBN (Li et al. 2021) the normalisation layers."""
 
+LABELS = {"fedper": "FedPer", "fedrep": "FedRep", "fedbn": "FedBN", "fedvg": "FedVG"}
+"""Method that is no algorithm -> its spelling in papers."""
+
 FIDELITY: dict[str, dict] = {
     "corrected": {},
     "official": fidelity.official_settings(),

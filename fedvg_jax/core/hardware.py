@@ -1,10 +1,10 @@
 """The hardware as a value, and the table of the choices it calls for.
 
-Every choice that depends on the device is a field of `Choices`, with its reason and its measurement. Code that chooses
-takes a `Hardware` (default: `current()`), so a test can ask on any machine what another one would get:
+Every choice that depends on the device is a field of `Choices`, with its reason and its measurement. Programs are built
+and traced for the hardware of this process, or for the one that `assumed` sets:
 
-    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None)
-    >>> choices(gpu).layout, choices(gpu).max_lanes
+    >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None)):
+    ...     choices().layout, choices().max_lanes
     ('images_first', 4)
 
 jax is imported by `current` only, so packages without jax may import this module.
@@ -13,6 +13,7 @@ jax is imported by `current` only, so packages without jax may import this modul
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib.util
 import math
@@ -52,12 +53,12 @@ class Choices(NamedTuple):
     """What one platform calls for, where a setting is `auto` or there is no setting."""
 
     layout: str
-    """Memory layout of small convolutional networks (`--conv auto`): "images_last" or "images_first".
+    """Memory layout of convolutions of few channels (`--conv auto`): "images_last" or "images_first".
 
     XLA's CPU back end vectorises the innermost axis. 6 to 64 channels leave its vectors partly empty, the images of a
     minibatch fill them. Accelerators tile channels themselves."""
     small_image_conv: str
-    """Convolution of images of at most `small_image_pixels` (`--conv auto`), by its name in `models.conv.selection`.
+    """Convolution of images of at most `small_image_pixels` (`--conv auto`), by its value of `--conv`.
 
     XLA's CPU back end runs the gradients of its own convolution 12 to 28 times slower inside a loop. Batched over
     clients, XLA's convolution becomes a grouped one, which is slow on every platform. Patches and a matmul avoid both.
@@ -185,27 +186,18 @@ ACCELERATOR = Choices(
 """GPUs and TPUs."""
 
 
-def choices(hardware: Hardware | None = None) -> Choices:
-    """Returns the choices that `hardware` calls for.
-
-    Args:
-        hardware: defaults to `current()`.
-    """
-    return CPU if (hardware or current()).is_cpu else ACCELERATOR
+def choices() -> Choices:
+    """Returns the choices that the `current` hardware calls for."""
+    return CPU if current().is_cpu else ACCELERATOR
 
 
-def auto_conv(num_pixels: int, hardware: Hardware | None = None) -> str:
-    """Returns the name of the convolution that `--conv auto` uses for images of that many pixels.
-
-    Args:
-        num_pixels: height x width of the input.
-        hardware: defaults to `current()`.
-    """
-    chosen = choices(hardware)
+def auto_conv(num_pixels: int) -> str:
+    """Returns the name of the convolution that `--conv auto` uses for images of that many pixels, height x width."""
+    chosen = choices()
     return chosen.small_image_conv if num_pixels <= chosen.small_image_pixels else chosen.large_image_conv
 
 
-def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> int:
+def auto_devices(model: str, double: bool) -> int:
     """Returns how many devices of a process `--devices auto` shares a cohort among.
 
     The size of the cohort may limit them further.
@@ -213,14 +205,13 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     Args:
         model: name of the model.
         double: whether the run computes in float64.
-        hardware: defaults to `current()`.
 
-    >>> laptop = Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=8 * 2**30)
-    >>> [auto_devices(model, False, laptop) for model in ("resnet18", "vit_s16", "mlp")]
+    >>> with assumed(Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=8 * 2**30)):
+    ...     [auto_devices(model, False) for model in ("resnet18", "vit_s16", "mlp")]
     [8, 6, 1]
     """
-    hardware = hardware or current()
-    chosen, num_devices = choices(hardware), hardware.num_devices // hardware.num_processes
+    chosen, hardware = choices(), current()
+    num_devices = hardware.num_devices // hardware.num_processes
     if double and not chosen.is_float64_safe_on_many_devices:
         return 1
     if chosen.bytes_per_client is None:
@@ -233,44 +224,57 @@ def auto_devices(model: str, double: bool, hardware: Hardware | None = None) -> 
     return min(num_devices, max(1, int(chosen.memory_share * hardware.memory_bytes / num_bytes)))
 
 
-def auto_pool(num_bytes: int, hardware: Hardware | None = None) -> str:
-    """Returns where `--pool auto` keeps the rows: "device", or "host" if they would fill too much of a device.
+def auto_pool(num_bytes: int) -> str:
+    """Returns where `--pool auto` keeps rows of so many bytes: "host" if they would fill too much of a "device".
 
-    Args:
-        num_bytes: of all rows.
-        hardware: defaults to `current()`.
-
-    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=80 * 10**9)
-    >>> auto_pool(40 * 10**9, gpu), auto_pool(100 * 10**9, gpu)
+    >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=80 * 10**9)):
+    ...     auto_pool(40 * 10**9), auto_pool(100 * 10**9)
     ('device', 'host')
     """
-    memory = (hardware or current()).memory_bytes
-    return "host" if memory is not None and num_bytes > choices(hardware).pool_share * memory else "device"
+    memory = current().memory_bytes
+    return "host" if memory is not None and num_bytes > choices().pool_share * memory else "device"
 
 
-def groups_per_scoring_pass(
-    group_rows: int, model: str = "", hardware: Hardware | None = None, row_values: int = 1
-) -> int:
+def groups_per_scoring_pass(group_rows: int, model: str = "", row_values: int = 1) -> int:
     """Returns how many validation groups of `group_rows` rows scoring evaluates at once.
 
     Args:
         group_rows: rows of one group, the run's `batch_size`.
         model: name of the model.
-        hardware: defaults to `current()`.
         row_values: values of one row, e.g. height x width x channels of an image.
 
-    >>> gpu = Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=None)
-    >>> [groups_per_scoring_pass(32, "resnet18", gpu, side * side * 3) for side in (32, 64, 224)]
+    >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=None)):
+    ...     [groups_per_scoring_pass(32, "resnet18", side * side * 3) for side in (32, 64, 224)]
     [32, 8, 1]
     """
-    chosen = choices(hardware)
+    chosen = choices()
     most_rows = chosen.rows_per_scoring_pass.get(model, chosen.rows_per_scoring_pass[""])
     return max(1, int(min(most_rows, chosen.values_per_scoring_pass / max(1, row_values))) // group_rows)
 
 
-@functools.cache
+_assumed: contextvars.ContextVar[Hardware | None] = contextvars.ContextVar("assumed hardware", default=None)
+
+
+@contextlib.contextmanager
+def assumed(hardware: Hardware) -> Iterator[None]:
+    """Sets what `current` returns within the context, in this thread, for programs of other machines.
+
+    What jax has traced before keeps its choices: build the functions, and trace them, within one context.
+    """
+    token = _assumed.set(hardware)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
 def current() -> Hardware:
-    """Returns the hardware of this process. The first call starts jax's back end."""
+    """Returns the hardware that is `assumed`, or else that of this process, which starts jax's back end."""
+    return _assumed.get() or _of_this_process()
+
+
+@functools.cache
+def _of_this_process() -> Hardware:
     import jax
 
     platform, devices = jax.default_backend(), jax.devices()

@@ -86,17 +86,15 @@ SEGMENT_ROW = 1024
 """Entries that one block of a GPU adds up in `of_tensors`; every tensor is padded to a multiple of it."""
 
 
-def of_tensors(norm: Norm, hardware: hw.Hardware | None = None) -> Callable[[Tree], Tree]:
+def of_tensors(norm: Norm) -> Callable[[Tree], Tree]:
     """Returns the function from a pytree of tensors to the norm [] of each.
 
-    Args:
-        norm: of one tensor. L1 and L2 norms of all tensors can be one reduction, see `hardware.Choices.norms`.
-        hardware: what it will run on; defaults to `hardware.current()`.
+    L1 and L2 norms of all tensors can be one reduction, see `hardware.Choices.norms`.
 
     >>> of_tensors(l1)({"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0]])})
     {'a': Array(3., dtype=float32), 'b': Array(3., dtype=float32)}
     """
-    is_segmented = norm in (l1, l2) and hw.choices(hardware).norms == "segmented"
+    is_segmented = norm in (l1, l2) and hw.choices().norms == "segmented"
     return lambda tensors: _segmented(norm, tensors) if is_segmented else jax.tree.map(norm, tensors)
 
 

@@ -63,7 +63,6 @@ def weighted_sum(
     weights: Array,
     stack: Array,
     origin: Array,
-    hardware: hw.Hardware | None = None,
     sharding: NamedSharding | None = None,
 ) -> Array:
     """Returns sum_k w_k (x_k - origin) in the dtype of x, added up in at least float32, on a CPU in the order of k.
@@ -80,7 +79,6 @@ def weighted_sum(
         weights: [K].
         stack: [K, ...], the x_k, floats.
         origin: [...] or [].
-        hardware: decides between loop and product; defaults to `hardware.current()`.
         sharding: of axis K over devices; None if every device that computes the sum holds all x_k. XLA divides a
             product by itself, and would gather all x_k for a loop.
 
@@ -89,7 +87,7 @@ def weighted_sum(
     """
     loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
     sums = {"loop": loop, "product": _product_sum}
-    summed = _weighted_sum(sums[hw.choices(hardware).weighted_mean], weights.astype(wide_dtype(stack)), stack, origin)
+    summed = _weighted_sum(sums[hw.choices().weighted_mean], weights.astype(wide_dtype(stack)), stack, origin)
     return summed.astype(stack.dtype)
 
 

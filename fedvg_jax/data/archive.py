@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import reason, refuse_too_large
+from fedvg_jax.data.arrays import Arrays, reading, refuse_too_large
 
 MAX_MEMBER = 2**28
 """Largest member in bytes; every member of the supported data sets is smaller."""
@@ -138,69 +136,58 @@ def of_tar(archive: Path, wanted: Collection[str], source: str, progress: Share 
         UsageError: no complete archive, or a wanted member of more than `MAX_MEMBER` bytes.
     """
     members: dict[str, bytes] = {}
-    try:
-        with archive.open("rb") as raw, tarfile.open(fileobj=raw) as tar:
-            size = archive.stat().st_size
-            for member in tar:
-                name = Path(member.name).name
-                is_wanted = name in wanted and member.isreg()
-                if is_wanted and member.size > MAX_MEMBER:
-                    raise UsageError(f"{archive}: {name} claims {member.size:,} bytes; fetch {source} again")
-                pieces = []
-                for piece in _pieces(tar.extractfile(member) if member.isreg() else None):
-                    pieces += [piece] * is_wanted
-                    if progress:
-                        progress(raw.tell() / size)
-                if is_wanted:
-                    members[name] = b"".join(pieces)
-            for _ in _pieces(tar.fileobj):  # to the end, where the checksum is
-                pass
-    except UsageError:
-        raise
-    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
-        raise UsageError(f"{archive}: not a complete archive ({reason(error)}); fetch {source} again") from error
+    complete = reading(archive, "a complete archive", f"fetch {source} again")
+    with complete, archive.open("rb") as raw, tarfile.open(fileobj=raw) as tar:
+        size = archive.stat().st_size
+        for member in tar:
+            name = Path(member.name).name
+            is_wanted = name in wanted and member.isreg()
+            if is_wanted and member.size > MAX_MEMBER:
+                raise UsageError(f"{archive}: {name} claims {member.size:,} bytes; fetch {source} again")
+            pieces = []
+            for piece in _pieces(tar.extractfile(member) if member.isreg() else None):
+                pieces += [piece] * is_wanted
+                if progress:
+                    progress(raw.tell() / size)
+            if is_wanted:
+                members[name] = b"".join(pieces)
+        for _ in _pieces(tar.fileobj):  # to the end, where the checksum is
+            pass
     return members
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-
-@contextlib.contextmanager
-def unpacked(file: Path, source: str) -> Iterator[Path]:
-    """Yields a temporary folder with the content of a zip archive; errors inside name the archive in its place.
+def unzipped(file: Path, source: str, read: Callable[..., Arrays], **options: Any) -> Arrays:
+    """Returns the data set in a zip archive, which is unpacked into a temporary folder; errors name the archive.
 
     Args:
         file: a .zip file.
         source: where to download it, for errors.
+        read: (folder, **options) -> data set in memory, because the folder is removed.
+        options: of `read`.
 
     Raises:
-        UsageError: no complete zip archive, a member of more than `MAX_MEMBER` bytes, or no room to unpack it.
+        UsageError: the file is not a complete zip archive, a member has more than `MAX_MEMBER` bytes, or the disk is
+            too full to unpack it.
     """
     with tempfile.TemporaryDirectory(prefix="fedvg_jax-") as folder:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                for member in archive.infolist():
-                    if member.file_size > MAX_MEMBER:
-                        raise UsageError(
-                            f"{file}: {member.filename} claims {member.file_size:,} bytes; fetch {source} again"
-                        )
+        complete = reading(file, "a complete .zip archive", f"fetch {source} again")
+        with complete, zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.file_size > MAX_MEMBER:
+                    claim = f"{member.filename} claims {member.file_size:,} bytes"
+                    raise UsageError(f"{file}: {claim}; fetch {source} again")
+            try:
                 archive.extractall(folder)
-        except UsageError:
-            raise
-        except OSError as error:
-            raise UsageError(
-                f"{file}: cannot be unpacked ({reason(error)}); unpack it into a folder yourself"
-            ) from error
-        except Exception as error:  # a damaged archive raises what its first bad byte leads to
-            raise UsageError(f"{file}: not a complete .zip archive ({reason(error)}); fetch {source} again") from error
+            except OSError as error:
+                problem = f"cannot be unpacked ({files.reason(error)})"
+                raise UsageError(f"{file}: {problem}; unpack it into a folder yourself") from error
         try:
-            yield Path(folder)
+            return read(Path(folder), **options)
         except UsageError as error:
             raise UsageError(str(error).replace(folder, str(file))) from None
 
 
-def _pieces(stream: _Readable | None) -> Iterator[bytes]:
+def _pieces(stream: Any) -> Iterator[bytes]:
     """Yields the bytes of a stream to its end; nothing for None."""
     while stream and (piece := stream.read(_CHUNK)):
         yield piece

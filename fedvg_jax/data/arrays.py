@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvg_jax.core import hardware
+from fedvg_jax.core.files import reason
 from fedvg_jax.core.types import UsageError
 
 _MAX_CLASSES = 2**16
@@ -138,9 +139,21 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
         )
 
 
-def reason(error: Exception) -> str:
-    """Returns the message of another library's error in one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+@contextlib.contextmanager
+def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
+    """Raises UsageError in place of whatever error the first bad byte of a user's files leads to.
+
+    Args:
+        what: the files.
+        kind: what they should be.
+        remedy: what to do.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: not {kind} ({reason(error)}); {remedy}") from error
 
 
 @contextlib.contextmanager

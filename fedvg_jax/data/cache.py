@@ -32,9 +32,6 @@ from fedvg_jax.data.arrays import OWN_WARNING, Arrays
 VERSION = 4
 """Version of the entries' format; part of their names."""
 
-_PIECE = 2**22
-"""Bytes of a file hashed at a time."""
-
 _FILES_PER_TASK = 128
 """Files that a thread hashes per task; with one file per task, small files take twice the CPU time."""
 
@@ -111,7 +108,7 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
         ) as folder:
             draft = Path(folder) / target.name
             write(draft)
-            _flush(draft)
+            files.flush(draft.iterdir() if draft.is_dir() else [draft])  # so that the name appears after the bytes
             _move(draft, target)
     except OSError as error:
         warnings.warn(f"{OWN_WARNING} {target.parent} ({error}): continuing without it", stacklevel=2)
@@ -133,14 +130,11 @@ def _digest(part: object) -> str:
 
 def _file_digest(file: Path) -> str:
     files.refuse_special(file)
-    content = hashlib.sha256()
     try:
         with file.open("rb", buffering=0) as stream:
-            while piece := stream.read(_PIECE):
-                content.update(piece)
+            return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(file, error) from error
-    return content.hexdigest()
 
 
 def _save(arrays: Arrays, entry: Path) -> None:
@@ -152,7 +146,7 @@ def _save(arrays: Arrays, entry: Path) -> None:
         "name": arrays.name,
         "class_names": arrays.class_names,
         "num_train": arrays.num_train,
-        "files": {name: _seal(entry / name) for name in members},
+        "files": {name: files.seal(entry / name) for name in members},
     }
     text = json.dumps(manifest | {"crc": _checksum(manifest)})
     (entry / "manifest.json").write_text(text, encoding="utf-8")
@@ -164,7 +158,7 @@ def _load(entry: Path) -> Arrays | None:
         manifest = files.read_object(entry / "manifest.json")
         if manifest.pop("crc") != _checksum(manifest):
             return None
-        if any(_seal(entry / name) != seal for name, seal in manifest["files"].items()):
+        if files.damaged(entry, manifest["files"]):
             return None
         members = {name: np.load(entry / name, mmap_mode="r", allow_pickle=False) for name in manifest["files"]}
         groups = np.array(members["groups.npy"]) if "groups.npy" in members else None
@@ -178,25 +172,12 @@ def _checksum(manifest: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest).encode())
 
 
-def _seal(file: Path) -> list[int]:
-    """Returns [bytes, CRC-32] of a file; the header inside a .npy file holds shape and dtype."""
-    data = np.memmap(file, np.uint8, "r")
-    return [data.size, zlib.crc32(data.data)]
-
-
 def _sweep(target: Path) -> None:
     """Removes the scratch folders of killed writers of this entry."""
     for scratch in target.parent.glob(f".{target.name}.*"):
         with suppress(OSError):
             if time.time() - scratch.stat().st_mtime > _STALE:
                 shutil.rmtree(scratch)
-
-
-def _flush(draft: Path) -> None:
-    """Waits until the bytes are on the disk, so that the name appears after them."""
-    for file in draft.iterdir() if draft.is_dir() else [draft]:
-        with file.open("rb+") as stream:
-            os.fsync(stream.fileno())
 
 
 def _move(draft: Path, target: Path, tries: int = 10) -> None:

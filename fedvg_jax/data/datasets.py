@@ -110,44 +110,30 @@ def load(
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
 
 
-def check(
-    name: str,
-    data_dir: Path | None,
-    *,
-    size: Size | None = None,
-    splits: str = "all",
-    columns: hf.Columns = hf.Columns(),  # noqa: B008  a named tuple of texts, never changed
-) -> tuple[Source, dict[str, Any]]:
+def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dict[str, Any]]:
     """Returns the reader of a data set and the options that differ from their defaults; reads nothing.
 
     Args:
-        name, data_dir, size, splits, columns: as those of `load`.
+        name, data_dir: as those of `load`.
+        options: size, splits and columns, as those of `load`.
 
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
     source = _source(name)
-    options = _options(name, source, size, splits, columns)
-    if name not in BUILT_IN:
-        if name.startswith(hf.PREFIX):
-            hf.find(data_dir and Path(data_dir), name.removeprefix(hf.PREFIX))
-            return source, options
-        if data_dir is None:
-            raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
-        _existing(Path(data_dir), source.holds)
-    return source, options
-
-
-def _options(name: str, source: Source, size: Size | None, splits: str, columns: hf.Columns) -> dict[str, Any]:
-    """Returns the options that differ from their defaults; a UsageError if the data set does not have one of them."""
-    values = {"size": size, "splits": None if splits == "all" else splits}
-    values["columns"] = columns if any(columns) else None
-    options = {option: value for option, value in values.items() if value is not None}
+    options = {option: value for option, value in options.items() if value not in (None, "all", hf.Columns())}
     if unknown := [option for option in options if option not in source.takes]:
         flag = {"size": "--image-size", "splits": "--splits official", "columns": "columns"}[unknown[0]]
         names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{hf.PREFIX}FOLDER"
         raise UsageError(f"dataset {name} has no {flag}; leave it out, or choose among {names}")
-    return options
+    if name.startswith(hf.PREFIX):
+        hf.find(data_dir and Path(data_dir), name.removeprefix(hf.PREFIX))
+    elif name not in BUILT_IN:
+        if data_dir is None:
+            raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
+        if not Path(data_dir).exists():
+            raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {source.holds}")
+    return source, options
 
 
 def _source(name: str) -> Source:
@@ -170,9 +156,3 @@ def _printable(arrays: Arrays) -> Arrays:
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
     return arrays._replace(name=escape(arrays.name), class_names=tuple(map(escape, arrays.class_names)))
-
-
-def _existing(data_dir: Path, holds: str) -> Path:
-    if not data_dir.exists():
-        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {holds}")
-    return data_dir

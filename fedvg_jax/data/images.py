@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import allocate, reason
+from fedvg_jax.data.archive import contents
+from fedvg_jax.data.arrays import allocate, reading
 
 Progress = Callable[[int, int], None]
 """(decoded images, all images) -> None"""
 
 Size = tuple[int, int]
 """Height and width, pixels."""
+
+
+class Decoding(TypedDict, total=False):
+    """How the images of a set are decoded."""
+
+    size: Size | None
+    """(H, W) to resize to; None, the default, keeps their own"""
+    progress: Progress | None
+    """called with (decoded images, all images)"""
+
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -48,34 +62,34 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
     Raises:
         UsageError: no image, a damaged one, or one with more than `MAX_PIXELS` or 8 bits per channel.
     """
-    pillow = _pillow()
-    try:
-        with pillow.Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise UsageError(f"{source}: image of {width} x {height} pixels; at most {MAX_PIXELS:,} are read")
-            if image.mode.startswith(_DEEP):
-                raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
-            pixels = image.convert(_MODES[channels])
-            if size and (height, width) != size:
-                pixels = pixels.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged image raises what its first bad byte leads to
-        unknown = isinstance(error, pillow.UnidentifiedImageError)
-        problem = f"none of {', '.join(FORMATS)}" if unknown else reason(error)
-        raise UsageError(f"{source}: not a complete image ({problem}); fetch it again, or remove it") from error
+    with _opened(data, source) as image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise UsageError(f"{source}: image of {width} x {height} pixels; at most {MAX_PIXELS:,} are read")
+        if image.mode.startswith(_DEEP):
+            raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
+        pixels = image.convert(_MODES[channels])
+        if size and (height, width) != size:
+            pixels = pixels.resize((size[1], size[0]), _pillow().Image.Resampling.BILINEAR)
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 
 
 def is_grey(data: bytes, source: object) -> bool:
     """Returns whether an image has no colours: Pillow's modes 1, L and LA. A damaged image is none; see `decode`."""
+    with _opened(data, source) as image:
+        return image.mode in ("1", "L", "LA")
+
+
+@contextlib.contextmanager
+def _opened(data: bytes, source: object) -> Iterator[Any]:
+    """Yields Pillow's image; a UsageError if it cannot be read."""
     pillow = _pillow()
-    try:
-        with pillow.Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return image.mode in ("1", "L", "LA")
-    except Exception as error:  # as in `decode`
-        raise UsageError(f"{source}: not a complete image ({reason(error)}); fetch it again, or remove it") from error
+    with reading(source, "a complete image", "fetch it again, or remove it"):
+        try:
+            with pillow.Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                yield image
+        except pillow.UnidentifiedImageError:
+            raise ValueError(f"none of {', '.join(FORMATS)}") from None
 
 
 def stack(
@@ -125,6 +139,11 @@ def stack(
     finally:  # after an error or Ctrl-C, waiting tasks are cancelled
         threads.shutdown(cancel_futures=True)
     return x
+
+
+def of_files(files: Sequence[Path], **how: Unpack[Decoding]) -> np.ndarray:
+    """Returns `stack` of image files."""
+    return stack(len(files), lambda i: (contents(files[i]), files[i]), **how)
 
 
 def parse_size(text: str) -> Size | None:

@@ -3,9 +3,9 @@
 `unrolled` is an executor, so the round that it runs is that of `make_round`, with the same algorithms and weightings
 and the same result. `over_rounds` scans such a round; `hypergradient` differentiates a function of the result.
 
-    step = make_round(task, algorithm, weighting, unrolled(most_steps(schedules)), sgd, N)
-    rounds = over_rounds(step)
-    value, gradients = hypergradient(lambda h: loss(rounds(state, stack(schedules), data, h)), hyper, ["lr", "eps"])
+    step = make_round(task, algorithm, weighting, unrolled(max_steps(schedules)), sgd, N)
+    rounds, plan = over_rounds(step), stack_schedules(schedules)
+    value, gradients = hypergradient(lambda h: loss(rounds(state, plan, data, h)), hyper, ["lr", "eps"])
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def unrolled(
     counts as diverged, because a program under jit cannot raise an error.
 
     Args:
-        num_steps: most minibatches of a client in a round, of training or of a probe; see `most_steps`.
+        num_steps: most minibatches of a client in a round, of training or of a probe; see `max_steps`.
         epochs: parts into which the loop is split. With `remat`, memory holds the residuals of one part at a time, and
             the clients' models at the beginning of each part.
         horizon: number of a client's last steps that gradients pass through; None for all. Earlier steps count as
@@ -210,18 +210,18 @@ def _as_floats(name: str, value: Tree) -> Tree:
     return jax.tree.map(as_float, value, is_leaf=lambda leaf: leaf is None)
 
 
-def stack(schedules: Sequence[Schedule]) -> Schedule:
-    """Returns the schedules of several rounds as one, with a leading axis [R] on every leaf.
+def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
+    """Returns the schedules of several rounds as one with a leading axis [R], for `over_rounds`.
 
     Tables of minibatches are as long as that of the longest round.
 
     Raises:
         UsageError: for an empty sequence, and for schedules of other shapes.
 
-    >>> from fedvg_jax.engine import schedule
-    >>> one = schedule.pack(np.arange(1), [np.zeros((2, 4), np.int32)], [8], num_lanes=1, capacity=9)
-    >>> stack([one, one, one]).rows.shape  # rounds, minibatches, rows
-    (3, 2, 4)
+    >>> import fedvg_jax as fv
+    >>> schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=2)
+    >>> stack_schedules([schedule, schedule, schedule]).rows.shape  # rounds, minibatches, rows
+    (3, 4, 2)
     """
     if not schedules:
         raise UsageError("no schedule to stack; give at least one schedule")
@@ -232,16 +232,15 @@ def stack(schedules: Sequence[Schedule]) -> Schedule:
         raise UsageError("schedules to stack need one cohort size, batch size and executor; these differ") from None
 
 
-def most_steps(schedules: Sequence[Schedule]) -> int:
-    """Returns the most minibatches of a client in any round, of training or of a probe, for `unrolled`.
+def max_steps(schedules: Sequence[Schedule]) -> int:
+    """Returns the most minibatches of a client in any of the rounds, the length that `unrolled` needs.
 
     Raises:
         UsageError: for an empty sequence.
 
-    >>> from fedvg_jax.engine import schedule
-    >>> batches = [np.zeros((2, 4), np.int32), np.zeros((5, 4), np.int32)]
-    >>> most_steps([schedule.pack(np.arange(2), batches, [8, 20], num_lanes=1, capacity=9)])
-    5
+    >>> import fedvg_jax as fv
+    >>> max_steps([fv.make_schedule(0, [np.arange(4), np.arange(4, 12)], batch_size=2)])
+    4
     """
     if not schedules:
         raise UsageError("no schedule to count the steps of; give at least one schedule")

@@ -62,47 +62,51 @@ def make_evaluate(
         executor: its devices share the minibatches; None for one device.
         is_detailed: whether to return a `Detailed`.
     """
-    measure = jax.jit(task.measure)  # traced once for all tables
-    num_devices = count_devices(executor)
+    measure, num_devices = make_measure(task, is_detailed), count_devices(executor)
 
     def evaluate(variables: Variables, pool: Tree, rows: Array) -> Any:
         if executor is None or num_devices == 1:
-            return over_rows((variables, pool), rows)
-        padded = jnp.pad(rows, ((0, -len(rows) % num_devices), (0, 0)), constant_values=-1)
-        # minibatches are dealt to the devices in turn, because empty ones come last
-        by_device = padded.reshape(-1, num_devices, rows.shape[1]).swapaxes(0, 1)
-        results = executor.map(over_rows, (variables, pool), by_device)
-        if not is_detailed:
-            return jax.tree.map(lambda sums: sums.sum(0), results)
-        correct = results.correct.swapaxes(0, 1).reshape(padded.shape)[: len(rows)]
-        summed = jax.tree.map(lambda sums: sums.sum(0), results._replace(correct=()))
-        return summed._replace(correct=correct)
+            (sums, bins), correct = over_rows((variables, pool), rows)
+        else:
+            padded = jnp.pad(rows, ((0, -len(rows) % num_devices), (0, 0)), constant_values=-1)
+            # minibatches are dealt to the devices in turn, because empty ones come last
+            by_device = padded.reshape(-1, num_devices, rows.shape[1]).swapaxes(0, 1)
+            totals, correct = executor.map(over_rows, (variables, pool), by_device)
+            sums, bins = tree.total(totals)
+            correct = jax.tree.map(lambda dealt: dealt.swapaxes(0, 1).reshape(padded.shape)[: len(rows)], correct)
+        return Detailed(sums, correct, bins) if is_detailed else sums
 
-    def over_rows(shared: tuple[Variables, Tree], rows: Array) -> Any:
+    def over_rows(shared: tuple[Variables, Tree], rows: Array) -> tuple[Tree, Tree]:
         variables, pool = shared
 
-        def measure_batch(batch_rows: Array) -> Tree:
-            return measure(*variables, *tree.gather(pool, batch_rows))
+        def measure_rows(batch_rows: Array) -> tuple[Tree, Tree]:
+            return measure(variables, *tree.gather(pool, batch_rows))
 
-        def measure_with_bins(batch_rows: Array) -> tuple[tuple[Tree, Array], Array]:
-            batch, mask = tree.gather(pool, batch_rows)
-            correct, bins = _details(task.predict(*variables, batch), batch.y, mask)
-            return (measure(*variables, batch, mask), bins), correct
-
-        def add_detailed(i: Array, carry: tuple[Tree, Array]) -> tuple[Tree, Array]:
-            sums, correct = measure_with_bins(rows[i])
-            return tree.add(carry[0], sums), carry[1].at[i].set(correct)
-
-        num_used = (rows >= 0).any(1).sum()
-        with jax.named_scope(EVALUATION):
-            if not is_detailed:
-                empty = tree.zeros_like(jax.eval_shape(measure_batch, rows[0]))
-                return lax.fori_loop(0, num_used, lambda i, sums: tree.add(sums, measure_batch(rows[i])), empty)
-            empty = tree.zeros_like(jax.eval_shape(measure_with_bins, rows[0])[0])
-            (sums, bins), correct = lax.fori_loop(0, num_used, add_detailed, (empty, jnp.zeros(rows.shape, jnp.int32)))
-            return Detailed(sums, correct, bins)
+        empty = tree.zeros_like(jax.eval_shape(measure_rows, rows[0])[0])
+        return _add(lambda i: measure_rows(rows[i]), rows >= 0, empty, is_detailed)
 
     return evaluate
+
+
+def _add(
+    measure_minibatch: Callable[[Array], tuple[Tree, Tree]], masks: Array, totals: Tree, is_detailed: bool
+) -> tuple[Tree, Tree]:
+    """Returns the totals with the minibatches that have rows, which come first, and what belongs to each row.
+
+    Args:
+        measure_minibatch: number -> what is added, and what belongs to each row; see `make_measure`.
+        masks: bool [n, B], False for padding.
+        totals: of earlier minibatches.
+        is_detailed: as in `make_measure`.
+    """
+
+    def add_minibatch(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        more, of_rows = measure_minibatch(i)
+        return tree.add(carry[0], more), tree.put(carry[1], i, of_rows)
+
+    rows = jnp.zeros(masks.shape, jnp.int32) if is_detailed else ()
+    with jax.named_scope(EVALUATION):
+        return lax.fori_loop(0, masks.any(1).sum(), add_minibatch, (totals, rows))
 
 
 def count_devices(executor: Executor | None) -> int:
@@ -116,7 +120,7 @@ def make_measure(task: Task, is_detailed: bool = False) -> Callable[[Variables, 
     The first is (sums of `task.measure`, bins), the second the correct labels int32 [B], both as in `Detailed`; bins
     and correct labels are () unless `is_detailed`.
     """
-    measure = jax.jit(task.measure)
+    measure = jax.jit(task.measure)  # traced once for all tables
 
     def measure_minibatch(variables: Variables, batch: Tree, mask: Array) -> tuple[Tree, Tree]:
         sums = measure(*variables, batch, mask)
@@ -153,14 +157,7 @@ def make_add_piece(
 
     def add_minibatches(variables: Variables, entry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree]:
         totals, batches, masks = entry
-
-        def add_minibatch(i, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-            more, of_rows = measure(variables, tree.take(batches, i), masks[i])
-            return tree.add(carry[0], more), tree.put(carry[1], i, of_rows)
-
-        rows = jnp.zeros(masks.shape, jnp.int32) if is_detailed else ()
-        with jax.named_scope(EVALUATION):
-            return lax.fori_loop(0, masks.any(1).sum(), add_minibatch, (totals, rows))
+        return _add(lambda i: measure(variables, tree.take(batches, i), masks[i]), masks, totals, is_detailed)
 
     return add_piece
 

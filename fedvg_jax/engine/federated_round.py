@@ -18,7 +18,6 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
@@ -101,7 +100,6 @@ def make_round(
     stats_too: bool = False,
     weigh_untrained: bool = False,
     check_weights: bool = False,
-    hardware: Hardware | None = None,
     local: LocalPart | None = None,
 ) -> RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
@@ -132,7 +130,6 @@ def make_round(
             returns theta_g, to which the weighting may give any weight.
         check_weights: whether the metrics have the extremes of the weights, which show a weighting of one's own that is
             wrong in some tensor or cohort.
-        hardware: what the round will run on; defaults to the hardware of this process.
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
             model with its own local part, and `delta` is 0 there.
 
@@ -173,7 +170,6 @@ def make_round(
         stats_too,
         weigh_untrained,
         check_weights,
-        hardware,
         local,
     )
 

@@ -57,7 +57,17 @@ class Carry(NamedTuple):
 
 
 def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
-    """Returns plain SGD at learning rate `lr`: theta <- theta - lr g."""
+    """Returns plain SGD at learning rate `hyper["lr"]`: theta <- theta - lr g. The clients' optimiser of `make_round`.
+
+    Args:
+        hyper: has "lr".
+        round: number of the round, from 0, for optimisers whose rate depends on it.
+
+    >>> optimiser = sgd({"lr": 0.5}, jnp.int32(0))
+    >>> updates, _ = optimiser.update({"w": jnp.ones(2)}, optimiser.init({"w": jnp.zeros(2)}))
+    >>> updates["w"].tolist()
+    [-0.5, -0.5]
+    """
     return optax.sgd(hyper["lr"])
 
 

@@ -19,7 +19,6 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import Hyper, Tree, Variables
 from fedvg_jax.weightings import aggregation, basic
 
@@ -33,7 +32,6 @@ def mean(
     variables: Variables,
     clients: Variables,
     weights: Variables,
-    hardware: Hardware | None = None,
     sharding: NamedSharding | None = None,
 ) -> Variables:
     """Returns the weighted mean theta_g - sum_k s_k (theta_g - theta_k).
@@ -43,14 +41,13 @@ def mean(
         variables: theta_g.
         clients: leaves [K, ...].
         weights: leaves [K].
-        hardware: what it will run on; defaults to the hardware of this process.
         sharding: of the clients over devices; None if one device holds all of them.
     """
-    return aggregation.aggregate(variables, clients, weights, hardware=hardware, sharding=sharding)
+    return aggregation.aggregate(variables, clients, weights, sharding=sharding)
 
 
 def is_mean(rule: Rule) -> bool:
-    """Returns whether a rule is `mean`, with its hardware bound or not."""
+    """Returns whether a rule is `mean`, with its sharding bound or not."""
     return (rule.func if isinstance(rule, functools.partial) else rule) is mean
 
 
@@ -91,7 +88,7 @@ def trimmed_mean(ratio: float) -> Rule:
     return rule
 
 
-def krum(num_bad: int, num_kept: int = 1, hardware: Hardware | None = None) -> Rule:
+def krum(num_bad: int, num_kept: int = 1) -> Rule:
     """Returns Multi-Krum, the mean of the models closest to their neighbours.
 
         score_k = sum of ||theta_k - theta_j||^2 over the n - num_bad - 2 nearest of the n - 1 others
@@ -103,7 +100,6 @@ def krum(num_bad: int, num_kept: int = 1, hardware: Hardware | None = None) -> R
     Args:
         num_bad: corrupt clients of a cohort that the rule resists.
         num_kept: models averaged; 1 is Krum.
-        hardware: as in `mean`.
 
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
     """
@@ -115,7 +111,7 @@ def krum(num_bad: int, num_kept: int = 1, hardware: Hardware | None = None) -> R
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
         chosen = ((rank < num_kept) & present).astype(scores.dtype)
         share = chosen / jnp.maximum(chosen.sum(), 1)
-        return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights), hardware=hardware)
+        return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
 
     return rule
 
@@ -142,7 +138,6 @@ def clipped_mean(
     variables: Variables,
     clients: Variables,
     weights: Variables,
-    hardware: Hardware | None = None,
     sharding: NamedSharding | None = None,
 ) -> Variables:
     """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise.
@@ -160,7 +155,7 @@ def clipped_mean(
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
-    averaged = aggregation.aggregate(variables, clients, clipped, hardware=hardware, sharding=sharding)
+    averaged = aggregation.aggregate(variables, clients, clipped, sharding=sharding)
     std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
     normal = optax.tree.random_like(key, averaged.params)
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
@@ -170,27 +165,22 @@ def with_sharding(rule: Rule, sharding: NamedSharding | None) -> Rule:
     """Returns the rule for clients that several devices hold: means add up sums of each device's clients.
 
     Args:
-        rule: with its hardware bound or not. Rules other than the means stay as they are.
+        rule: other rules than the means stay as they are.
         sharding: of the clients over devices; None if one device holds all of them.
     """
-    of_rule = rule.func if isinstance(rule, functools.partial) else rule
-    is_sum = sharding is not None and of_rule in (mean, clipped_mean)
-    return functools.partial(rule, sharding=sharding) if is_sum else rule
+    if sharding is None or rule not in (mean, clipped_mean):
+        return rule
+    return functools.partial(rule, sharding=sharding)  # pyright: ignore[reportCallIssue]  both take it
 
 
-BY_NAME: dict[str, Callable[[Any, Hardware | None], Rule]] = {
-    "mean": lambda options, hardware=None: _on(hardware, mean),
-    "median": lambda options, hardware=None: median,
-    "trimmed_mean": lambda options, hardware=None: trimmed_mean(options.trim),
-    "krum": lambda options, hardware=None: krum(options.num_bad, options.num_kept, hardware),
-    "clipped_mean": lambda options, hardware=None: _on(hardware, clipped_mean),
+BY_NAME: dict[str, Callable[[Any], Rule]] = {
+    "mean": lambda options: mean,
+    "median": lambda options: median,
+    "trimmed_mean": lambda options: trimmed_mean(options.trim),
+    "krum": lambda options: krum(options.num_bad, options.num_kept),
+    "clipped_mean": lambda options: clipped_mean,
 }
-"""Name -> (options `trim`, `num_bad`, `num_kept`; hardware that it will run on) -> rule."""
-
-
-def _on(hardware: Hardware | None, rule: Callable[..., Variables]) -> Rule:
-    """Returns a rule with its hardware bound."""
-    return functools.partial(rule, hardware=hardware) if hardware else rule
+"""Name -> options `trim`, `num_bad`, `num_kept` -> rule."""
 
 
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:

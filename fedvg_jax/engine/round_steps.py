@@ -16,7 +16,7 @@ from jax import Array
 from fedvg_jax.algorithms.base import no_report
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
-from fedvg_jax.core.hardware import Hardware, choices
+from fedvg_jax.core.hardware import choices
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -62,7 +62,6 @@ class RoundParts(NamedTuple):
     stats_too: bool
     weigh_untrained: bool
     check_weights: bool
-    hardware: Hardware | None
     local: LocalPart | None
 
     @property
@@ -192,7 +191,7 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
 
     shared = (inputs.hyper, inputs.data, inputs.state.variables.params)
     entries = (clients, inputs.schedule.num_samples)
-    if not choices(parts.hardware).is_packed:
+    if not choices().is_packed:
         return parts.executor.map(measure, shared, entries)
     packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
     packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
@@ -306,8 +305,7 @@ def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> T
         return messages
 
     def weighted_sum(s: Array, part: Tree) -> Tree:
-        placement = (parts.hardware, parts.executor.clients)
-        return jax.tree.map(lambda m: tree.weighted_sum(s, m, jnp.zeros((), m.dtype), *placement), part)
+        return jax.tree.map(lambda m: tree.weighted_sum(s, m, jnp.zeros((), m.dtype), parts.executor.clients), part)
 
     return jax.tree.map(weighted_sum, parts.algorithm_part(weights), messages)
 

@@ -246,18 +246,18 @@ def pack(
     )
 
 
-def stack(rounds: Sequence[Schedule], max_rounds: int, capacity: int | None = None) -> Schedule:
+def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
     """Returns the schedules of a chunk as one, padded to `max_rounds` with copies of the first.
 
-    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches.
+    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches, as long as that of
+    the first round.
 
     Args:
         rounds: the schedules, in order.
         max_rounds: R.
-        capacity: F, the minibatches that the table can hold; by default as many as that of the first round.
     """
     used = [num_minibatches(s) for s in rounds]
-    rows = np.full((capacity or len(rounds[0].rows), *rounds[0].rows.shape[1:]), -1, np.int32)
+    rows = np.full(rounds[0].rows.shape, -1, np.int32)
     rows[: sum(used)] = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
     offsets = np.cumsum(used) - used
     moved = [s._replace(start=s.start + np.int32(o), rows=()) for s, o in zip(rounds, offsets, strict=True)]

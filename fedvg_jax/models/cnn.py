@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 
-from fedvg_jax.models.conv.layout import Layout, images_first
-from fedvg_jax.models.layers import Conv, dense
+from fedvg_jax.models.layers import conv, dense, pool
 
 
 class CNN(nn.Module):
@@ -15,16 +14,13 @@ class CNN(nn.Module):
     """
 
     num_classes: int
-    layout: Layout = images_first()
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        layout = self.layout
-        x = layout.from_nhwc(x)
-        x = nn.relu(layout.pool(Conv(32, 5, layout, pooled=True, name="conv1")(x)))
-        x = nn.relu(layout.pool(Conv(64, 5, layout, pooled=True, name="conv2")(x)))
-        x = nn.relu(dense(layout.flatten(x), 512, "fc1"))
+        x = nn.relu(pool(conv(x, 32, 5, "conv1")))
+        x = nn.relu(pool(conv(x, 64, 5, "conv2")))
+        x = nn.relu(dense(x.reshape(len(x), -1), 512, "fc1"))
         return dense(x, self.num_classes, "classifier")
 
 
@@ -32,14 +28,11 @@ class TinyCNN(nn.Module):
     """Two padded 3x3 convolutions with 16 and 32 channels, dense 64; for 8 x 8 images."""
 
     num_classes: int
-    layout: Layout = images_first()
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        layout = self.layout
-        x = layout.from_nhwc(x)
-        x = nn.relu(layout.pool(Conv(16, 3, layout, "SAME", pooled=True, name="conv1")(x)))
-        x = nn.relu(layout.pool(Conv(32, 3, layout, "SAME", pooled=True, name="conv2")(x)))
-        x = nn.relu(dense(layout.flatten(x), 64, "fc1"))
+        x = nn.relu(pool(conv(x, 16, 3, "conv1", "SAME")))
+        x = nn.relu(pool(conv(x, 32, 3, "conv2", "SAME")))
+        x = nn.relu(dense(x.reshape(len(x), -1), 64, "fc1"))
         return dense(x, self.num_classes, "classifier")

@@ -16,7 +16,6 @@ from functools import partial
 import flax.linen as nn
 from jax import lax
 
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
@@ -44,19 +43,17 @@ class InvertedResidual(nn.Module):
     """Channels between expand and project, per channel of x; 1 leaves out expand."""
     norm: str
     """A name of `NORMS`."""
-    hardware: Hardware | None = None
-    """See `layers.fusion_barrier`."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the activations after the block, [B, H, W, features]."""
-        norm, conv = NORMS[self.norm], partial(_conv, hardware=self.hardware)
+        norm = NORMS[self.norm]
         channels, y = self.expansion * x.shape[-1], x
         if self.expansion > 1:
-            y = nn.relu6(norm(name="bn0")(conv(y, channels, 1, 1, "expand_conv"), mask, train))
-        y = conv(y, channels, self.kernel, self.stride, "depthwise_conv", groups=channels)
+            y = nn.relu6(norm(name="bn0")(_conv(y, channels, 1, 1, "expand_conv"), mask, train))
+        y = _conv(y, channels, self.kernel, self.stride, "depthwise_conv", groups=channels)
         y = nn.relu6(norm(name="bn1")(y, mask, train))
-        y = norm(name="bn2")(conv(y, self.features, 1, 1, "project_conv"), mask, train)
+        y = norm(name="bn2")(_conv(y, self.features, 1, 1, "project_conv"), mask, train)
         return x + y if x.shape == y.shape else y
 
 
@@ -71,7 +68,6 @@ class EfficientNet(nn.Module):
         stem: features of the stem.
         head: features of the last convolution, and of the global mean.
         norm: "batch" or "group".
-        hardware: what it will run on; defaults to the hardware of this process.
     """
 
     num_classes: int
@@ -79,20 +75,19 @@ class EfficientNet(nn.Module):
     stem: int = 32
     head: int = 1280
     norm: str = "batch"
-    hardware: Hardware | None = None
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        norm, conv = NORMS[self.norm], partial(_conv, hardware=self.hardware)
-        x = nn.relu6(norm(name="bn0")(conv(rgb(x), self.stem, 3, 2, "conv_stem"), mask, train))
+        norm = NORMS[self.norm]
+        x = nn.relu6(norm(name="bn0")(_conv(rgb(x), self.stem, 3, 2, "conv_stem"), mask, train))
         number = 0
         for depth, kernel, stride, expansion, features in self.stages:
             for i in range(depth):
-                settings = (features, kernel, 1 if i else stride, expansion, self.norm, self.hardware)
+                settings = (features, kernel, 1 if i else stride, expansion, self.norm)
                 x = InvertedResidual(*settings, name=f"block_{number}")(x, mask, train)
                 number += 1
-        x = nn.relu6(norm(name="bn1")(conv(x, self.head, 1, 1, "conv_head"), mask, train))
+        x = nn.relu6(norm(name="bn1")(_conv(x, self.head, 1, 1, "conv_head"), mask, train))
         return dense(x.mean((1, 2)), self.num_classes, "classifier")
 
 
@@ -111,7 +106,7 @@ def blocks(path: str) -> str:
     return {"conv_stem": "stem", "bn0": "stem", "conv_head": "head", "bn1": "head"}.get(first, first)
 
 
-def _conv(x, features: int, kernel: int, stride: int, name: str, groups: int = 1, hardware: Hardware | None = None):
+def _conv(x, features: int, kernel: int, stride: int, name: str, groups: int = 1):
     """Applies a convolution without bias, padded as TensorFlow's "SAME" for the size of x."""
     fan_out = kernel**2 * features // groups
     layer = nn.Conv(
@@ -124,4 +119,4 @@ def _conv(x, features: int, kernel: int, stride: int, name: str, groups: int = 1
         kernel_init=nn.initializers.normal((2 / fan_out) ** 0.5),
         name=name,
     )
-    return fusion_barrier(layer(x), hardware)
+    return fusion_barrier(layer(x))

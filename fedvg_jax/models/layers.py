@@ -14,30 +14,19 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.models.conv.layout import Layout
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
-class Conv(nn.Module):
-    """A square convolution with a bias and stride 1, in any layout; parameters as in `flax.linen.Conv`."""
+def conv(x, features: int, kernel: int, name: str, padding: str = "VALID"):
+    """Applies a square convolution with a bias and stride 1 to x [B, H, W, C] inside a compact module."""
+    bias_init, size = uniform(kernel * kernel * x.shape[-1]), (kernel, kernel)
+    return nn.Conv(features, size, padding=padding, kernel_init=_kernel_init, bias_init=bias_init, name=name)(x)
 
-    features: int
-    kernel: int
-    layout: Layout
-    padding: str = "VALID"
-    pooled: bool = False
-    """Whether `layout.pool` follows, with at most elementwise or per-channel operations in between."""
 
-    @nn.compact
-    def __call__(self, x):
-        """Returns the convolution of x, of the layout's axes, plus the bias."""
-        shape = (self.kernel, self.kernel, x.shape[self.layout.channels], self.features)
-        kernel = self.param("kernel", _kernel_init, shape, jnp.float32)
-        bias = self.param("bias", uniform(shape[0] * shape[1] * shape[2]), (self.features,), jnp.float32)
-        convolve = self.layout.convolve_pooled if self.pooled else self.layout.convolve
-        y = convolve(x, kernel, self.padding)
-        return y + self.layout.per_channel(bias, y)
+def pool(x):
+    """Returns the 2 x 2 maxima of x [B, H, W, C], stride 2."""
+    return nn.max_pool(x, (2, 2), (2, 2))
 
 
 def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bias_init: Callable | None = None):
@@ -59,7 +48,7 @@ def rgb(x):
     return jnp.broadcast_to(x, (*x.shape[:-1], 3)) if x.shape[-1] == 1 else x
 
 
-def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
+def fusion_barrier(x: Array) -> Array:
     """Returns x; on a CPU, XLA fuses neither x nor its gradient into the operations that consume it.
 
     XLA considers sums cheap. Without a barrier it recomputes the gradient of a residual stream in every network block,
@@ -68,9 +57,8 @@ def fusion_barrier(x: Array, hardware: hw.Hardware | None = None) -> Array:
 
     Args:
         x: any float array.
-        hardware: defaults to `hardware.current()`.
     """
-    if not hw.choices(hardware).fusion_barriers:
+    if not hw.choices().fusion_barriers:
         return x
     first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
     is_number = first == first  # noqa: PLR0124  false for NaN; the compiler cannot know

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 
-from fedvg_jax.models.conv.layout import Layout, images_first
-from fedvg_jax.models.layers import Conv, dense
+from fedvg_jax.models.layers import conv, dense, pool
 from fedvg_jax.models.norm import BatchNorm
 
 
@@ -16,17 +15,14 @@ class LeNet5(nn.Module):
     """
 
     num_classes: int
-    layout: Layout = images_first()
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        layout = self.layout
-        x = layout.from_nhwc(x)
-        x = Conv(6, 5, layout, pooled=True, name="conv1")(x)
-        x = nn.relu(layout.pool(BatchNorm(rows=layout.images, channels=layout.channels, name="bn1")(x, mask, train)))
-        x = Conv(16, 5, layout, pooled=True, name="conv2")(x)
-        x = nn.relu(layout.pool(BatchNorm(rows=layout.images, channels=layout.channels, name="bn2")(x, mask, train)))
-        x = nn.relu(dense(layout.flatten(x), 120, "fc1"))
+        x = BatchNorm(name="bn1")(conv(x, 6, 5, "conv1"), mask, train)
+        x = nn.relu(pool(x))
+        x = BatchNorm(name="bn2")(conv(x, 16, 5, "conv2"), mask, train)
+        x = nn.relu(pool(x))
+        x = nn.relu(dense(x.reshape(len(x), -1), 120, "fc1"))
         x = nn.relu(dense(x, 84, "fc2"))
         return dense(x, self.num_classes, "classifier")

@@ -26,22 +26,18 @@ class BatchNorm(nn.Module):
 
     momentum: float = 0.1
     eps: float = 1e-5
-    rows: int = 0
-    """Axis of the rows."""
-    channels: int = -1
-    """Axis of the channels."""
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         """Normalises x.
 
         Args:
-            x: [B, ..., C], or with rows and channels on other axes.
+            x: [B, ..., C].
             mask: bool, the real rows [B]; or [G, B] for G groups of rows, each with statistics of its own in training,
                 which then do not move the running ones.
             train: whether to use, and move towards, the statistics of the batch.
         """
-        features = (x.shape[self.channels],)
+        features = x.shape[-1:]
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
@@ -51,7 +47,7 @@ class BatchNorm(nn.Module):
         if train and mask.ndim == 2:
             return self._of_groups(x, mask, scale, bias).astype(dtype)
         if train:
-            mean, var, count = _statistics(x, mask, self.rows, self.channels)
+            mean, var, count = _statistics(x, mask)
             if not self.is_initializing():
                 momentum = jnp.where(count > 0, self.momentum, 0.0).astype(x.dtype)
                 unbiased = var * count / jnp.maximum(count - 1, 1)
@@ -60,19 +56,17 @@ class BatchNorm(nn.Module):
         else:
             mean, var = running_mean.value, running_var.value
         gain = scale * lax.rsqrt(var + self.eps)
-        return (x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)).astype(dtype)
+        return _scaled(x, gain, bias - mean * gain).astype(dtype)
 
     def _of_groups(self, x: Array, mask: Array, scale: Array, bias: Array) -> Array:
         """Returns x, of G B rows, normalised with the statistics of each group of B rows."""
-        rows = self.rows % x.ndim
-        groups = x.reshape(*x.shape[:rows], *mask.shape, *x.shape[rows + 1 :])
 
         def normalise(x: Array, mask: Array) -> Array:
-            mean, var, _ = _statistics(x, mask, self.rows, self.channels)
+            mean, var, _ = _statistics(x, mask)
             gain = scale * lax.rsqrt(var + self.eps)
-            return x * _along(gain, x, self.channels) + _along(bias - mean * gain, x, self.channels)
+            return _scaled(x, gain, bias - mean * gain)
 
-        return jax.vmap(normalise, (rows, 0), rows)(groups, mask).reshape(x.shape)
+        return jax.vmap(normalise)(x.reshape(*mask.shape, *x.shape[1:]), mask).reshape(x.shape)
 
 
 class GroupNorm(nn.Module):
@@ -95,7 +89,7 @@ class GroupNorm(nn.Module):
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
-        return (y.reshape(x.shape) * _along(scale, x, -1) + _along(bias, x, -1)).astype(dtype)
+        return _scaled(y.reshape(x.shape), scale, bias).astype(dtype)
 
 
 def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
@@ -119,9 +113,8 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     def note(call, args, kwargs, context):
         layer = context.module
         if isinstance(layer, (BatchNorm, nn.BatchNorm)) and context.method_name == "__call__":
-            rows, channels = (layer.rows, layer.channels) if isinstance(layer, BatchNorm) else (0, layer.axis)
-            shape = args[0].shape
-            count = math.prod(shape) // (shape[rows] * shape[channels])
+            shape, channels = args[0].shape, layer.axis if isinstance(layer, nn.BatchNorm) else -1
+            count = math.prod(shape) // (shape[0] * shape[channels])
             earlier = values.get(layer.path)
             values[layer.path] = count if earlier is None else min(count, earlier)
         return call(*args, **kwargs)
@@ -137,16 +130,21 @@ def at_least_float32(x: Array) -> Array:
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
-def _statistics(x: Array, mask: Array, rows: int, channels: int) -> tuple[Array, Array, Array]:
+def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:
     """Returns mean [C], biased variance [C] and the number of values [], over the real rows and all positions."""
-    weight = _along(mask.astype(x.dtype), x, rows)
-    axes = tuple(axis for axis in range(x.ndim) if axis != channels % x.ndim)
-    count = mask.sum().astype(x.dtype) * (x.size // (len(mask) * x.shape[channels]))
+    weight = jnp.expand_dims(mask.astype(x.dtype), range(1, x.ndim))
+    axes = tuple(range(x.ndim - 1))
+    count = mask.sum().astype(x.dtype) * (x.size // (len(mask) * x.shape[-1]))
     n = jnp.maximum(count, 1)
     mean = (x * weight).sum(axes) / n
-    return mean, (jnp.square(x - _along(mean, x, channels)) * weight).sum(axes) / n, count
+    return mean, (jnp.square(x - _per_channel(mean, x)) * weight).sum(axes) / n, count
 
 
-def _along(vector: Array, x: Array, axis: int) -> Array:
-    """Returns `vector` on that axis of x, with axes of size 1 elsewhere."""
-    return jnp.expand_dims(vector, [other for other in range(x.ndim) if other != axis % x.ndim])
+def _scaled(x: Array, gain: Array, offset: Array) -> Array:
+    """Returns x [..., C] times gain [C] plus offset [C]."""
+    return x * _per_channel(gain, x) + _per_channel(offset, x)
+
+
+def _per_channel(vector: Array, x: Array) -> Array:
+    """Returns `vector` [C] as [1, ..., C], with the rank of x."""
+    return jnp.expand_dims(vector, range(x.ndim - 1))

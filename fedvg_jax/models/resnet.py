@@ -10,14 +10,10 @@ residual block; the head torch's default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import flax.linen as nn
-import jax.numpy as jnp
-from jax import Array, lax
 
-from fedvg_jax.core.hardware import Hardware
-from fedvg_jax.models.conv.layout import first_max
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
@@ -36,10 +32,6 @@ class Residual(nn.Module):
     """(features, kernel, stride) of each convolution."""
     norm: str
     """A name of `NORMS`."""
-    conv: Callable
-    """With the signature of `lax.conv_general_dilated`."""
-    hardware: Hardware | None = None
-    """See `layers.fusion_barrier`."""
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -47,10 +39,10 @@ class Residual(nn.Module):
         norm, y = NORMS[self.norm], x
         for i, layer in enumerate(self.layers, 1):
             y = nn.relu(y) if i > 1 else y
-            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}", self.conv, self.hardware), mask, train)
+            y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}"), mask, train)
         if x.shape != y.shape:
             stride = max(stride for _, _, stride in self.layers)
-            x = _conv(x, y.shape[-1], 1, stride, "downsample_0", self.conv, self.hardware)
+            x = _conv(x, y.shape[-1], 1, stride, "downsample_0")
             x = norm(name="downsample_1")(x, mask, train)
         return nn.relu(x + y)
 
@@ -62,35 +54,32 @@ class ResNet(nn.Module):
 
     Args:
         num_classes: C.
-        conv: a convolution with the signature of `lax.conv_general_dilated`.
         depths: residual blocks of each stage.
         bottleneck: whether a block is 1x1, 3x3 and 1x1 with four times the features, instead of two 3x3.
         width: features of the first stage.
         stem: "imagenet", 7x7 stride 2 and 3x3 max-pool stride 2; or "cifar", 3x3.
         norm: "batch" or "group".
-        hardware: what it will run on; defaults to the hardware of this process.
     """
 
     num_classes: int
-    conv: Callable = lax.conv_general_dilated
     depths: Sequence[int] = (2, 2, 2, 2)
     bottleneck: bool = False
     width: int = 64
     stem: str = "imagenet"
     norm: str = "batch"
-    hardware: Hardware | None = None
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         imagenet = {"imagenet": True, "cifar": False}[self.stem]
-        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1", self.conv, self.hardware)
+        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1")
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
-        x = max_pool(x) if imagenet else x
+        if imagenet:  # flax declares padding as str, and takes pairs too
+            x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
         for stage, depth in enumerate(self.depths):
             for i in range(depth):
                 layers = self._layers(self.width * 2**stage, 2 if stage and not i else 1)
-                x = Residual(layers, self.norm, self.conv, self.hardware, name=f"layer{stage + 1}_{i}")(x, mask, train)
+                x = Residual(layers, self.norm, name=f"layer{stage + 1}_{i}")(x, mask, train)
         return dense(x.mean((1, 2)), self.num_classes, "classifier")
 
     def _layers(self, features: int, stride: int) -> Sequence[tuple[int, int, int]]:
@@ -99,19 +88,19 @@ class ResNet(nn.Module):
         return (features, 3, stride), (features, 3, 1)
 
 
-def resnet18(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
+def resnet18(num_classes: int, **options) -> ResNet:
     """ResNet-18: 11,181,642 parameters at 10 classes."""
-    return ResNet(num_classes, conv, (2, 2, 2, 2), **options)
+    return ResNet(num_classes, (2, 2, 2, 2), **options)
 
 
-def resnet34(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
+def resnet34(num_classes: int, **options) -> ResNet:
     """ResNet-34: 21,289,802 parameters at 10 classes."""
-    return ResNet(num_classes, conv, (3, 4, 6, 3), **options)
+    return ResNet(num_classes, (3, 4, 6, 3), **options)
 
 
-def resnet50(num_classes: int, conv: Callable = lax.conv_general_dilated, **options) -> ResNet:
+def resnet50(num_classes: int, **options) -> ResNet:
     """ResNet-50: 23,528,522 parameters at 10 classes."""
-    return ResNet(num_classes, conv, (3, 4, 6, 3), bottleneck=True, **options)
+    return ResNet(num_classes, (3, 4, 6, 3), bottleneck=True, **options)
 
 
 def blocks_residual(path: str) -> str:
@@ -134,26 +123,7 @@ def blocks_stage(path: str) -> str:
     return "base" if block == "stem" else block.split("_")[0]
 
 
-def max_pool(x: Array) -> Array:
-    """Returns the 3 x 3 maximum, stride 2, padded by one pixel of -inf; of equal values the first takes the gradient.
-
-    One dimension after the other, each as a maximum of three shifted slices. Equal to a windowed reduction; with its
-    gradient 16 times as fast on a CPU, at 16 x 16.
-
-    Args:
-        x: [B, H, W, C].
-    """
-    for axis in (2, 1):
-        size = x.shape[axis]
-        out = (size + 1) // 2
-        pads = [(1, 2 * out - size, 0) if i == axis else (0, 0, 0) for i in range(4)]
-        padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), pads)
-        a, b, c = (lax.slice_in_dim(padded, i, i + 2 * out - 1, 2, axis) for i in range(3))
-        x = first_max(first_max(a, b), c)
-    return x
-
-
-def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callable, hardware: Hardware | None):
+def _conv(x, features: int, kernel: int, stride: int, name: str):
     """Applies a convolution without bias, padded by half its kernel on both sides as in torch, which "SAME" is not."""
     half = kernel // 2
     layer = nn.Conv(
@@ -162,8 +132,7 @@ def _conv(x, features: int, kernel: int, stride: int, name: str, conv_fn: Callab
         (stride, stride),
         padding=[(half, half)] * 2,
         use_bias=False,
-        conv_general_dilated=conv_fn,
         kernel_init=_kaiming,
         name=name,
     )
-    return fusion_barrier(layer(x), hardware)
+    return fusion_barrier(layer(x))

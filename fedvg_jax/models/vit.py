@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 
 _init = nn.initializers
@@ -55,16 +54,15 @@ class Block(nn.Module):
     heads: int
     tokens: int
     scheme: str
-    hardware: Hardware | None = None
 
     @nn.compact
     def __call__(self, x):
         """Returns the tokens after the block, [B T, D]."""
         init, width = SCHEMES[self.scheme], x.shape[-1]
-        x = fusion_barrier(x, self.hardware)
+        x = fusion_barrier(x)
         qkv = dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv)
         y = attention(qkv.reshape(-1, self.tokens, 3 * width), self.heads).reshape(-1, width)
-        x = fusion_barrier(x + dense(y, width, "proj", *init.proj), self.hardware)
+        x = fusion_barrier(x + dense(y, width, "proj", *init.proj))
         y = _gelu(dense(_norm(x, "norm2"), 4 * width, "fc1", *init.mlp))
         return x + dense(y, width, "fc2", *init.mlp)
 
@@ -82,7 +80,6 @@ class ViT(nn.Module):
         heads: attention heads.
         image_size: pixels per side.
         scheme: initialisation, a name of `SCHEMES`.
-        hardware: what it will run on; defaults to the hardware of this process.
     """
 
     num_classes: int
@@ -92,7 +89,6 @@ class ViT(nn.Module):
     heads: int = 6
     image_size: int = 224
     scheme: str = "timm"
-    hardware: Hardware | None = None
 
     @nn.compact
     def __call__(self, x, mask, train: bool):
@@ -105,7 +101,7 @@ class ViT(nn.Module):
         images, tokens, _ = x.shape
         x = x.reshape(-1, self.width)
         for i in range(self.depth):
-            x = Block(self.heads, tokens, self.scheme, self.hardware, name=f"block_{i}")(x)
+            x = Block(self.heads, tokens, self.scheme, name=f"block_{i}")(x)
         token = x.reshape(images, tokens, self.width)[:, 0]
         return dense(_norm(token, "norm"), self.num_classes, "classifier")
 

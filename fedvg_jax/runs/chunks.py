@@ -57,16 +57,15 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
         rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
         data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
-        compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
-        memory.refuse_unfitting(sim.config, memory.of_program(compiled.chunk))
-        evaluate_compiled = compiled.evaluate
+        chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
+        memory.refuse_unfitting(sim.config, memory.of_program(chunk))
         if sim.host_pool:
             tables, is_detailed = evaluation_tables(sim.data).values(), evaluation_records.is_detailed(sim.config)
             variables = sim.state.variables
             evaluate_compiled = host_pool.compile_evaluation(
                 sim.host_pool, sim.task, variables, tables, is_detailed=is_detailed
             )
-    return Programs(compiled.chunk, evaluate_compiled, time.perf_counter() - start)
+    return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
 def run_chunks(

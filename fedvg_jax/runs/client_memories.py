@@ -64,33 +64,26 @@ class Placement(NamedTuple):
     """the memories of a client that was not sampled yet, leaves [1, ...] on the devices"""
 
 
-def choose(
-    config: Config,
-    client_bytes: int,
-    max_rounds: int,
-    hardware: hw.Hardware,
-    sharding: NamedSharding | None = None,
-) -> Placement:
+def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSharding | None = None) -> Placement:
     """Returns where a run keeps its clients' memories. It depends on sizes, never on the seed.
 
     Args:
         config: its `memories` is "auto", "device" or "host".
         client_bytes: of one client's memory.
         max_rounds: R, rounds that a chunk can hold.
-        hardware: what the run is for.
         sharding: of the rows over devices; None if each device holds all.
 
-    >>> gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     >>> million = Config(clients=10**6, join_ratio=1e-3, rounds=50)
-    >>> [choose(million, size, 64, gpu)[:2] for size in (2**18, 2**20)]
+    >>> with hw.assumed(hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)):
+    ...     [choose(million, size, 64)[:2] for size in (2**18, 2**20)]
     [(53248, False), (1024, True)]
-    >>> choose(Config(clients=100), 2**18, 64, gpu)[:2]
+    >>> choose(Config(clients=100), 2**18, 64)[:2]
     (None, False)
     """
     rows, size = host_pool.round_up(most_clients(config)), cohort_size(config)
     num_bytes = min(rows, config.clients) * client_bytes
-    own_bytes = num_bytes // num_parts(sharding, hardware)
-    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * own_bytes, hardware) == "host"
+    own_bytes = num_bytes // num_parts(sharding)
+    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * own_bytes) == "host"
     if client_bytes > 0 and (config.memories == "host" or (config.memories == "auto" and is_too_large)):
         of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
         capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)
@@ -105,15 +98,15 @@ def most_clients(config: Config) -> int:
     return min(config.clients, (config.rounds + 1) * cohort_size(config))
 
 
-def num_parts(sharding: NamedSharding | None, hardware: hw.Hardware) -> int:
+def num_parts(sharding: NamedSharding | None) -> int:
     """Returns how many memories the rows are divided among: those of devices, or of hosts for devices of CPUs.
 
     Args:
         sharding: of the rows; None if each device holds all.
-        hardware: that the devices are of.
     """
     if sharding is None:
         return 1
+    hardware = hw.current()
     return hardware.num_processes if hardware.is_cpu else sharding.mesh.size
 
 

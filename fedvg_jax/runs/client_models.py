@@ -6,7 +6,6 @@ wherever a run keeps them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedvg_jax.algorithms import fedavg
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import processes
 from fedvg_jax.core.local_part import LocalPart
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Augment,
     Batch,
@@ -34,7 +34,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.models import pixels
-from fedvg_jax.runs import client_memories, evaluation_records, programs, simulation
+from fedvg_jax.runs import client_memories, evaluation_records, simulation
 from fedvg_jax.runs.evaluation_records import FINETUNED, PERSONAL
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.record.history import Record
@@ -55,8 +55,8 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     wanted = tuple(name for name in (PERSONAL, FINETUNED) if name in recorded_names(sim.config))
     if not wanted:
         return {}
-    key = (sim.task, sim.executor, sim.optimiser, pixels.AUGMENTATIONS[sim.config.augment], make_local(sim.config))
-    count = (_stored if programs.is_hashable(key) else _make)(*key, wanted)
+    augment, local = pixels.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
+    count = _make(sim.task, sim.executor, sim.optimiser, augment, local, wanted)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
@@ -114,6 +114,7 @@ def _pieces(
         yield piece, (planned, Batch(arrays.x[rows], arrays.y[rows]), table.reshape(size, -1, simulation.EVAL_BATCH))
 
 
+@stored
 def _make(
     task: Task,
     executor: Executor,
@@ -146,6 +147,3 @@ def _make(
         return {name: measure(model, pool, rows).correct.sum() for name, model in models.items()}
 
     return jax.jit(count, out_shardings=executor.placement)
-
-
-_stored = functools.lru_cache(programs.MAX_PROGRAMS)(_make)

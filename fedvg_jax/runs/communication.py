@@ -11,7 +11,6 @@ configs are not counted, and neither is compression: arrays have their own dtype
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,9 +19,9 @@ from jax.interpreters import partial_eval
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import checks, tree
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Probe, Selection, SimState, Task, Tree
 from fedvg_jax.engine import local_training
-from fedvg_jax.runs import programs
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.programs import Program
 from fedvg_jax.runs.record.history import SENT, Record
@@ -56,8 +55,7 @@ def of_round(
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    key = (program.algorithm, program.task, stats_too, structure, shapes)
-    is_read, sent = (_stored if programs.is_hashable(key) else _traced)(*key)
+    is_read, sent = _traced(program.algorithm, program.task, stats_too, structure, shapes)
     # the server's memory comes first among the arguments
     read = [leaf for leaf, used in zip(jax.tree.leaves(state.server), is_read, strict=False) if used]
     kept = 0 if local is None else num_bytes(local.of(state.variables))
@@ -78,6 +76,7 @@ def entries(traffic: Traffic, record: Record) -> Record:
     return dict(zip(SENT, (down, up), strict=True))
 
 
+@stored
 def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple) -> tuple[list[bool], int]:
     """Returns which arguments the algorithm's client functions read, in leaf order, and the bytes of their messages."""
 
@@ -100,6 +99,3 @@ def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, l
         closed, (_, sent) = jax.make_jaxpr(on_client, return_shape=True)(*jax.tree.unflatten(structure, leaves))
     _, is_read = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))
     return is_read, num_bytes(sent)
-
-
-_stored = functools.lru_cache(programs.MAX_PROGRAMS)(_traced)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
@@ -256,12 +257,8 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
         checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
     model = jax.jit(task.init)(jax.random.key(0))
     few, hyper = data._replace(scoring=data.scoring[:1], val=data.val[:1]), dict(hyper)
-    try:
-        trial = _jitted_trial(weighting)
-    except TypeError:  # a user's object without a hash is not stored
-        trial = _jitted_trial.__wrapped__(weighting)
     with checks.without_notes():
-        result = trial(model, few, hyper)
+        result = _jitted_trial(weighting)(model, few, hyper)
     if any((np.asarray(leaf) < 0).any() for leaf in jax.tree.leaves(result.measured)):
         _weights(weighting, hyper, result.measured, result.returns)  # not traced, so that `shares` sees the values
     checks.distributions(result.weights, _CLIENTS, "weighting.weigh: weights")
@@ -316,7 +313,7 @@ class _Trial(NamedTuple):
     detail: dict[str, jax.Array]
 
 
-@functools.lru_cache(16)
+@stored
 def _jitted_trial(weighting: Weighting) -> Callable[[Variables, Data, Hyper], _Trial]:
     return jax.jit(functools.partial(_run_trial, weighting))
 

@@ -6,7 +6,6 @@ fixed before the first round, so nothing is compiled between chunks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
@@ -51,15 +51,9 @@ class HostPool(NamedTuple):
         return evaluate.count_devices(self.executor)
 
 
-def is_chosen(config: Config, num_bytes: int, hardware: hw.Hardware) -> bool:
-    """Returns whether the pool stays on the host.
-
-    Args:
-        config: its `pool`, "auto", "device" or "host".
-        num_bytes: of the pool.
-        hardware: what the run is for.
-    """
-    return config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes, hardware) == "host")
+def is_chosen(config: Config, num_bytes: int) -> bool:
+    """Returns whether a pool of so many bytes stays on the host."""
+    return config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes) == "host")
 
 
 def resident_data(config: Config, data: Data) -> Data:
@@ -239,8 +233,7 @@ def compile_evaluation(
     pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
     leaves, structure = jax.tree.flatten((variables, empty, pieces))
     shapes, settings = tuple(map(programs.abstract, leaves)), programs.trace_settings()
-    key = (task, host.executor, is_detailed, structure, shapes, settings)
-    total, everywhere, compiled = (_stored if programs.is_hashable(key) else _compiled)(*key)
+    total, everywhere, compiled = _compiled(task, host.executor, is_detailed, structure, shapes, settings)
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
         totals, before, correct = empty, empty, []
@@ -255,6 +248,7 @@ def compile_evaluation(
     return evaluate_pieces
 
 
+@stored
 def _compiled(
     task: Task, executor: Executor, is_detailed: bool, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], _: tuple
 ) -> tuple[Callable, Callable, dict[int, Callable[[Variables, Tree, Tree, Tree], tuple[Tree, Tree]]]]:
@@ -266,9 +260,6 @@ def _compiled(
     return total, everywhere, {
         width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()
     }  # fmt: skip
-
-
-_stored = functools.lru_cache(programs.MAX_PROGRAMS)(_compiled)
 
 
 def _total(totals: Tree) -> Tree:

@@ -158,10 +158,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     if config.local and evaluation_records.PERSONAL not in recorded_names(config):
-        observers.log(
-            "the test accuracy is that of the global model, whose local tensors nobody trains;"
-            " --record personal_accuracy has the clients' own"
-        )
+        observers.log(history.OF_GLOBAL_MODEL)
     for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
         if hint := hint_of(sim.task, sim.data.pool):
             observers.log(hint.removeprefix("; "))

@@ -58,7 +58,7 @@ def estimate(
     capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
     memories = num_bytes(state.clients)
-    own_memories = memories // client_memories.num_parts(executor.rows, hw.current())
+    own_memories = memories // client_memories.num_parts(executor.rows)
     of_cohort = {}
     if executor.rows is not None and memories:  # before and after the round, on every device
         num_rows = jax.tree.leaves(state.clients)[0].shape[0]

@@ -23,6 +23,7 @@ from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
+from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -54,9 +55,6 @@ from fedvg_jax.weightings import recorded
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
 
-MAX_PROGRAMS = 16
-"""Size of a store; the least recently used program is dropped first."""
-
 TRACE_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -78,14 +76,6 @@ class Images(NamedTuple):
     num_classes: int
 
 
-class Machine(NamedTuple):
-    """What a program runs on."""
-
-    hardware: hw.Hardware
-    devices: tuple | None = None
-    """jax's devices that share a cohort; None for those of this process."""
-
-
 class Program(NamedTuple):
     """The pure functions of a run and their jitted compositions."""
 
@@ -101,13 +91,6 @@ class Program(NamedTuple):
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
     """see `evaluate.make_evaluate`; jitted"""
-
-
-class Executables(NamedTuple):
-    """The two programs of a run, compiled for its shapes."""
-
-    chunk: Callable
-    evaluate: Callable
 
 
 def static_settings(config: Config) -> Config:
@@ -128,7 +111,7 @@ def make_program(
     task: Task | None = None,
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
-    machine: Machine | None = None,
+    devices: tuple | None = None,
 ) -> Program:
     """Returns the program of a run, from the store of this process if a run has equal static settings.
 
@@ -136,27 +119,17 @@ def make_program(
         images: for a model that the config names; None if `task` is given.
         task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
             may also be a function of the task.
-        machine: what it will run on; defaults to the devices of this process.
+        devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
     """
     is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    key = (static_settings(config), images, task, algorithm, weighting, is_double, machine)
-    return _stored(*key) if is_hashable(key) else _make(*key)
+    return _make(static_settings(config), images, task, algorithm, weighting, devices, is_double, hw.current())
 
 
-def _make(
-    config: Config,
-    images: Images | None,
-    task,
-    algorithm,
-    weighting,
-    is_double: bool,
-    machine: Machine | None = None,
-) -> Program:
-    machine = machine or Machine(hw.current())
-    hardware = machine.hardware
+@stored
+def _make(config: Config, images: Images | None, task, algorithm, weighting, devices, *_: Hashable) -> Program:
     if task is None:
         assert images is not None, "a named model needs the shape of its images"
-        task = named_task(config, images.shape, images.num_classes, hardware)
+        task = named_task(config, images.shape, images.num_classes)
     if (local := make_local(config)) is not None:
         local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
@@ -165,13 +138,13 @@ def _make(
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = images is None and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative
-    weighting = weighting or make_weighting(config, task, algorithm, hardware=hardware)
+    weighting = weighting or make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor = make_executor(config, hardware, devices=machine.devices)
+    executor = make_executor(config, devices)
     optimiser = make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, hardware, check_weights=is_unsure)
+    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, check_weights=is_unsure)
     evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
     return Program(
         task,
@@ -183,9 +156,6 @@ def _make(
         jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=chunk_placement(executor)),
         jax.jit(evaluation, out_shardings=executor.placement),
     )
-
-
-_stored = functools.lru_cache(MAX_PROGRAMS)(_make)
 
 
 def chunk_placement(executor: Executor) -> Any:
@@ -202,7 +172,6 @@ def make_round(
     executor: Executor,
     optimiser: Optimiser,
     live: GradientSupport,
-    hardware: hw.Hardware | None = None,
     check_weights: bool = False,
 ) -> RoundStep:
     """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
@@ -213,19 +182,18 @@ def make_round(
         executor,
         optimiser,
         config.clients,
-        **make_hooks(config, task, hardware),
+        **make_hooks(config, task),
         support=live,
         stats_too=config.server_stats == "official",
         weigh_untrained=config.untrained == "weighed",
         check_weights=check_weights,
-        hardware=hardware,
         local=make_local(config),
     )
 
 
 def compile_for(
     chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
-) -> Executables:
+) -> tuple[Callable, Callable]:
     """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
 
     Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
@@ -240,10 +208,10 @@ def compile_for(
     return _compiled(chunk, evaluate, structure, shapes, trace_settings())
 
 
-@functools.lru_cache(MAX_PROGRAMS)
+@stored
 def _compiled(
     chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], settings: tuple
-) -> Executables:
+) -> tuple[Callable, Callable]:
     state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
@@ -260,7 +228,7 @@ def _compiled(
         count, program = compiled[_width(rows)]
         return program(variables, pool, rows if rows.shape[-2] == count else _lengthened(rows, count))
 
-    return Executables(compiled_chunk, evaluate_compiled)
+    return compiled_chunk, evaluate_compiled
 
 
 def _width(table: Any) -> tuple[int, ...]:
@@ -289,12 +257,3 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
         return leaf
     is_placed = isinstance(leaf, jax.Array) and leaf.committed
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
-
-
-def is_hashable(key: Hashable) -> bool:
-    """Returns whether a key can be hashed. The program of a user's object without a hash is not stored."""
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True

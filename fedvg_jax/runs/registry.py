@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.models import cnn, efficientnet, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv import selection
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.weightings import baselines, basic, family
@@ -79,27 +78,33 @@ def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
     return 0.0 if algorithm.probe is algorithms.no_probe else config.elastic.ratio
 
 
-MODELS: dict[str, Callable] = {
-    "tinycnn": lambda classes, name, hardware=None: cnn.TinyCNN(classes, selection.layout(name, hardware)),
-    "mlp": lambda classes, name, hardware=None: mlp.MLP(classes),
-    "linear": lambda classes, name, hardware=None: mlp.Linear(classes),
-    "cnn": lambda classes, name, hardware=None: cnn.CNN(classes, selection.layout(name, hardware)),
-    "lenet5": lambda classes, name, hardware=None: lenet.LeNet5(classes, selection.layout(name, hardware)),
-    "resnet18": lambda *settings, **options: _residual(resnet.resnet18, *settings, **options),
-    "resnet34": lambda *settings, **options: _residual(resnet.resnet34, *settings, **options),
-    "resnet50": lambda *settings, **options: _residual(resnet.resnet50, *settings, **options),
-    "vit_s16": lambda classes, name, hardware=None: vit.vit_s16(classes, hardware=hardware),
-    "vit_b16": lambda classes, name, hardware=None: vit.vit_b16(classes, hardware=hardware),
-    "efficientnet_lite0": lambda classes, name, **options: efficientnet.efficientnet_lite0(classes, **options),
-    "gru": lambda classes, name, hardware=None: gru.GRU(classes),
+class Model(NamedTuple):
+    """A network and its blocks."""
+
+    make: Callable[..., Any]
+    """(classes, and the settings that its `config.Network` names) -> Flax module."""
+    block_of: Callable[[str], str] = tasks.head_and_base
+    """Path of a tensor -> name of its block."""
+    stage_of: Callable[[str], str] | None = None
+    """As `block_of`, for `fedvg.block stage`."""
+
+
+_RESNET_BLOCKS = resnet.blocks_residual, resnet.blocks_stage
+
+MODELS = {
+    "tinycnn": Model(cnn.TinyCNN),
+    "mlp": Model(mlp.MLP),
+    "linear": Model(mlp.Linear),
+    "cnn": Model(cnn.CNN),
+    "lenet5": Model(lenet.LeNet5),
+    "resnet18": Model(resnet.resnet18, *_RESNET_BLOCKS),
+    "resnet34": Model(resnet.resnet34, *_RESNET_BLOCKS),
+    "resnet50": Model(resnet.resnet50, *_RESNET_BLOCKS),
+    "vit_s16": Model(vit.vit_s16, vit.blocks),
+    "vit_b16": Model(vit.vit_b16, vit.blocks),
+    "efficientnet_lite0": Model(efficientnet.efficientnet_lite0, efficientnet.blocks),
+    "gru": Model(gru.GRU, gru.blocks),
 }
-"""Name -> function (classes, name of the convolution, hardware; for a ResNet also stem and norm, for an EfficientNet
-norm) -> Flax module."""
-
-
-def _residual(make: Callable, classes: int, name: str, hardware: hw.Hardware | None = None, **options):
-    """A residual network with the convolution of that name."""
-    return make(classes, selection.convolution(name, hardware), hardware=hardware, **options)
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
@@ -120,24 +125,23 @@ def check_images(config: Config, arrays: Arrays) -> None:
         )
 
 
-def named_task(config: Config, shape: tuple[int, ...], num_classes: int, hardware: hw.Hardware | None = None) -> Task:
+def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
     """The config's model as a task.
 
     Args:
         shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
-        hardware: what it will run on; defaults to `hardware.current()`.
     """
-    options = {"stem": config.stem} if config.model.startswith("resnet") else {}
-    options |= {"norm": config.norm} if config.model.startswith(("resnet", "efficientnet")) else {}
-    module = MODELS[config.model](num_classes, config.conv, hardware=hardware, **options)
-    if NETWORKS[config.model].is_sequence:
+    network = NETWORKS[config.model]
+    settings = {name: getattr(config, name) for name in network.settings}
+    module = MODELS[config.model].make(num_classes, **settings)
+    if network.is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
-    task = fast_task(task) if config.model.startswith("efficientnet") else task
+    task = fast_task(task, config.conv) if network.has_convolutions else task
     task = precision.compute_in(task, config.precision)
-    max_rows = hw.choices(hardware).microbatch_rows.get(config.model)
+    max_rows = hw.choices().microbatch_rows.get(config.model)
     return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
 
 
@@ -174,13 +178,8 @@ def make_variables(
 
 def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
-    if config.model.startswith("resnet"):
-        return {"residual": resnet.blocks_residual, "stage": resnet.blocks_stage}[config.fedvg.block]
-    if NETWORKS[config.model].is_sequence:
-        return gru.blocks
-    if config.model.startswith("efficientnet"):
-        return efficientnet.blocks
-    return vit.blocks if config.model.startswith("vit") else tasks.head_and_base
+    model = MODELS[config.model]
+    return (model.stage_of if config.fedvg.block == "stage" else None) or model.block_of
 
 
 def make_live(config: Config, task: Task) -> GradientSupport:
@@ -194,13 +193,14 @@ def make_live(config: Config, task: Task) -> GradientSupport:
 def _changes_without_gradient(config: Config) -> bool:
     """Whether local training changes parameters that have no gradient.
 
-    Weight decay does, and FedDyn's linear regulariser, g + alpha (lambda_k - theta_g). So do the memories from which
-    Scaffold and FedDyn correct gradients, once a corrupt client has returned noise in such parameters.
+    Weight decay does, and FedDyn's linear regulariser, g + alpha (lambda_k - theta_g). So do memories from which an
+    algorithm corrects gradients, once a corrupt client has returned noise in such parameters.
     """
     has_decay = config.weight_decay != 0 or config.optimiser == "adamw"
     is_linear = config.algorithm == "feddyn" and config.feddyn.regulariser == "linear"
-    has_noise = config.algorithm in ("feddyn", "scaffold") and config.attack.kind == "noise"
-    return has_decay or is_linear or has_noise
+    algorithm = ALGORITHMS[config.algorithm](config)
+    has_correction = algorithm.correct is not algorithms.no_correction and algorithm.report is not algorithms.no_report
+    return has_decay or is_linear or (has_correction and config.attack.kind == "noise")
 
 
 def make_local(config: Config) -> LocalPart | None:
@@ -208,10 +208,10 @@ def make_local(config: Config) -> LocalPart | None:
     return local_part(config.local, config.local_first) if config.local else None
 
 
-def make_hooks(config: Config, task: Task, hardware: hw.Hardware | None = None) -> dict[str, Any]:
+def make_hooks(config: Config, task: Task) -> dict[str, Any]:
     """Keyword arguments of `make_round`: aggregation rule, corrupt clients, server tuning and augmentation."""
     return {
-        "aggregate": robust.BY_NAME[config.robust.rule](config.robust, hardware),
+        "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
         "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
         "augment": pixels.AUGMENTATIONS[config.augment],
@@ -227,11 +227,11 @@ def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
     """The hyperparameters that the config has a field for, as float32 scalars.
 
     Args:
-        algorithm: an algorithm in place of the config's; FedAvgM and the adaptive servers have their own `server_lr`.
+        algorithm: of the run; defaults to the config's. One with `server_momentum` takes FedAvgM's `server_lr`.
     """
     values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
-    has_momentum = algorithm is not None and any(p.name == "server_momentum" for p in algorithm.defaults)
-    if config.algorithm == "fedavgm" or has_momentum:
+    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    if any(parameter.name == "server_momentum" for parameter in algorithm.defaults):
         values["server_lr"] = config.fedavgm.lr  # in place of FedOpt's
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
@@ -269,13 +269,7 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
 # --- weightings
 
 
-def make_weighting(
-    config: Config,
-    task: Task,
-    algorithm: Algorithm,
-    gradient: Signal | None = None,
-    hardware: hw.Hardware | None = None,
-) -> Weighting:
+def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None) -> Weighting:
     """The weighting that `config.weighting` names.
 
     Args:
@@ -283,7 +277,6 @@ def make_weighting(
         task: the model and its loss.
         algorithm: its `native_weighting` is the weighting "native".
         gradient: replaces the gradient that FedVG measures.
-        hardware: what it will run on; defaults to `hardware.current()`.
 
     Raises:
         UsageError: the weighting is "native", and `algorithm.native_weighting` names none; or see `make_fedvg`.
@@ -296,37 +289,33 @@ def make_weighting(
             case Mean(first, second):
                 return basic.mix(build(first), build(second))
         name = _native_name(algorithm) if rule == "native" else rule
-        return WEIGHTINGS[name](config, task, gradient, hardware)
+        return WEIGHTINGS[name](config, task, gradient)
 
     return build(parse_weighting(config.weighting))
 
 
-def make_fedvg(
-    config: Config, task: Task, gradient: Signal | None = None, hardware: hw.Hardware | None = None
-) -> Weighting:
+def make_fedvg(config: Config, task: Task, gradient: Signal | None = None) -> Weighting:
     """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
 
     Args:
         config: the settings of the weighting.
         task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
         gradient: replaces the gradient that FedVG measures.
-        hardware: what it will run on; defaults to `hardware.current()`.
 
     Raises:
         UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
     """
-    return fedvg(task, **_fedvg_options(config, gradient, hardware))
+    return fedvg(task, **_fedvg_options(config, gradient))
 
 
-def _fedvg_options(config: Config, gradient: Signal | None, hardware: hw.Hardware | None) -> dict[str, Any]:
+def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
     """The arguments of `fedvg` beside the task."""
     options = config.fedvg
     return _layer_options(config) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
         "stats": options.stats,
-        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model, hardware),
-        "hardware": hardware,
+        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model),
     }
 
 
@@ -371,33 +360,28 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "val_loss": lambda config, task, *_: baselines.val_loss(task),
     "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
     "fltrust": lambda config, task, *_: baselines.fltrust(task),
-    "generalised": lambda config, task, gradient, hardware: family.generalised(
-        task, link=config.fedvg.link, **_fedvg_options(config, gradient, hardware)
+    "generalised": lambda config, task, gradient: family.generalised(
+        task, link=config.fedvg.link, **_fedvg_options(config, gradient)
     ),
     "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
 }
-"""Name -> function (config, task, gradient, hardware) -> weighting, as in `make_fedvg`."""
+"""Name -> function (config, task, gradient) -> weighting, as in `make_fedvg`."""
 
 
 # --- executors
 
 
-def make_executor(
-    config: Config,
-    hardware: hw.Hardware | None = None,
-    devices: Sequence[Any] | None = None,
-) -> Executor:
+def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
         config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
-        hardware: defaults to `hardware.current()`.
-        devices: jax's devices of that hardware; defaults to those of all processes.
+        devices: jax's devices; defaults to those of all processes.
     """
-    count = num_devices(config, hardware)
+    count = num_devices(config)
     if config.lanes == "all":
         return executors.vmapped()
-    chosen = hw.choices(hardware)
+    chosen = hw.choices()
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
     num_mapped = chosen.clients_per_scoring_pass.get(config.model, 1)
@@ -406,26 +390,25 @@ def make_executor(
     return executors.lanes(num_lanes, chosen.is_packed, num_mapped)
 
 
-def num_devices(config: Config, hardware: hw.Hardware | None = None) -> int:
+def num_devices(config: Config) -> int:
     """Returns how many devices share a cohort: at most one for each client.
 
     Args:
         config: its `devices` is a number, or "auto": as `hardware.auto_devices` in every process.
-        hardware: defaults to `hardware.current()`.
 
     Raises:
         UsageError: for more devices or processes than there are, or than clients in a cohort; for devices that are no
             multiple of the processes; for several CPU devices of a process in double precision.
     """
-    hardware = hardware or hw.current()
+    hardware = hw.current()
     available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    most = processes * hw.auto_devices(config.model, double, hardware)
+    most = processes * hw.auto_devices(config.model, double)
     _check_processes(config, processes, size)
     if config.devices == "auto":
         return min(most, processes * -(-size // processes))
     wanted = int(config.devices)
-    if wanted > processes and double and not hw.choices(hardware).is_float64_safe_on_many_devices:
+    if wanted > processes and double and not hw.choices().is_float64_safe_on_many_devices:
         raise UsageError(
             f"devices {wanted} of a CPU in double precision, where XLA's results were wrong; use --devices 1, "
             "or unset JAX_ENABLE_X64"

@@ -16,7 +16,6 @@ from fedvg_jax.config import Config, block_size, check, cohort_size, default_cac
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, processes, tree
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -224,7 +223,7 @@ def simulation(
     program = _make_program(config, population, own)
     values = _make_hyper(config, program, own, hyper)
     arrays, parts, executor = population.arrays, population.partition, program.executor
-    is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes, hw.current())
+    is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
     chosen = cohorts.make_selection(config) if selection is None else selection
     cohorts.check(config, chosen, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
@@ -439,7 +438,7 @@ def make_state(
     rows = program.executor.rows
     memories = client_memories.Placement(None, max_rounds=MAX_ROUNDS, sharding=rows)
     if is_uniform:
-        memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, hw.current(), rows)
+        memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)

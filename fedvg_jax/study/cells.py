@@ -95,6 +95,11 @@ class Study(NamedTuple):
         return 100.0 if self.metric == "accuracy" else 1.0
 
     @property
+    def digits(self) -> int:
+        """Decimals of the metric in tables."""
+        return 2 if self.metric == "accuracy" else 4
+
+    @property
     def more_is_better(self) -> bool:
         """Whether a larger value of the metric is better."""
         return self.metric == "accuracy"

@@ -11,7 +11,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import divergence
 from fedvg_jax.runs.record import verification
-from fedvg_jax.runs.record.history import History, Record
+from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History, Record
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
 from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, passed_objects, places, shared_settings
@@ -86,14 +86,14 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
-    has_accuracy = not any(_lacks_accuracy(folder.run) for folder in run_folders if folder.run)
-    metric = "accuracy" if has_accuracy else "loss"
+    evaluated = [r for folder in run_folders if folder.run for r in folder.run.records if _is_evaluated(r)]
+    metric = "accuracy" if all("test_accuracy" in record for record in evaluated) else "loss"
     cells = {key: _with_lost_results(cell._replace(metric=metric)) for key, cell in cells.items()}
-    title = "; ".join(dict.fromkeys(sweep.title for sweep in sweeps if sweep.title)) or _title(folders)
+    named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.point for folder in run_folders if folder.run]
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
-        title=title,
+        title="; ".join(dict.fromkeys(named)),
         methods=tuple(dict.fromkeys(method for method, _ in cells)),
         scenarios=tuple(scenarios),
         cells=cells,
@@ -120,12 +120,7 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
 
 def _local(points: Sequence[Point]) -> list[str]:
     """Returns a line if tensors of some run stay with the clients."""
-    if not any(point.config and point.config.local for point in points):
-        return []
-    return [
-        "where tensors stay with the clients, accuracies are those of the global model, whose local tensors nobody"
-        " trains; runs with --record personal_accuracy have the clients' own in the table clients"
-    ]
+    return [OF_GLOBAL_MODEL] if any(point.config and point.config.local for point in points) else []
 
 
 def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:
@@ -151,14 +146,6 @@ def _listed(lines: Sequence[str]) -> str:
     shown = list(dict.fromkeys(line for line in lines if line))
     more = [f"and {len(shown) - MAX_LISTED} more"] if len(shown) > MAX_LISTED else []
     return "; ".join(shown[:MAX_LISTED] + more)
-
-
-def _title(folders: Sequence[Path | str]) -> str:
-    return ", ".join(Path(folder).resolve().name for folder in folders)
-
-
-def _lacks_accuracy(run: Run) -> bool:
-    return any("test_accuracy" not in record for record in run.records if _is_evaluated(record))
 
 
 def _is_evaluated(record: Record) -> bool:
@@ -358,17 +345,12 @@ def _with_unpaired(
     for method in methods:
         for scenario in scenarios:
             cell = cells.get((method, scenario)) or Cell(method, scenario, {})
-            wanted = {r for other in methods for r in _runs(cells, other, scenario)}
+            wanted = {r for other in methods if (other, scenario) in cells for r in cells[other, scenario].runs}
             absent = sorted(wanted - known.get((method, scenario), set()))
             where = ", ".join(filter(None, (method, scenario_text(scenario))))
             lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in absent)
             complete[method, scenario] = cell._replace(missing=cell.missing + lines)
     return complete
-
-
-def _runs(cells: Mapping[tuple[str, Scenario], Cell], method: str, scenario: Scenario) -> Mapping[Replicate, Run]:
-    cell = cells.get((method, scenario))
-    return cell.runs if cell else {}
 
 
 def _pairs(runs: Iterable[Run], key: Callable[[Run], Any], value: Callable[[Run], Any]) -> list[tuple[Run, Run]]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
-
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.engine.schedule import split_into_minibatches
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Study, evaluations
@@ -85,10 +80,10 @@ def _trained_by_client(config: Config, num_samples: int, epochs: int) -> int:
     """
     if config.algorithm != "scaffold" or config.scaffold.steps != "single":
         return epochs * num_samples
-    keeps_single = config.single_rows == "trained"
-    minibatches = split_into_minibatches(np.arange(num_samples), config.batch_size, keeps_single)
-    sizes = (minibatches >= 0).sum(1).tolist()
-    return sum(itertools.islice(itertools.cycle(sizes), min(epochs, epochs * len(sizes))))
+    batch_size = config.batch_size
+    rows = num_samples - (config.single_rows != "trained" and num_samples % batch_size == 1)
+    whole, rest = divmod(epochs, max(1, -(-rows // batch_size)))
+    return whole * rows + min(rest * batch_size, rows)
 
 
 def _probed(config: Config, num_samples: int) -> int:

@@ -1,4 +1,4 @@
-"""Tables as values, and their texts in Markdown, LaTeX, CSV and HTML."""
+"""Tables as values, their texts in Markdown, LaTeX, CSV and HTML, and their form in the terminal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedvg_jax.core.types import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+MAX_NOTES = 12
+"""Most notes below a table in the terminal; a count of the others follows."""
 
 Mark = Literal["", "best", "second"]
 
@@ -171,17 +177,34 @@ def _cell_text(value: Any) -> str:
 def hypertext(table: Table) -> str:
     """Returns a `table` element with its caption, and its notes as paragraphs."""
     classes = ["" if right else " class=text" for right in _right(table)]
-    head = "".join(f"<th{c}>{_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
-    rows = [[_marked(e, _html, "<b>{}</b>", "<u>{}</u>") for e in row] for row in table.rows]
+    head = "".join(f"<th{c}>{plain_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
+    rows = [[_marked(e, plain_html, "<b>{}</b>", "<u>{}</u>") for e in row] for row in table.rows]
     body = "".join(
         "<tr>" + "".join(f"<td{c}>{text}</td>" for c, text in zip(classes, row, strict=True)) + "</tr>\n"
         for row in rows
     )
-    notes = "".join(f"<p class=note>{_html(note)}</p>\n" for note in table.notes)
+    notes = "".join(f"<p class=note>{plain_html(note)}</p>\n" for note in table.notes)
     return (
-        f'<table id="{_html(table.name)}">\n<caption>{_html(table.title)}</caption>\n'
+        f'<table id="{plain_html(table.name)}">\n<caption>{plain_html(table.title)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
     )
+
+
+def terminal(table: Table) -> Group:
+    """Returns a table for the terminal; best values are bold, second best underlined."""
+    import rich.table
+    from rich.console import Group
+    from rich.text import Text
+
+    more = [f"and {len(table.notes) - MAX_NOTES} more lines"] * (len(table.notes) > MAX_NOTES)
+    shown = rich.table.Table()
+    for column, right in zip(table.columns, _right(table), strict=True):
+        shown.add_column(Text(one_line(column.title)), justify="right" if right else "left")
+    styles = {"best": "bold", "second": "underline"}
+    for row in table.rows:
+        shown.add_row(*(Text(one_line(e.text + e.footnotes), styles.get(e.mark, "")) for e in row))
+    lines = [Text(one_line(line)) for line in (table.title, *table.notes[:MAX_NOTES], *more)]
+    return Group(lines[0], shown, *lines[1:])
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
@@ -234,5 +257,6 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
-def _html(text: str) -> str:
+def plain_html(text: str) -> str:
+    """Returns a text of which HTML shows every character as itself."""
     return html.escape(one_line(text))

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.core.types import one_line
 from fedvg_jax.study.cells import Study, scenario_text, value_text
 from fedvg_jax.study.figures import CAPTIONS
 from fedvg_jax.study.figures.base import Drawing
-from fedvg_jax.study.markup import Column, Entry, Table, hypertext
+from fedvg_jax.study.markup import Column, Entry, Table, hypertext, plain_html
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What the page may load: nothing but itself."""
@@ -86,14 +85,14 @@ def page(
     absent = [f"No figure {name}: {reason}." for name, reason in left_out.items()]
     return TEMPLATE.substitute(
         policy=html.escape(POLICY),
-        title=_text(study.title),
+        title=plain_html(study.title),
         style=STYLE,
-        summary=_text(summary(study)),
+        summary=plain_html(summary(study)),
         notes=_notes(f"Note: {note}." for note in study.notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in tables),
         figures="".join(_figure(drawing, path) for drawing, path in drawn) + _notes(absent),
         settings=settings(study),
-        command=_text(command),
+        command=plain_html(command),
         provenance=provenance(study),
     )
 
@@ -106,23 +105,19 @@ def summary(study: Study) -> str:
     return f"{count} runs of {len(study.methods)} methods ({'; '.join(study.methods)}){where}."
 
 
-def _text(text: str) -> str:
-    return html.escape(one_line(text))
-
-
 def _notes(lines: Iterable[str]) -> str:
-    return "".join(f"<p class=note>{_text(line)}</p>\n" for line in lines)
+    return "".join(f"<p class=note>{plain_html(line)}</p>\n" for line in lines)
 
 
 def _figure(drawing: Drawing, path: Path) -> str:
     """Returns a figure with its picture inside."""
     data = base64.b64encode(path.read_bytes()).decode()
-    title = _text(drawing.title)
+    title = plain_html(drawing.title)
     caption = CAPTIONS[re.sub(r"-\d+$", "", drawing.name)]  # the second of a name has a number
     heading = "" if drawing.figure.get_suptitle() else f"{title}. "
     return (
         f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{heading}{_text(caption)}</figcaption></figure>\n"
+        f"<figcaption>{heading}{plain_html(caption)}</figcaption></figure>\n"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,18 @@ from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import provenance
 from fedvg_jax.study import sweep_folder, sweeps
 from fedvg_jax.study.axes import FOLLOW, Axis, parse_axes, refuse_set
-from fedvg_jax.study.sweep_points import ONLY, Layer, Point, Points, Sweep, make_points, name_of
+from fedvg_jax.study.sweep_points import (
+    ONLY,
+    Layer,
+    Point,
+    Points,
+    Sweep,
+    combinations,
+    make_points,
+    name_of,
+    varying_names,
+)
 from fedvg_jax.study.sweeps import HYPER, Observers, SweepResult
-from fedvg_jax.views import tracking
 
 REPLACED = {
     "data": ("dataset", "data_dir", "image_size", "splits"),
@@ -67,16 +75,14 @@ def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
 
 def with_hyper(points: Sequence[Point], axes: Sequence[Axis]) -> list[Point]:
     """Returns a point for every combination of the points and the hyperparameters' values, which vary fastest."""
-    rows = [{axis.names[0]: value for axis, (value,) in zip(axes, row, strict=True)}
-            for row in itertools.product(*(axis.values for axis in axes))]  # fmt: skip
-    varying = [axis.names[0] for axis in axes if len(axis.values) > 1]
+    varying = varying_names(axes)
 
     def joined(point: Point, row: Mapping[str, Any]) -> Point:
         own = name_of({name: row[name] for name in varying})
         names = [name for name in (point.name, own) if name != ONLY]
         return Point(",".join(names) or ONLY, point.values | dict(row), point.config)
 
-    return [joined(point, row) for point in points for row in rows]
+    return [joined(point, row) for point in points for row in combinations(axes)]
 
 
 def shared_by_points(axes: Sequence[Axis], replacements: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +193,7 @@ def run(plan: Plan, out: Path | None, progress: bool) -> list[SweepResult]:
 def _observers(points: Sequence[Point], out: Path | None, progress: bool) -> Iterator[Observers]:
     """Yields what a sweep reports to: standard output, or nothing."""
     if not progress:
-        yield Observers(run=tracking.run_simulation)
+        yield Observers()
         return
     from rich.console import Console
 
@@ -198,4 +204,4 @@ def _observers(points: Sequence[Point], out: Path | None, progress: bool) -> Ite
 
     ordered = sorted(points, key=lambda point: not is_done(point))
     with sweep_progress.sweep_progress(Console(), ordered, sum(map(is_done, points))) as observers:
-        yield observers._replace(run=tracking.run_simulation)
+        yield observers

@@ -121,12 +121,11 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
         folder: of the report.
         written: the files of this report's tables and figures.
     """
-    figures = rf"({'|'.join(STEMS)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
-    own = {"tables": rf"({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})", "figures": figures}
-    for name, pattern in own.items():
-        for path in (folder / name).glob("*"):
-            if path not in written and re.fullmatch(pattern, path.name) and not path.is_dir():
-                path.unlink()
+    figures = rf"figures/({'|'.join(STEMS)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
+    own = rf"{figures}|tables/({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})"
+    for path in folder.glob("*/*"):
+        if path not in written and re.fullmatch(own, path.relative_to(folder).as_posix()) and not path.is_dir():
+            path.unlink()
 
 
 def write_figures(

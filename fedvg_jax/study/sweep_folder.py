@@ -289,14 +289,19 @@ def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -
     failures = {p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))}
     if failures:
         name, failure = next(iter(failures.items()))
-        failed = f"{_count(len(failures), noun)} failed, such as {name}: {failure.reason}"
+        failed = f"{count(len(failures), noun)} failed, such as {name}: {failure.reason}"
         raise UsageError(f"{failed}; the same command tries again")
     if pending:
-        names = f"{_count(len(pending), noun)} not finished, such as {pending[0].name}"
+        names = f"{count(len(pending), noun)} not finished, such as {pending[0].name}"
         raise UsageError(f"{names}; the same command continues them")
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str = "point") -> str:
+    """Returns a number of things in words.
+
+    >>> count(1), count(2, "seed")
+    ('1 point', '2 seeds')
+    """
     return f"{number} {noun}{'s' * (number != 1)}"
 
 

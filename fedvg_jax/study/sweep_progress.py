@@ -1,37 +1,23 @@
-"""What a sweep shows in the terminal: points and rounds as they finish, the time left, and a table of results."""
+"""What a sweep shows in the terminal: points and rounds as they finish, the time left, and the table of accuracy."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.text import Text
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History, Record
+from fedvg_jax.study import markup, tables
+from fedvg_jax.study.collect import collect
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_points import Point
-from fedvg_jax.study.sweeps import Observers, SweepResult
-from fedvg_jax.views.labels import method_label
-
-SEEDS = ("seed", "partition_seed")
-"""Settings whose values are repetitions: the table has means over them."""
-
-
-class Part(NamedTuple):
-    """The rounds of a point that one process has computed."""
-
-    point: Point
-    start: int
-    """rounds that were done before"""
-    stop: int
-    """rounds that were done afterwards"""
+from fedvg_jax.study.sweeps import Observers
 
 
 class Clock:
@@ -61,11 +47,10 @@ class Clock:
         self.points_done += 1
         self._left.pop(point.name, None)
 
-    def end_others(self, parts: Sequence[Part]) -> None:
-        """Ends points that other processes have computed meanwhile."""
-        for point, start, stop in parts:
-            self.start_point(point, start)
-            self.count(point, stop)
+    def end_others(self, points: Sequence[Point]) -> None:
+        """Ends points that other processes have computed meanwhile, with all their rounds."""
+        for point in points:
+            self.count(point, point.config.rounds)
             self.end_point(point)
 
     def left(self) -> str:
@@ -93,7 +78,7 @@ def sweep_progress(
     points: Sequence[Point],
     num_done: int,
     exit_message: Callable[[], str] | None = None,
-    ended_elsewhere: Callable[[Point], Sequence[Part]] = lambda point: (),
+    ended_elsewhere: Callable[[Point], Sequence[Point]] = lambda point: (),
 ) -> Iterator[Observers]:
     """Shows points and rounds as they finish; yields what the sweep reports to.
 
@@ -141,71 +126,20 @@ def result_text(result: History | Failure) -> str:
     """Returns the result of a point in a few words."""
     if isinstance(result, Failure):
         return f"{result.kind} in round {result.round} ({result.reason})"
-    name, value = final_metric(result)
+    name = "accuracy" if "test_accuracy_final" in result.summary else "loss"
+    value = result.summary.get(f"test_{name}_final")
     text = f"{value:.2%}" if name == "accuracy" and value is not None else f"{value}"
     return f"test {name} {text}, {result.summary['run_seconds']:.1f} s"
 
 
-def final_metric(history: History) -> tuple[str, float | None]:
-    """Returns name and value of the test metric after the last round: accuracy, or loss for a task without it."""
-    name = "accuracy" if "test_accuracy_final" in history.summary else "loss"
-    return name, history.summary.get(f"test_{name}_final")
-
-
-def result_table(results: Sequence[SweepResult], points: Sequence[Point], title: str = "") -> Table:
-    """Returns mean and standard deviation of the final test metric over the seeds.
-
-    Rows are the settings that vary except seeds and alpha; alpha, where it varies, has the columns.
+def result_table(out: Path) -> Group | Text:
+    """Returns the table of accuracy of the report, of the points that are finished; or why there is none.
 
     Args:
-        results: of the points that are done.
-        points: all points of the sweep.
-        title: of the table.
+        out: folder of the sweep.
     """
-    varying = [name for name in dict.fromkeys(name for p in points for name in p.values) if _varies(points, name)]
-    rows = [name for name in varying if name not in (*SEEDS, "alpha")]
-    alphas = list(dict.fromkeys(p.values.get("alpha") for p in points)) if "alpha" in varying else [None]
-    by_name = {result.name: result.result for result in results}
-    cells: dict[tuple, dict[Any, list]] = {}
-    for point in points:
-        row = tuple(_text(point.values.get(name), name) for name in rows)
-        column = point.values.get("alpha") if alphas != [None] else None
-        cells.setdefault(row, {}).setdefault(column, []).append(by_name.get(point.name))
-    names = {final_metric(r)[0] for r in by_name.values() if isinstance(r, History)} or {"accuracy"}
-    metric = " or ".join(sorted(names))
-    heads = [f"alpha {alpha:g}" if alpha is not None else f"test {metric}, final round" for alpha in alphas]
-    table = Table(*rows, *heads, title=escape(title) or None)
-    unit = " in %" if metric == "accuracy" else ""
-    table.caption = f"test {metric}{unit} after the last round, mean ± standard deviation (number of runs)"
-    for row, columns in cells.items():
-        table.add_row(*row, *(cell_text(columns.get(alpha, [])) for alpha in alphas))
-    return table
-
-
-def cell_text(results: Sequence[History | Failure | None]) -> str:
-    """Returns the cell of points that differ in their seeds; None stands for a point that is not done.
-
-    >>> cell_text([Failure("diverged", 3, "client 2 diverged"), None])
-    '1 diverged, 1 missing'
-    """
-    metrics = [final_metric(result) for result in results if isinstance(result, History)]
-    values = [value for _, value in metrics if value is not None]
-    factor, digits = (100, 2) if metrics and metrics[0][0] == "accuracy" else (1, 4)
-    parts = []
-    if values:
-        spread = f" ± {factor * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-        parts.append(f"{factor * statistics.mean(values):.{digits}f}{spread} ({len(values)})")
-    counts = Counter("missing" if r is None else r.kind for r in results if not isinstance(r, History))
-    counts["not finite"] = len(metrics) - len(values)
-    return ", ".join([*parts, *(f"{count} {kind}" for kind, count in sorted(counts.items()) if count)])
-
-
-def _varies(points: Sequence[Point], name: str) -> bool:
-    return len({repr(point.values.get(name)) for point in points}) > 1
-
-
-def _text(value: Any, name: str) -> str:
-    if value is None:
-        return ""
-    value = method_label(value) if name == "method" else value
-    return f"{value:g}" if isinstance(value, float) else escape(str(value))
+    try:
+        study = collect([out], partial=True)
+    except UsageError as error:
+        return Text(str(error))
+    return markup.terminal(tables.accuracy(study))

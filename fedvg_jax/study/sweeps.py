@@ -20,12 +20,13 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import loop, programs, simulation
+from fedvg_jax.runs import programs, simulation
 from fedvg_jax.runs.record import checkpoint, provenance
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_points import Point
+from fedvg_jax.views import tracking
 
 _log_warning = logging.getLogger(__name__).warning
 
@@ -48,8 +49,6 @@ class Observers(NamedTuple):
     """gets a line about a point, which starts with its name, or about several"""
     exit_message: Callable[[], str] | None = None
     """see `stop_signals.watch`"""
-    run: Callable[..., History] = loop.run_simulation
-    """runs a point: `loop.run_simulation`, or one with its arguments that reports to trackers, too"""
     on_resume: Callable[[Point, int], None] = lambda point, number: None
     """gets the number of rounds that earlier processes have computed of a point, before their records"""
 
@@ -198,7 +197,7 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 
     observers = work.observers
     try:
-        history = observers.run(
+        history = tracking.run_simulation(
             simulation_of(work, point),
             log=lambda line: observers.log(f"{point.name}: {line}"),
             exit_message=observers.exit_message,

@@ -157,9 +157,7 @@ def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Ent
 def spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
     """Returns mean and deviation of a cell, with the marks of its footnotes."""
     values = list(results(study, cell, choice).values())
-    digits = 2 if study.metric == "accuracy" else 4
-    entry = spread(*statistics.mean_and_std(values), len(values), digits)
-    return entry._replace(footnotes=marks(cell))
+    return spread(*statistics.mean_and_std(values), len(values), study.digits)._replace(footnotes=marks(cell))
 
 
 def marks(cell: Cell) -> str:
@@ -299,15 +297,14 @@ def effects(study: Study, chosen: Options) -> Table:
     family = sum(comparison.n > 0 for comparison in compared.values())  # the others have no pair of runs
     corrected_t = dict(zip(others, statistics.holm([compared[key].t_p for key in others]), strict=True))
     corrected_w = dict(zip(others, statistics.holm([compared[key].wilcoxon_p for key in others]), strict=True))
-    digits = 2 if study.metric == "accuracy" else 4
 
     def entries(cell: Cell) -> list[Entry]:
         key = cell.method, cell.scenario
         comparison = compared[key]
         return [
             number(comparison.n, 0),
-            number(comparison.mean, digits, signed=True),
-            _interval(comparison.t_interval, digits),
+            number(comparison.mean, study.digits, signed=True),
+            _interval(comparison.t_interval, study.digits),
             p_value(comparison.t_p),
             p_value(corrected_t[key]),
             p_value(comparison.wilcoxon_p),
@@ -360,7 +357,6 @@ def cost(study: Study, chosen: Options) -> Table:
         Column(f"relative to {baseline}", ("relative",)),
         Column("MB sent", ("megabytes",)),
     ]
-    digits = 2 if study.metric == "accuracy" else 4
 
     def entries(cell: Cell) -> list[Entry]:
         runs = list(cell.runs.values())
@@ -374,7 +370,7 @@ def cost(study: Study, chosen: Options) -> Table:
         sent = [costs.bytes_sent(run) for run in runs]
         return [
             spread_of(study, cell._replace(missing=(), failures=())),
-            number(target, digits),
+            number(target, study.digits),
             _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
             number(_mean([t for t in times if t is not None]), 1),
             number(gradients, 0),

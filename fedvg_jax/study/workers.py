@@ -101,19 +101,22 @@ def auto_jobs(points: Sequence[Point], machine: hw.Hardware | None) -> int:
     >>> auto_jobs([], None)
     1
     """
-    if machine is None or any(_num_devices(point.config, machine) > 1 for point in points):
+    if machine is None:
         return 1
+    with hw.assumed(machine):
+        if any(_num_devices(point.config) > 1 for point in points):
+            return 1
     limits = [machine.cores, len(points) // POINTS_PER_PROCESS]
     if machine.memory_bytes is not None:
         limits.append(machine.memory_bytes // BYTES_PER_PROCESS)
     return max(1, min(limits))
 
 
-def _num_devices(config: Config, machine: hw.Hardware) -> int:
+def _num_devices(config: Config) -> int:
     """Returns the devices of a run; see `runs.registry.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
-    return min(block_size(config), hw.auto_devices(config.model, False, machine))
+    return min(block_size(config), hw.auto_devices(config.model, False))
 
 
 def stop_without_parent() -> None:

@@ -34,9 +34,6 @@ SELECTED_ON = {
 }
 """Value of `select` -> what "best on validation" means."""
 
-WITHOUT_VALIDATION = {"samples", "uniform", "inverse_samples", "native"}
-"""Weightings that do not use D_val."""
-
 RESULTS = {
     "test accuracy, final round": "test_accuracy_final",
     "test accuracy, round best on validation": "test_accuracy_at_best_val",
@@ -177,34 +174,18 @@ def preparation_progress(console: Console) -> Iterator[Callable[[str], Report]]:
         yield reporting
 
 
-def print_results(console: Console, history: History, given: Collection[str] = ()) -> None:
-    """Prints the table of results, and the run folder on a line of its own, which no narrow terminal cuts.
-
-    Args:
-        console: where to print.
-        history: of the run.
-        given: what the caller passed in place of the config's.
-    """
-    weighting = "" if history.config is None else history.config.weighting
-    table = result_table(history, not set(weighting.split("+")) <= WITHOUT_VALIDATION)
-    if "weighting" in given:
-        table.caption = None  # whether it uses D_val cannot be known
-    console.print(table)
+def print_results(console: Console, history: History) -> None:
+    """Prints the table of results, and the run folder on a line of its own, which no narrow terminal cuts."""
+    console.print(result_table(history))
     if history.folder is not None:
         console.print(f"run folder {history.folder}", highlight=False, soft_wrap=True, markup=False)
 
 
-def result_table(history: History, uses_validation: bool = True) -> Table:
-    """Returns the results of a run as a table.
-
-    Args:
-        history: of the run.
-        uses_validation: whether the weights use D_val, which the caption then says.
-    """
+def result_table(history: History) -> Table:
+    """Returns the results of a run as a table."""
     summary = history.summary
     table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
-    if uses_validation:
-        table.caption = SELECTED_ON[summary.get("select", "shared")]
+    table.caption = SELECTED_ON[summary.get("select", "shared")]
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")

@@ -75,23 +75,10 @@ def curves(records: Sequence[Record], metric: str, title: str) -> Figure:
         metric: "accuracy" or "loss".
         title: text above the figure.
     """
-    is_accuracy = metric == "accuracy"
-    figure, axes = _curves(records, metric, 100 if is_accuracy else 1, title)
-    majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
-    majority = majority[-1:] if is_accuracy else []
-    low, high = _padded_range(axes, majority)
-    for share in majority:
-        axes.axhline(share, color=MAJORITY, lw=1, ls=":", label="always the largest class")
-    axes.set(ylabel="accuracy (%)" if is_accuracy else "loss")
-    axes.set_ylim((max(0, low), min(100.5, high)) if is_accuracy else (low, high))
-    axes.legend(frameon=False, loc="best", fontsize=9)
-    return figure
-
-
-def _curves(records: Sequence[Record], metric: str, unit: float, title: str) -> tuple[Figure, Axes]:
-    """Draws one metric of both parts over rounds."""
     from matplotlib.figure import Figure
 
+    is_accuracy = metric == "accuracy"
+    unit = 100 if is_accuracy else 1
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for part, label in {"test": "test", "val": "validation"}.items():
@@ -102,11 +89,18 @@ def _curves(records: Sequence[Record], metric: str, unit: float, title: str) -> 
         axes.plot(
             [r["round"] for r in evaluated], values, marker=marker, ms=3, lw=1.6, label=label, clip_on=False, **style
         )
-    axes.set(xlabel="round", xlim=(0, records[-1]["round"]))
+    axes.set(xlabel="round", ylabel="accuracy (%)" if is_accuracy else "loss", xlim=(0, records[-1]["round"]))
     axes.set_title(title, loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    return figure, axes
+    majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
+    majority = majority[-1:] if is_accuracy else []
+    low, high = _padded_range(axes, majority)
+    for share in majority:
+        axes.axhline(share, color=MAJORITY, lw=1, ls=":", label="always the largest class")
+    axes.set_ylim((max(0, low), min(100.5, high)) if is_accuracy else (low, high))
+    axes.legend(frameon=False, loc="best", fontsize=9)
+    return figure
 
 
 def _padded_range(axes: Axes, others: Sequence[float] = ()) -> tuple[float, float]:

@@ -8,18 +8,10 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import Tree, UsageError
 
 
-def aggregate(
-    params: Tree,
-    client_params: Tree,
-    weights: Tree,
-    *,
-    hardware: Hardware | None = None,
-    sharding: NamedSharding | None = None,
-) -> Tree:
+def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None) -> Tree:
     """Weighted mean of the clients, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
     The weights need not sum to 1: c times the weights is c times the step, as a server's learning rate is, and a
@@ -31,7 +23,6 @@ def aggregate(
         params: global model, leaves [...].
         client_params: stacked clients, leaves [K, ...].
         weights: pytree of the same structure, leaves [K].
-        hardware: what it will run on; defaults to the hardware of this process.
         sharding: of the clients, axis K, over devices; None if one device holds all of them.
 
     Returns:
@@ -54,7 +45,7 @@ def aggregate(
     params, client_params, weights = tree.arrays((params, client_params, weights))
 
     def step(theta: Array, clients: Array, weights: Array) -> Array:
-        return theta + tree.weighted_sum(weights, clients, theta, hardware, sharding)
+        return theta + tree.weighted_sum(weights, clients, theta, sharding)
 
     return jax.tree.map(step, params, client_params, weights)
 

@@ -104,7 +104,6 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     - `stats`: weights of running statistics at layerwise and blockwise granularity: "uniform" (published), or "layer",
       the mean of the weights of their own layer.
     - `groups_per_pass`: minibatches of D_val that are scored together; the result is the same.
-    - `hardware`: what it will run on; defaults to the hardware of this process.
 
     Raises:
         UsageError: a name is unknown, `include` matches no tensor, or a group has no matrix for the spectral norm.

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, groups, norms, tree
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Grouping, Norm, Signal, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import mean_over_tensors, shares, with_own_statistics
@@ -109,7 +108,6 @@ def norm_parts(
     per_element: bool = False,
     mode: str = "train",
     groups_per_pass: signals.GroupsPerPass = 1,
-    hardware: hw.Hardware | None = None,
 ) -> NormParts:
     """The parts of a weighting by norms of a task; arguments and errors as in `fedvg.fedvg`."""
     is_train = checks.named({"train": True, "eval": False}, mode, "mode")
@@ -121,7 +119,7 @@ def norm_parts(
     measure = signal if callable(signal) else checks.named(tensors, signal, "signal")()
     grouping = _grouping(norm, granularity, layer)
     return NormParts(
-        signals.normed(measure, checks.named(norms.BY_NAME, norm, "norm"), hardware),
+        signals.normed(measure, checks.named(norms.BY_NAME, norm, "norm")),
         grouping,
         task.block_of,
         layers_of(task, norm, granularity, layer, include, exclude, per_element),

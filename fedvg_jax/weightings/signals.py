@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError
@@ -97,11 +96,11 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     return jax.vmap(norms.of_tensors(checks.named(norms.BY_NAME, norm, "norm")))(grads)
 
 
-def normed(measure: Signal, norm: Norm, hardware: hw.Hardware | None = None) -> Signal:
-    """The signal of the norms of the tensors that `measure` returns; `hardware` as in `norms.of_tensors`."""
+def normed(measure: Signal, norm: Norm) -> Signal:
+    """The signal of the norms of the tensors that `measure` returns."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
-        return norms.of_tensors(norm, hardware)(measure(hyper, report, data))
+        return norms.of_tensors(norm)(measure(hyper, report, data))
 
     return signal
 

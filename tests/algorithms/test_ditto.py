@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -13,17 +12,13 @@ import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine.local_training import Kept
 
 WORLD = worlds.small()
-HEARD = np.array([True, False, True, True, False])
 
 
-def plan_of(rounds=3, num_lanes=2, **changes):
-    """In the second round, two clients drop out."""
-    plan = [WORLD.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
-    return [schedule._replace(heard=HEARD) if number == 1 else schedule for number, schedule in enumerate(plan)]
+plan_of = functools.partial(worlds.plan_with_dropouts, WORLD)
 
 
 def rounds(base="fedavg", executor=None, plan=None, rule=local_training.sgd, weighting="samples", own=True, **changes):
@@ -101,16 +96,7 @@ def test_without_attraction_a_client_s_first_personal_model_is_the_one_that_it_s
     worlds.assert_close(tree.take(state.clients.local, 0), state.variables, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("executor", "changes"),
-    [
-        (executors.lanes(1), {}),
-        (executors.vmapped(), {}),
-        (differentiable.unrolled(6), {}),
-        (executors.lanes(2), {"block_size": 2}),
-    ],
-    ids=["one lane", "vmapped", "unrolled", "cohort blocks"],
-)
+@worlds.every_executor
 def test_executors_and_cohort_blocks_agree(x64, executor, changes):
     plan = plan_of(num_lanes=executor.num_lanes, **changes)
     worlds.assert_close(rounds(executor=executor, plan=plan)[-1][0], of_fedavg()[-1][0], 1e-9)
@@ -132,24 +118,7 @@ def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
 
 
 def test_the_derivative_of_a_personal_model_by_lambda_is_the_central_difference(x64):
-    algorithm, schedules = worlds.algorithm("ditto"), [WORLD.schedule(number) for number in range(2)]
-    executor = differentiable.unrolled(differentiable.most_steps(schedules))
-    rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
-    step = federated_round.make_round(worlds.TASK, algorithm, rule, executor, local_training.sgd, len(WORLD.train))
-    chain, start, stacked = (
-        differentiable.over_rounds(step),
-        worlds.state(WORLD, algorithm),
-        differentiable.stack(schedules),
-    )
-
-    def objective(value):
-        state, _ = chain(start, stacked, WORLD.data(), worlds.hyper() | {"ditto_lambda": value})
-        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.clients.local.params))
-
-    value, h, of = jnp.float64(0.7), 1e-5, worlds.jit(objective)
-    difference = float(of(value + h) - of(value - h)) / (2 * h)
-    derivative = float(worlds.jit(jax.grad(objective))(value))
-    assert abs(difference) > 1e-4 and derivative == pytest.approx(difference, rel=1e-5)
+    worlds.assert_derivative(WORLD, "ditto", "ditto_lambda", lambda state: state.clients.local.params)
 
 
 # --- runs

@@ -50,13 +50,13 @@ def test_the_hypergradient_of_a_declared_hyperparameter_is_the_central_differenc
     rng = np.random.default_rng(0)  # optima on all sides of the start, so that eta_g > 1
     world = worlds.quadratics(np.ones((5, 3)), 1.5 + 3 * rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], 5)
     schedules = [world.schedule(number) for number in range(2)]
-    executor = differentiable.unrolled(differentiable.most_steps(schedules))
+    executor = differentiable.unrolled(differentiable.max_steps(schedules))
     rule = worlds.weighting("uniform", FEDEXP)
     step = federated_round.make_round(worlds.QUADRATIC, FEDEXP, rule, executor, local_training.sgd, 5)
     rounds, start = differentiable.over_rounds(step), worlds.state(world, FEDEXP, worlds.QUADRATIC)
 
     def objective(hyper):
-        state, _ = rounds(start, differentiable.stack(schedules), world.data(), hyper)
+        state, _ = rounds(start, differentiable.stack_schedules(schedules), world.data(), hyper)
         return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.variables.params))
 
     hyper = worlds.hyper(eps=1e-2)

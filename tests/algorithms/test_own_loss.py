@@ -72,25 +72,7 @@ def test_executors_agree_on_a_loss_of_the_algorithm(x64, name, executor):
 
 @every_loss
 def test_the_derivative_by_the_weight_of_a_loss_is_the_central_difference(x64, name):
-    algorithm, weight = worlds.algorithm(name), next(iter(NEUTRAL[name]))
-    schedules = [WORLD.schedule(number) for number in range(2)]
-    executor = differentiable.unrolled(differentiable.most_steps(schedules))
-    rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
-    step = federated_round.make_round(worlds.TASK, algorithm, rule, executor, local_training.sgd, len(WORLD.train))
-    rounds, start, stacked = (
-        differentiable.over_rounds(step),
-        worlds.state(WORLD, algorithm),
-        differentiable.stack(schedules),
-    )
-
-    def objective(value):
-        state, _ = rounds(start, stacked, WORLD.data(), worlds.hyper() | {weight: value})
-        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(state.variables.params))
-
-    value, h, of = jnp.float64(0.7), 1e-5, worlds.jit(objective)
-    difference = float(of(value + h) - of(value - h)) / (2 * h)
-    derivative = float(worlds.jit(jax.grad(objective))(value))
-    assert abs(difference) > 1e-4 and derivative == pytest.approx(difference, rel=1e-5)
+    worlds.assert_derivative(WORLD, name, next(iter(NEUTRAL[name])), lambda state: state.variables.params)
 
 
 def test_padded_rows_do_not_change_a_penalty(x64):

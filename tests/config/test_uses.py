@@ -54,7 +54,7 @@ def test_models_that_use_server_stats_are_those_with_running_statistics():
     models = [("mlp", "batch"), ("tinycnn", "batch"), ("cnn", "batch"), ("lenet5", "batch"), ("vit_s16", "batch")]
     for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
         options = {"norm": norm} if model.startswith("resnet") else {}
-        module = registry.MODELS[model](3, "lax", **options)
+        module = registry.MODELS[model].make(3, **options)
         init = functools.partial(module.init, train=False)
         images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))

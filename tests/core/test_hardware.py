@@ -43,32 +43,37 @@ def test_current_hardware_is_what_jax_computes_on():
 )
 def test_auto_shares_a_cohort_among_the_devices_that_pay(hardware, changes, devices):
     config = dataclasses.replace(Config(clients=10, join_ratio=1.0), **changes)
-    assert registry.num_devices(config, hardware) == devices
+    with hw.assumed(hardware):
+        assert registry.num_devices(config) == devices
 
 
 def test_a_cohort_in_double_precision_is_shared_on_accelerators_only():
     config = Config(clients=10, join_ratio=1.0, model="resnet18")
-    with jax.enable_x64(True):
-        assert [registry.num_devices(config, hardware) for hardware in (CPU, GPU)] == [1, 4]
+    for hardware, expected in ((CPU, 1), (GPU, 4)):
+        with jax.enable_x64(True), hw.assumed(hardware):
+            assert registry.num_devices(config) == expected
 
 
 def test_an_accelerator_gets_one_product_for_the_weighted_mean_and_a_cpu_a_loop():
     weights, stack = jnp.array([0.25, 0.75]), jnp.arange(12.0).reshape(2, 3, 2)
 
-    def program_of(hardware):
-        return str(jax.make_jaxpr(lambda w, x, o: tree.weighted_sum(w, x, o, hardware))(weights, stack, stack[0]))
+    def on(hardware):
+        with hw.assumed(hardware):
+            program = str(jax.make_jaxpr(lambda w: tree.weighted_sum(w, stack, stack[0]))(weights))
+            gradient = jax.grad(lambda w: tree.weighted_sum(w, stack, stack[0]).sum())(weights)
+            return "while" in program or "scan" in program, tree.weighted_sum(weights, stack, stack[0]), gradient
 
-    assert [("while" in program_of(h) or "scan" in program_of(h)) for h in (CPU, GPU, TPU)] == [True, False, False]
-    on_gpu, on_cpu = (tree.weighted_sum(weights, stack, stack[0], hardware) for hardware in (GPU, CPU))
-    np.testing.assert_array_equal(on_gpu, on_cpu)
-    gradients = [jax.grad(lambda w, h=h: tree.weighted_sum(w, stack, stack[0], h).sum())(weights) for h in (GPU, CPU)]
-    np.testing.assert_array_equal(*gradients)
+    is_loop, means, gradients = zip(*map(on, (CPU, GPU, TPU)), strict=True)
+    assert is_loop == (True, False, False)
+    np.testing.assert_array_equal(means[0], means[1])
+    np.testing.assert_array_equal(gradients[0], gradients[1])
 
 
 def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
     config = Config(clients=10, join_ratio=1.0, model="mlp")
-    machines = CPU, GPU._replace(num_devices=1)
-    assert [registry.make_executor(config, machine).lanes_together for machine in machines] == [1, 4]
+    for hardware, expected in ((CPU, 1), (GPU._replace(num_devices=1), 4)):
+        with hw.assumed(hardware):
+            assert registry.make_executor(config).lanes_together == expected
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max\n", None), ("4096\n", 4096)])

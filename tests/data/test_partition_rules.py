@@ -66,15 +66,6 @@ def test_clients_get_random_rows_of_a_label_in_one_attempt(kind, rule):
         assert abs(rows.mean() - 499.5) < 4.5 * 1000 / np.sqrt(12 * len(rows))
 
 
-def test_top_up_takes_from_the_largest_client_only():
-    stream = np.random.default_rng(0)
-    rows = np.split(np.arange(40), [2, 10, 15])  # sizes 2, 8, 5, 25
-    result = dirichlet.top_up(rows, 6, stream)
-    assert [len(client_rows) for client_rows in result] == [6, 8, 6, 20]
-    assert set(rows[0]) <= set(result[0]) and set(rows[1]) == set(result[1])
-    assert np.array_equal(np.sort(np.concatenate(result)), np.arange(40))
-
-
 @pytest.mark.parametrize("minimum", [1, 6, 20])
 def test_each_row_of_top_up_comes_from_the_largest_client_at_that_moment(minimum):
     for seed in range(5):
@@ -88,46 +79,6 @@ def test_each_row_of_top_up_comes_from_the_largest_client_at_that_moment(minimum
                 pile.append(max(piles, key=len).pop())  # of equal ones the first
         result = dirichlet.top_up(rows, minimum, np.random.default_rng(seed))
         assert [client_rows.tolist() for client_rows in result] == piles
-
-
-def all_cuts(stream, counts, num_clients, alpha, minimum, size):
-    """Draws the candidates of `_bulk` and keeps the cuts of each: numbers and cuts of the successful ones."""
-    number, reached, cuts = np.arange(size), np.zeros((size, len(counts)), np.float32), [[] for _ in range(size)]
-    last = np.zeros((size, len(counts)), np.int64)
-    for first in range(0, num_clients, dirichlet._WIDTH):
-        width = min(dirichlet._WIDTH, num_clients - first)
-        later = num_clients - first - width
-        shares = dirichlet._shares(stream, (len(number), len(counts)), alpha, width, later)
-        kept = []
-        for i, candidate in enumerate(number):
-            cumulative = np.minimum(reached[i, :, None] + np.cumsum(shares[i] * (1 - reached[i, :, None]), -1), 1)
-            ends = (cumulative * counts[:, None]).astype(np.int64)
-            if not later:
-                ends[:, -1] = counts
-            if np.diff(ends.sum(0), prepend=last[i].sum()).min() >= minimum:
-                cuts[candidate].append(ends)
-                reached[len(kept)], last[len(kept)] = cumulative[:, -1], ends[:, -1]
-                kept.append(candidate)
-        number = np.array(kept, int)
-        if not kept:
-            break
-    return number, [np.concatenate(cuts[candidate], -1)[:, :-1] for candidate in number]
-
-
-@pytest.mark.parametrize("num_clients", [1, 2, 6, 7, 30, 61])
-@pytest.mark.parametrize("minimum", [0, 2])
-def test_candidate_of_a_bulk_keeps_its_own_cuts(num_clients, minimum):
-    """Candidates fail at different clients, so that the places of the others change."""
-    counts, num_found = np.array([400, 0, 900]), 0
-    for seed in range(6):
-        settings = (counts, num_clients, 1.0 if num_clients < 10 else 5.0, minimum, 16)
-        number, cuts = dirichlet._bulk(np.random.default_rng(seed), *settings)
-        expected, expected_cuts = all_cuts(np.random.default_rng(seed), *settings)
-        assert number.tolist() == expected.tolist()
-        if len(number):
-            num_found += 1
-            np.testing.assert_array_equal(cuts, expected_cuts[0])
-    assert num_found
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])

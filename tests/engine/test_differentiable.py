@@ -74,7 +74,7 @@ def numbers(name, executor, remat=True, horizon=None, weighting="fedvg"):
     rounds = differentiable.over_rounds(
         with_number(round_step(name, executor, weighting)), remat=remat, horizon=horizon
     )
-    schedules, data = differentiable.stack(planned(executor.num_lanes)), world().data()
+    schedules, data = differentiable.stack_schedules(planned(executor.num_lanes)), world().data()
 
     def f(hyper, params):
         state = federated_round.init_state(TASK, worlds.algorithm(name), len(world().train), jax.random.key(0), hyper)
@@ -84,7 +84,7 @@ def numbers(name, executor, remat=True, horizon=None, weighting="fedvg"):
 
 
 def unrolled(**options):
-    return differentiable.unrolled(differentiable.most_steps(planned()), **options)
+    return differentiable.unrolled(differentiable.max_steps(planned()), **options)
 
 
 def chosen(f):
@@ -168,7 +168,7 @@ QUADRATIC = worlds.uneven()
 def rounds_of_quadratics(horizon=None, executor=None, num_rounds=2):
     """(lr, x) -> state and metrics of two rounds of FedAvg with uniform weights; losses are sum a x^2 / 2 - b x."""
     plans = [QUADRATIC.schedule(number) for number in range(num_rounds)]
-    executor = executor or differentiable.unrolled(differentiable.most_steps(plans))
+    executor = executor or differentiable.unrolled(differentiable.max_steps(plans))
     algorithm = worlds.algorithm("fedavg")
     rule = worlds.weighting("uniform", algorithm)
     step = federated_round.make_round(worlds.QUADRATIC, algorithm, rule, executor, local_training.sgd, 5)
@@ -178,7 +178,7 @@ def rounds_of_quadratics(horizon=None, executor=None, num_rounds=2):
     def run(lr, params):
         return rounds(
             start._replace(variables=Variables(params, {})),
-            differentiable.stack(plans),
+            differentiable.stack_schedules(plans),
             QUADRATIC.data(),
             worlds.hyper() | {"lr": lr},
         )
@@ -269,7 +269,7 @@ def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
     """With a horizon of one step, the derivative with respect to the initial model passes through clients with a single
     step only, 1 - lr a each; that with respect to lr is minus the gradient at the last step, a (x - b / a). The values
     are those of all steps."""
-    most, lr = differentiable.most_steps([QUADRATIC.schedule(0)]), 0.3
+    most, lr = differentiable.max_steps([QUADRATIC.schedule(0)]), 0.3
     f, (plan,) = of_quadratics(executor=differentiable.unrolled(most, horizon=1, num_lanes=2), num_rounds=1)
     start = worlds.QUADRATIC.init(None).params
     value, (by_lr, by_start) = worlds.jit(jax.value_and_grad(f, (0, 1)))(lr, start)
@@ -301,7 +301,7 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
         (lambda: differentiable.unrolled(3, epochs=0), "epochs must be >= 1"),
         (lambda: differentiable.unrolled(3, horizon=0), "horizon must be >= 1"),
         (lambda: differentiable.over_rounds(None, horizon=-1), "horizon must be >= 1; got -1"),
-        (lambda: differentiable.stack([]), "at least one schedule"),
+        (lambda: differentiable.stack_schedules([]), "at least one schedule"),
         (lambda: differentiable.hypergradient(sum, {"lr": 0.1}, ["mu"]), "unknown hyperparameter 'mu'; hyper has lr"),
         *(
             (

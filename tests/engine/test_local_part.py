@@ -13,21 +13,17 @@ import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.runs import registry, simulation
 
 WORLD = worlds.small()
 HEAD = local_part.local_part("^classifier/")
 ALGORITHMS = list(registry.ALGORITHMS)
-HEARD = np.array([True, False, True, True, False])
 TRAINED = [True, False, True, False, True, True, True]
 """Clients that take a local step in one of the rounds of `plan_of`."""
 
 
-def plan_of(rounds=3, num_lanes=2, **changes):
-    """In the second round, two clients drop out."""
-    plan = [WORLD.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
-    return [schedule._replace(heard=HEARD) if number == 1 else schedule for number, schedule in enumerate(plan)]
+plan_of = functools.partial(worlds.plan_with_dropouts, WORLD)
 
 
 def after(name, local=HEAD, plan=None, executor=None, weighting="uniform", optimiser=local_training.sgd):
@@ -141,16 +137,7 @@ def start():
     return worlds.by_path(worlds.variables().params)
 
 
-@pytest.mark.parametrize(
-    ("executor", "changes"),
-    [
-        (executors.lanes(1), {}),
-        (executors.vmapped(), {}),
-        (differentiable.unrolled(6), {}),
-        (executors.lanes(2), {"block_size": 2}),
-    ],
-    ids=["one lane", "vmapped", "unrolled", "cohort blocks"],
-)
+@worlds.every_executor
 def test_executors_and_cohort_blocks_agree(x64, executor, changes):
     plan = plan_of(num_lanes=executor.num_lanes, **changes)
     actual, expected = (after("scaffold", plan=p, executor=e)[-1][0] for p, e in ((plan, executor), (None, None)))
@@ -229,7 +216,7 @@ def _meant(settings):
 @pytest.mark.parametrize(("record", "is_told"), [("", True), ("personal_accuracy", False)])
 def test_a_run_says_that_its_accuracy_is_the_global_model_s_unless_it_records_the_clients(caplog, record, is_told):
     fv.run(dataclasses.replace(SMALL, local="^classifier/", record=record, rounds=1))
-    assert ("whose local tensors nobody trains; --record personal_accuracy" in caplog.text) == is_told
+    assert ("whose local tensors keep their initial values; --record personal_accuracy" in caplog.text) == is_told
 
 
 def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_tensors():

@@ -12,8 +12,7 @@ import worlds
 from flax import linen as nn
 from jax import lax
 
-from fedvg_jax import config
-from fedvg_jax.models.conv import layout, patches, selection, taps, winograd
+from fedvg_jax.models.conv import patches, planes, selection, taps, winograd
 
 CASES = {  # (height, width), kernel, stride, padding
     "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
@@ -72,7 +71,7 @@ def assert_equals_lax(case, args, transform):
     _, _, stride, padding = CASES[case]
     conv_fns = {
         "lax": lax.conv_general_dilated,
-        "gemm": patches.gemm_conv,
+        "gemm": lambda x, w, strides, padding, **_: patches.convolve(x, w, strides, explicit_pads(case)),
         "taps": lambda x, w, strides, padding, **_: taps.convolve(x, w, strides, explicit_pads(case)),
     }
     run = {name: transform(value_and_pullback(f, stride, padding)) for name, f in conv_fns.items()}
@@ -173,52 +172,16 @@ def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes,
             "dtype": jnp.float32} | changes  # fmt: skip
     x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])
     w = jax.ShapeDtypeStruct((case["kernel"],) * 2 + (case["channels"], case["features"]), case["dtype"])
-    conv_fn = functools.partial(
-        selection.winograd_conv,
-        window_strides=(case["stride"],) * 2,
-        padding=case["padding"],
-        dimension_numbers=DIMENSIONS,
-    )
+    strides = (case["stride"],) * 2
+    pads = lax.padtype_to_pads(case["size"], w.shape[:2], strides, case["padding"])
+    conv_fn = functools.partial(selection.convolve, strides=strides, pads=pads)
     actual = channel_products(conv_fn, (x, w), case["channels"])
     assert actual == 2 * case["channels"] * case["features"] * products
     expected = functools.partial(
-        lax.conv_general_dilated, window_strides=(case["stride"],) * 2, padding=case["padding"],
+        lax.conv_general_dilated, window_strides=strides, padding=case["padding"],
         dimension_numbers=DIMENSIONS,
     )  # fmt: skip
     assert jax.eval_shape(conv_fn, x, w) == jax.eval_shape(expected, x, w)
-
-
-@pytest.mark.parametrize(
-    "unsupported", [{"lhs_dilation": (2, 1)}, {"rhs_dilation": (1, 2)}, {"feature_group_count": 2}], ids=str
-)
-def test_gemm_refuses_dilation_and_groups(unsupported):
-    with pytest.raises(ValueError, match="use conv 'lax'"):
-        patches.gemm_conv(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2, 2)), (1, 1), "SAME", **unsupported)
-
-
-def test_every_named_convolution_equals_lax(x64):
-    _, _, stride, padding = CASES["3x3 stride 2 padded"]
-    args = [a[0] for a in arrays("3x3 stride 2 padded")]
-    named = [selection.convolution(name) for name in config.SETTINGS["conv"].names if name != "planes"]
-    run = [value_and_pullback(f, stride, padding) for f in (lax.conv_general_dilated, *named)]
-    expected, *others = worlds.jit(lambda *args: [f(*args) for f in run])(*args)
-    for actual in others:
-        worlds.assert_close(actual, expected, 1e-9)
-
-
-@pytest.mark.parametrize("case", ["5x5", "3x3 padded", "even kernel padded", "3x3 on one pixel: 8 dead taps"])
-def test_convolution_of_images_last_equals_lax_in_value_and_gradients(x64, case):
-    """The output is [O, H, W, B]; so is the cotangent."""
-    _, _, _, padding = CASES[case]
-    x, w, dy = (a[0] for a in arrays(case))
-    last = layout.images_last()
-
-    def actual(x, w, dy):
-        y, pullback = jax.vjp(lambda x, w: last.convolve(last.from_nhwc(x), w, padding), x, w)
-        return jnp.moveaxis(y, (3, 0), (0, 3)), *pullback(last.from_nhwc(dy))
-
-    expected = value_and_pullback(lax.conv_general_dilated, (1, 1), padding)
-    worlds.assert_close(*worlds.jit(lambda *args: (actual(*args), expected(*args)))(x, w, dy), 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -246,13 +209,17 @@ def test_pooled_convolution_of_images_last_equals_lax_in_value_and_gradients(
     rng = np.random.default_rng(0)
     shapes = (2, *size, channels), (kernel, kernel, channels, features)
     x, w = (rng.normal(size=shape) for shape in shapes)
-    last = layout.images_last()
-    y = jax.eval_shape(lambda x, w: last.convolve_pooled(last.from_nhwc(x), w, padding), x, w)
+    pads = lax.padtype_to_pads(size, (kernel, kernel), (1, 1), padding)
+
+    def convolve(x, w):
+        return planes.convolve(jnp.pad(x.transpose(3, 1, 2, 0), ((0, 0), *pads, (0, 0))), w)
+
+    y = jax.eval_shape(convolve, x, w)
     assert y.shape[:-4] == leading
-    assert y.shape[last.channels] == features
+    assert y.shape[-4] == features
 
     def pooled(x, w):
-        return jnp.moveaxis(last.pool(last.convolve_pooled(last.from_nhwc(x), w, padding)), (3, 0), (0, 3))
+        return planes.max_pool(convolve(x, w)).transpose(3, 1, 2, 0)
 
     def expected(x, w):
         dims = ("NHWC", "HWIO", "NHWC")
@@ -267,27 +234,3 @@ def test_pooled_convolution_of_images_last_equals_lax_in_value_and_gradients(
 
     run = [value_and_gradients(f) for f in (pooled, expected)]
     worlds.assert_close(*worlds.jit(lambda x, w: [f(x, w) for f in run])(x, w), 1e-9)
-
-
-@pytest.mark.parametrize("images", [layout.images_first(), layout.images_last()], ids=["first", "last"])
-def test_flattened_images_are_in_height_width_channel_order_in_every_layout(images):
-    x = jnp.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    np.testing.assert_array_equal(images.flatten(images.from_nhwc(x)), x.reshape(2, -1))
-
-
-@pytest.mark.parametrize(("size", "k"), [((6, 4), 2), ((7, 5), 2), ((9, 6), 3), ((5, 5), 1)])
-def test_max_pool_equals_flax_s_in_value_and_gradient(size, k):
-    """Few distinct values, so that there are many ties: the first of equal values takes the gradient."""
-    x = jnp.asarray(np.random.default_rng(0).integers(-9, -5, (2, *size, 3)), jnp.float32)
-
-    def value_and_grad(pool):
-        y, pullback = jax.vjp(pool, x)
-        return y, pullback(jnp.broadcast_to(jnp.arange(3.0), y.shape))
-
-    pools = (lambda x: layout.max_pool(x, k)), (lambda x: nn.max_pool(x, (k, k), (k, k)))
-    jax.tree.map(np.testing.assert_array_equal, *worlds.jit(lambda: [value_and_grad(pool) for pool in pools])())
-
-
-def test_max_pool_propagates_nan():
-    x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 1, 0].set(jnp.nan)
-    np.testing.assert_array_equal(jnp.isnan(layout.max_pool(x, 2))[0, :, :, 0], [[True, False], [False, False]])

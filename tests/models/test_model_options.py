@@ -14,7 +14,6 @@ from fedvg_jax.config.presets import BUILT_IN
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
-from fedvg_jax.models.conv import selection
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import registry, simulation
 
@@ -37,10 +36,10 @@ of its head, plus 5,130 of this one. gru: 64 x 32 + 32 x 192 + 192 + 64 x 192 + 
 def tiny(monkeypatch):
     """Replaces resnet18 by a network of 4 features and one block."""
 
-    def resnet18(classes, name, **options):
-        return ResNet(classes, selection.convolution(name), (1,), width=4, **options)
+    def resnet18(classes, **options):
+        return ResNet(classes, (1,), width=4, **options)
 
-    monkeypatch.setitem(registry.MODELS, "resnet18", resnet18)
+    monkeypatch.setitem(registry.MODELS, "resnet18", registry.Model(resnet18))
     return Config(model="resnet18")
 
 

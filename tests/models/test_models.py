@@ -10,6 +10,7 @@ import worlds
 import xla_flags
 
 from fedvg_jax.config import MODELS as NETWORKS
+from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch
 from fedvg_jax.models import task as tasks
@@ -22,7 +23,7 @@ every_small_model = pytest.mark.parametrize("name", SMALL)
 
 
 def make(name, shape=CIFAR, classes=10, conv="gemm"):
-    return tasks.classification(registry.MODELS[name](classes, conv), classes, shape)
+    return registry.named_task(Config(model=name, conv=conv), shape, classes)
 
 
 @functools.cache

@@ -120,16 +120,3 @@ def test_initialisation_is_the_identity_for_any_batch():
     expected = {"params": {"scale": np.ones(4), "bias": np.zeros(4)}}
     expected |= {"batch_stats": {"mean": np.zeros(4), "var": np.ones(4)}}
     jax.tree.map(np.testing.assert_array_equal, arrays, expected)
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_axes_of_rows_and_channels_do_not_change_the_result(x64, train):
-    arrays, x, mask = variables(), rows(6, (2, 3)), jnp.arange(6) < 4
-    moved = BatchNorm(rows=3, channels=0)
-
-    @worlds.jit
-    def apply_moved(arrays, x):
-        return moved.apply(arrays, x, mask, train, mutable=["batch_stats"])
-
-    y, new = apply_moved(arrays, jnp.moveaxis(x, (0, 3), (3, 0)))
-    worlds.assert_close((jnp.moveaxis(y, (3, 0), (0, 3)), new["batch_stats"]), apply(arrays, x, mask, train), 1e-12)

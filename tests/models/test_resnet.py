@@ -3,7 +3,6 @@
 import functools
 import math
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Variables
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv.selection import convolution
+from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.norm import GroupNorm
 
 SMALL = {
@@ -25,8 +24,8 @@ SMALL = {
 
 
 def make(image, conv="lax", **options):
-    module = resnet.ResNet(3, convolution(conv), **{"width": 4, **options})
-    return tasks.classification(module, 3, image, resnet.blocks_residual)
+    module = resnet.ResNet(3, **{"width": 4, **options})
+    return rewrite.fast_task(tasks.classification(module, 3, image, resnet.blocks_residual), conv)
 
 
 def batch(image, n=6, seed=0) -> Batch:
@@ -87,14 +86,12 @@ def test_number_of_parameters_does_not_depend_on_the_image_size():
 @pytest.mark.parametrize(("stem", "last"), [("cifar", 4), ("imagenet", 1)])
 def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
     """32 x 32 images reach the last convolution at 1/8 of their size, with the ImageNet stem at 1/32."""
-    sizes = []
-
-    def recording_conv(x, w, *args, **kwargs):
-        sizes.append((x.shape[1], w.shape[0]))
-        return convolution("lax")(x, w, *args, **kwargs)
-
-    paths(lambda classes: resnet.resnet18(classes, recording_conv, stem=stem))
-    assert sizes[0] == (32, 3 if stem == "cifar" else 7) and sizes[-1] == (last, 3)
+    module, x = resnet.resnet18(10, stem=stem), jnp.ones((1, 32, 32, 3))
+    found = rewrite.remaining_operations(lambda key: module.init(key, x, jnp.ones(1, bool), False), jax.random.key(0))
+    kernel = 3 if stem == "cifar" else 7
+    assert found[0] == f"conv_general_dilated of [1, 32, 32, 3] and [{kernel}, {kernel}, 3, 64]"
+    assert f"conv_general_dilated of [1, {last}, {last}, 512] and [3, 3, 512, 512]" in found
+    assert any("reduce_window_max" in name for name in found) == (stem == "imagenet")
 
 
 def test_resnet18_has_six_stages_and_ten_blocks():
@@ -164,7 +161,8 @@ def test_grayscale_equals_three_equal_channels():
 def test_loss_is_the_same_with_every_convolution(x64):
     """Two bottlenecks have every kernel: 7x7, and 3x3 and 1x1 with stride 1 and 2; Winograd needs 16 channels."""
     image, mask = (9, 12, 3), jnp.arange(6) < 4
-    lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in ("lax", "gemm", "winograd"))
+    names = ("lax", "gemm", "winograd", "planes", "auto")
+    lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in names)
     variables, rows = random_variables(lax), batch(image)
 
     expected, *actual = worlds.jit(lambda: [task.loss(*variables, rows, mask, True) for task in (lax, *others)])()
@@ -182,25 +180,6 @@ def test_taps_that_meet_only_padding_have_gradient_zero(conv):
         grad, is_live = np.asarray(layer[name]["kernel"]), np.zeros((3, 3), bool)
         is_live[box] = True
         assert (grad[~is_live] == 0).all() and grad[is_live].any((1, 2)).all()
-
-
-@pytest.mark.parametrize("size", [(16, 12), (7, 5), (2, 3), (1, 1)])
-def test_max_pool_equals_flax_s_in_value_and_gradient(size):
-    """3x3, stride 2, one pixel of padding; few distinct values, so that there are many ties, and all negative."""
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.integers(-9, -5, (2, *size, 3)), jnp.float32)
-
-    def windowed(x):
-        return nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-
-    weights = jnp.asarray(rng.integers(1, 9, windowed(x).shape), jnp.float32)
-    run = worlds.jit(lambda x: [(y, back(weights)) for y, back in (jax.vjp(f, x) for f in (resnet.max_pool, windowed))])
-    jax.tree.map(np.testing.assert_array_equal, *run(x))
-
-
-def test_max_pool_propagates_nan():
-    x = jnp.zeros((1, 4, 4, 1)).at[0, 1, 1, 0].set(jnp.nan)
-    np.testing.assert_array_equal(jnp.isnan(resnet.max_pool(x))[0, :, :, 0], [[True, True], [True, True]])
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (48, 16), (6, 2)])

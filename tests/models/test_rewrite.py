@@ -13,6 +13,7 @@ from flax import nnx
 from jax import lax
 
 import fedvg_jax as fv
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.models.conv import laid, rewrite
 
 DRAWS = 16
@@ -68,10 +69,17 @@ def test_drawn_convolutions_have_the_same_values_and_derivatives(x64, first):
 
 @pytest.mark.parametrize(
     ("window", "strides", "padding"),
-    [((2, 2), (2, 2), "VALID"), ((3, 3), (2, 2), "SAME"), ((2, 3), (1, 2), "VALID"), ((3, 3), (3, 3), "SAME")],
+    [
+        ((2, 2), (2, 2), "VALID"),
+        ((3, 3), (2, 2), "SAME"),
+        ((3, 3), (2, 2), ((1, 1), (1, 1))),
+        ((2, 3), (1, 2), "VALID"),
+        ((3, 3), (3, 3), "SAME"),
+    ],
 )
-def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, window, strides, padding):
-    x = jnp.asarray(np.random.default_rng(0).integers(0, 3, (2, 7, 8, 3)), float)  # many ties
+@pytest.mark.parametrize("size", [(7, 8), (2, 3)])
+def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, size, window, strides, padding):
+    x = jnp.asarray(np.random.default_rng(0).integers(-3, 0, (2, *size, 3)), float)  # many ties
 
     def pool(x):
         return nn.max_pool(x, window, strides, padding)
@@ -83,6 +91,13 @@ def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals
     )
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("window", "strides"), [(2, 2), (3, 2)])
+def test_max_pooling_propagates_nan(window, strides):
+    x = jnp.zeros((1, 5, 5, 1)).at[0, 1, 1, 0].set(jnp.nan)
+    y = rewrite.fast_convolutions(lambda x: nn.max_pool(x, 2 * (window,), 2 * (strides,)))(x)
+    np.testing.assert_array_equal(jnp.isnan(y)[0, :, :, 0], [[True, False], [False, False]])
 
 
 def layered(x, w1, w2, scale, features_last):
@@ -118,6 +133,35 @@ def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, s
     )
     for actual, expected in zip(jax.tree.leaves(fast), jax.tree.leaves(original), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("conv", ["lax", "gemm", "winograd", "planes"])
+def test_every_choice_has_the_same_values_and_derivatives(x64, conv):
+    rng = np.random.default_rng(0)
+    shapes = (2, 8, 6, 3), (3, 3, 3, 16), (3, 3, 16, 16), (16,)
+    operands = tuple(jnp.asarray(0.3 * rng.normal(size=shape)) for shape in shapes)
+
+    def network(x, w1, w2, scale):
+        return layered(x, w1, jnp.concatenate([w2]), scale, features_last=True)
+
+    fast = rewrite.fast_convolutions(network, conv)
+    assert ("conv_general_dilated" in str(jax.make_jaxpr(fast)(*operands))) == (conv == "lax")
+    actual, expected = (jax.jit(functools.partial(derivatives, f))(operands) for f in (fast, network))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max())
+
+
+def test_hardware_decides_what_auto_replaces():
+    gpu = hw.Hardware("gpu", "GPU", num_devices=1, cores=1, memory_bytes=None)
+    w = jnp.ones((3, 3, 2, 2))
+
+    def convolve(x):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    for size, is_left in ((64, False), (65, True)):
+        with hw.assumed(gpu):
+            remaining = rewrite.remaining_operations(rewrite.fast_convolutions(convolve), jnp.ones((1, size, size, 2)))
+        assert bool(remaining) == is_left
 
 
 def test_images_stay_innermost_until_they_are_flattened(monkeypatch):

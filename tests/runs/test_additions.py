@@ -45,12 +45,12 @@ class Linear(nn.Module):
 @pytest.fixture
 def added(monkeypatch):
     """Adds one of each."""
-    monkeypatch.setitem(options.ALGORITHMS, "halved", "Halved")
+    monkeypatch.setitem(options.ALGORITHMS, "halved", options.AlgorithmFacts("Halved"))
     monkeypatch.setitem(registry.ALGORITHMS, "halved", lambda config: halved())
     monkeypatch.setitem(options.WEIGHTINGS, "even", True)
     monkeypatch.setitem(registry.WEIGHTINGS, "even", lambda *_: fv.weightings.uniform())
     monkeypatch.setitem(options.MODELS, "linear", options.Network(smallest=2))
-    monkeypatch.setitem(registry.MODELS, "linear", lambda classes, name, hardware=None: Linear(classes))
+    monkeypatch.setitem(registry.MODELS, "linear", registry.Model(Linear))
     monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "linear"})
     digits = fv.data.load("digits")
     few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)
@@ -111,7 +111,8 @@ def test_an_algorithm_with_an_option_touches_its_file_the_options_and_the_regist
     shutil.copytree(Path(fv.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "algorithms" / "fedmine.py").write_text(MINE)
     file = package / "config" / "options.py"
-    text = file.read_text().replace('"fedavg": "FedAvg",', '"fedavg": "FedAvg",\n    "fedmine": "FedMine",', 1)
+    facts = '"fedavg": AlgorithmFacts("FedAvg"),'
+    text = file.read_text().replace(facts, f'{facts}\n    "fedmine": AlgorithmFacts("FedMine"),', 1)
     text = text.replace("@dataclass(frozen=True)\nclass Config:", f"{OPTIONS}@dataclass(frozen=True)\nclass Config:")
     text = text.replace("    fedprox: FedProx", '    fedmine: FedMine = _of(FedMine, "fedmine")\n    fedprox: FedProx')
     file.write_text(text)

@@ -19,7 +19,6 @@ from fedvg_jax.runs import client_memories, memory, simulation
 from fedvg_jax.runs.client_memories import Placement
 from fedvg_jax.runs.record import checkpoint
 
-GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
 MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
 SETTINGS = Config(
     **{"clients": 20, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4, "local_epochs": 2},
@@ -161,10 +160,10 @@ BY_CLIENT = Placement(None, max_rounds=64)
 def test_a_population_whose_clients_are_all_sampled_has_a_row_for_each():
     for rounds in (10, 1000):
         settings = replace(MILLION, clients=10**4, join_ratio=0.1, rounds=rounds)
-        assert client_memories.choose(settings, 1, 64, GPU) == BY_CLIENT
-    assert client_memories.choose(MILLION, 0, 64, GPU) == BY_CLIENT, "an algorithm without memories"
-    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64, GPU) == BY_CLIENT
-    assert client_memories.choose(MILLION, 67, 64, GPU) == BY_CLIENT, "64 MiB for all"
+        assert client_memories.choose(settings, 1, 64) == BY_CLIENT
+    assert client_memories.choose(MILLION, 0, 64) == BY_CLIENT, "an algorithm without memories"
+    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64) == BY_CLIENT
+    assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
 
 
 def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():

@@ -15,11 +15,11 @@ from several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
 from benchmarks.targets import hlo
-from benchmarks.targets.programs import simulate_for
+from benchmarks.targets.programs import Machine, simulate_for
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.engine import executors
-from fedvg_jax.runs import chunks, client_memories, memory, programs, simulation
+from fedvg_jax.runs import chunks, client_memories, memory, simulation
 
 NUM_CLIENTS = 22
 SETTINGS = Config(
@@ -119,7 +119,8 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
 def test_devices_that_divide_the_memories_hold_them_where_one_would_leave_them_on_the_host():
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     million, rows = Config(clients=10**6, join_ratio=1e-3, rounds=50), executors.sharded(4, 1).rows
-    chosen = [client_memories.choose(million, 2**20, 64, gpus, sharding)[:2] for sharding in (None, rows)]
+    with hw.assumed(gpus):
+        chosen = [client_memories.choose(million, 2**20, 64, sharding)[:2] for sharding in (None, rows)]
     assert chosen == [(1024, True), (53248, False)]
 
 
@@ -160,9 +161,9 @@ def test_plans_count_the_part_of_one_device(cache, monkeypatch):
     estimates = []
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     monkeypatch.setattr(memory, "refuse_unfitting", lambda config, parts: estimates.append(parts))
-    monkeypatch.setattr(memory.hw, "current", lambda: gpus)
     for devices in (1, 3):
-        simulated(cache, devices)
+        with hw.assumed(gpus):
+            simulated(cache, devices)
     one, three = estimates
     row = 4 * (3 + 1 + 1)
     assert one[memory.STATE] - three[memory.STATE] == 2 * (22 - 8) * row
@@ -172,7 +173,7 @@ def test_plans_count_the_part_of_one_device(cache, monkeypatch):
 def test_shapes_for_another_machine_are_divided(cache):
     target = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     config = replace(SETTINGS, cache_dir=cache)
-    machine = programs.Machine(target, tuple(jax.devices()))
+    machine = Machine(target, tuple(jax.devices()))
     given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
     state = simulate_for(config, machine, given).state
     leaves = jax.tree.leaves(state.clients)

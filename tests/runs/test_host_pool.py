@@ -88,9 +88,9 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
     made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=worlds.TASK) for pool in ("device", "host")]
     on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
     assert on_device == on_host
-    before = host_pool._stored.cache_info()
+    before = host_pool._compiled.store.cache_info()
     assert fv.evaluate(made[1], whole.variables) == on_host
-    after = host_pool._stored.cache_info()
+    after = host_pool._compiled.store.cache_info()
     assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
 
 
@@ -136,10 +136,12 @@ def test_a_process_reads_only_the_rows_of_its_own_devices(images, monkeypatch):
 def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     sizes = (40 * 2**30, 60 * 2**30)
-    assert [host_pool.is_chosen(Config(), size, gpu) for size in sizes] == [False, True]
-    assert not host_pool.is_chosen(Config(pool="device"), sizes[1], gpu)
-    assert host_pool.is_chosen(Config(pool="host"), 1, gpu._replace(memory_bytes=None))
-    assert not host_pool.is_chosen(Config(), sizes[1], gpu._replace(memory_bytes=None))
+    with hw.assumed(gpu):
+        assert [host_pool.is_chosen(Config(), size) for size in sizes] == [False, True]
+        assert not host_pool.is_chosen(Config(pool="device"), sizes[1])
+    with hw.assumed(gpu._replace(memory_bytes=None)):
+        assert host_pool.is_chosen(Config(pool="host"), 1)
+        assert not host_pool.is_chosen(Config(), sizes[1])
 
 
 def test_estimated_memory_is_that_of_the_copied_rows_not_of_all(images, monkeypatch):

@@ -16,7 +16,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
-from fedvg_jax.models.conv import selection
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import chunks, population, registry, simulation
 
@@ -195,10 +194,10 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
     ResNet-18's last maps are 2 x 2 at 64 pixels, and 1 x 1 at 32 pixels, where the published code raises. So are those
     of the network here, of half as many blocks."""
 
-    def resnet18(classes, conv, **options):
-        return ResNet(classes, selection.convolution(conv), (1, 1, 1, 1), width=4, **options)
+    def resnet18(classes, **options):
+        return ResNet(classes, (1, 1, 1, 1), width=4, **options)
 
-    monkeypatch.setitem(registry.MODELS, "resnet18", resnet18)
+    monkeypatch.setitem(registry.MODELS, "resnet18", registry.Model(resnet18))
     assert scored(9, model, pixels) == kept
     assert scored(9, model, pixels, mode="eval") == 9
     assert scored(8, model, pixels) == 8

@@ -121,11 +121,11 @@ def test_one_program_evaluates_all_tables_of_one_width():
             return sim.evaluate.lower(variables, pool, rows)
 
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    compiled = programs.compile_for(sim.chunk, Watched(), sim.state, rounds, sim.data, sim.hyper)
+    _, evaluate = programs.compile_for(sim.chunk, Watched(), sim.state, rounds, sim.data, sim.hyper)
     assert lowered == [max(shapes)]
     for table in (sim.data.val, sim.data.test):
         expected = sim.evaluate(sim.state.variables, sim.data.pool, table)
-        actual = compiled.evaluate(sim.state.variables, sim.data.pool, table)
+        actual = evaluate(sim.state.variables, sim.data.pool, table)
         jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
@@ -145,7 +145,7 @@ def test_other_settings_of_jax_have_a_program_of_their_own():
     rounds, data = schedules.stack([sim.schedule(0)], 1), sim.data._replace(training=sim.data.pool)
 
     def compiled():
-        return programs.compile_for(counted, counted, sim.state, rounds, data, sim.hyper).chunk
+        return programs.compile_for(counted, counted, sim.state, rounds, data, sim.hyper)[0]
 
     first, again = compiled(), compiled()
     with jax.default_matmul_precision("highest"):
@@ -156,8 +156,8 @@ def test_other_settings_of_jax_have_a_program_of_their_own():
 def test_shared_program_gives_the_results_of_a_separate_one():
     other = replace(SMALL, seed=5, lr=0.05)
     shared = fedvg_jax.run(other)
-    programs._stored.cache_clear()
-    programs._compiled.cache_clear()
+    programs._make.store.cache_clear()
+    programs._compiled.store.cache_clear()
     alone = fedvg_jax.run(other)
     same = [{k: v for k, v in record.items() if k != "seconds"} for record in shared.records]
     assert same == [{k: v for k, v in record.items() if k != "seconds"} for record in alone.records]

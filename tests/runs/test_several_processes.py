@@ -172,7 +172,8 @@ TWO = hw.Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=No
 )
 def test_every_process_contributes_equally_many_devices(hardware, changes, expected):
     settings = {"clients": 10, "join_ratio": 1.0, "model": "mlp"} | changes
-    assert registry.num_devices(Config(**settings), hardware) == expected
+    with hw.assumed(hardware):
+        assert registry.num_devices(Config(**settings)) == expected
 
 
 @pytest.mark.parametrize(
@@ -184,20 +185,20 @@ def test_every_process_contributes_equally_many_devices(hardware, changes, expec
     ],
 )
 def test_settings_that_processes_cannot_share_are_refused(changes, message):
-    with pytest.raises(UsageError, match=message):
-        registry.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes), TWO)
+    with hw.assumed(TWO), pytest.raises(UsageError, match=message):
+        registry.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes))
 
 
 def test_processes_that_no_client_would_use_are_refused():
     three = TWO._replace(num_devices=3, num_processes=3)
-    with pytest.raises(UsageError, match="3 processes for a cohort of 2; start 2 or fewer"):
-        registry.make_executor(Config(clients=2, join_ratio=1.0), three)
+    with hw.assumed(three), pytest.raises(UsageError, match="3 processes for a cohort of 2; start 2 or fewer"):
+        registry.make_executor(Config(clients=2, join_ratio=1.0))
 
 
 def test_double_precision_allows_one_cpu_device_a_process():
     config = Config(clients=10, join_ratio=1.0, model="resnet18", devices="2")
-    with jax.enable_x64(True):
-        assert registry.num_devices(config, TWO._replace(platform="cpu")) == 2
+    with jax.enable_x64(True), hw.assumed(TWO._replace(platform="cpu")):
+        assert registry.num_devices(config) == 2
         with pytest.raises(UsageError, match="double precision"):
             registry.num_devices(Config(clients=10, join_ratio=1.0, devices="4"), TWO._replace(platform="cpu"))
 

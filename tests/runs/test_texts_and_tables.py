@@ -1,6 +1,7 @@
 """Runs on texts and tables: settings that need images are refused in one line, and all others work."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -60,7 +61,9 @@ def texts(tmp_path):
 
 
 def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.MODELS, "gru", lambda classes, name, hardware: gru.GRU(classes, width=2, hidden=3))
+    monkeypatch.setitem(
+        registry.MODELS, "gru", registry.Model(functools.partial(gru.GRU, width=2, hidden=3), gru.blocks)
+    )
     settings = {
         "clients": 2,
         "join_ratio": 1.0,

@@ -188,7 +188,7 @@ def test_methods_that_keep_tensors_with_the_clients_are_compared_with_others_by_
     names = ["fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn"]
     axes = {"method": names, "seed": [0]}
     study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.5,))])
-    assert study.methods == tuple(names) and "whose local tensors nobody trains" in " ".join(study.notes)
+    assert study.methods == tuple(names) and "whose local tensors keep their initial values" in " ".join(study.notes)
 
 
 def test_tensors_that_stay_with_clients_are_part_of_the_name_where_they_vary(tmp_path):

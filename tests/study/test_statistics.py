@@ -79,12 +79,6 @@ def test_fewer_than_two_pairs_have_no_interval(n):
     assert result.n == n and all(map(math.isnan, (*result.t_interval, result.t_p)))
 
 
-def test_runs_are_paired_by_seed():
-    ours = {(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0}
-    theirs = {(2, 0): 29.0, (0, 0): 9.0, (3, 0): 0.0, (1, 0): 19.0}
-    assert statistics.compare(ours, theirs).t_interval == (1, 1)
-
-
 def test_holm_is_the_step_down_of_bonferroni():
     """Sorted p times the number of tests left, never falling: 0.01 x 3, 0.03 x 2, 0.04 x 1 -> 0.06."""
     assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])

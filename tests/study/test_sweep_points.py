@@ -13,7 +13,6 @@ from fedvg_jax import sim
 from fedvg_jax.config import Config, flatten
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import axes, sweep_points
-from fedvg_jax.study.axes import Axis
 from fedvg_jax.study.sweep_points import Layer, Sweep, make_points, name_of
 
 
@@ -24,15 +23,6 @@ def crossed(**settings):
 
 def names(sweep):
     return [point.name for point in make_points(sweep).points]
-
-
-def test_axes_are_crossed_and_the_last_varies_fastest():
-    assert names(crossed(alpha=[0.05, 0.5], seed="0:2")) == [
-        "alpha=0.05,seed=0",
-        "alpha=0.05,seed=1",
-        "alpha=0.5,seed=0",
-        "alpha=0.5,seed=1",
-    ]
 
 
 def test_zipped_settings_go_together():
@@ -93,16 +83,6 @@ def test_native_beside_a_method_is_the_weighting_of_the_method():
         "method=fedvg,weighting=native": "fedvg",
     }
     assert points.merged == {"method=fedvg,weighting=uniform": "method=fedavg,weighting=uniform"}
-
-
-def test_combinations_that_differ_in_unused_settings_only_are_one_point():
-    points = make_points(crossed(method=["fedavg", "fedprox"], fedprox__mu=[0.1, 1.0]))
-    assert [p.values for p in points.points] == [
-        {"method": "fedavg"},
-        {"method": "fedprox", "fedprox.mu": 0.1},
-        {"method": "fedprox", "fedprox.mu": 1.0},
-    ]
-    assert list(points.merged) == ["method=fedavg,fedprox.mu=1"]
 
 
 def test_repeated_value_is_one_point():
@@ -198,12 +178,6 @@ def test_impossible_axes_are_refused_in_one_line_before_any_run(case):
         sweep = Sweep(tuple(axes.cross(settings, "test")), (Layer({}, "test"),))
         make_points(sweep)
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_setting_on_two_axes_is_refused():
-    axis = Axis(("alpha",), ((0.1,), (1.0,)))
-    with pytest.raises(UsageError, match="alpha is on two axes"):
-        make_points(Sweep((axis, axis)))
 
 
 def test_zipped_lists_of_different_lengths_are_refused():

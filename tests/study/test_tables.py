@@ -197,13 +197,6 @@ def test_tables_print_names_as_a_paper_does_and_files_of_numbers_as_they_are_typ
     assert "Scaffold + uniform" in tables.effects(study, chosen).title
 
 
-def test_unknown_baseline_is_refused_with_the_methods(study):
-    with pytest.raises(
-        UsageError, match="no method 'fedsgd' to compare with; the runs have 'fedavg', 'fedprox', 'fedvg'"
-    ):
-        tables.options(study, "fedsgd")
-
-
 @pytest.mark.parametrize(
     ("changes", "scored"),
     [
@@ -279,16 +272,6 @@ def test_a_mean_that_lacks_runs_is_neither_best_nor_second_best(tmp_path):
 
 
 AXES_LAST = {"method": "fedvg", "alpha": 0.5, "seed": 2}
-
-
-def test_count_of_runs_is_that_of_the_runs_with_a_result(tmp_path):
-    for seed, loss in enumerate((0.25, None, 0.5)):
-        fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
-        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
-    table = tables.accuracy(collect([tmp_path]))
-    assert row(table, "fedavg")[1].numbers[2] == 2 and row(table, "fedavg")[1].footnotes == " ‡"
-    assert table.notes[0].startswith("n = 2 runs per cell")
-    assert "‡ 1: final test loss is not finite" in table.notes
 
 
 def test_accuracies_of_clients_are_shown_where_recorded(tmp_path):

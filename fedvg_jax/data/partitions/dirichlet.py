@@ -223,9 +223,8 @@ def _bulk(
     Returns:
         The numbers [s] of the successful candidates, and the cuts of the first of them, int64 [C, K-1].
     """
-    number = np.arange(size)
-    reached = np.zeros((size, len(counts), 1), np.float32)
-    cuts, place = np.zeros((size, len(counts), 1), np.int64), number  # candidate number[i] has the cuts cuts[place[i]]
+    number, reached = np.arange(size), np.zeros((size, len(counts), 1), np.float32)
+    last, steps = np.zeros((size, len(counts)), np.int64), []  # of every step: cuts, and places in the step before
     for first in range(0, num_clients, _WIDTH):
         width = min(_WIDTH, num_clients - first)
         later = num_clients - first - width
@@ -234,25 +233,18 @@ def _bulk(
         ends = (cumulative * counts[:, None]).astype(np.int64)
         if not later:
             ends[..., -1] = counts
-        sizes = np.diff(ends.sum(1), prepend=cuts[place, :, first].sum(1, keepdims=True))
-        fits = (sizes >= min_samples).all(-1)
-        number, reached, place = number[fits], cumulative[fits, :, -1:], place[fits]
+        sizes = np.diff(ends.sum(1), prepend=last.sum(1, keepdims=True))
+        kept = np.flatnonzero((sizes >= min_samples).all(-1))
+        number, reached, ends = number[kept], cumulative[kept, :, -1:], ends[kept]
         if not len(number):
-            return number, cuts[:0, :, 0]
-        if first + width >= cuts.shape[-1]:
-            cuts, place = _extended(cuts[..., : first + 1], place, min(2 * (first + width), num_clients) + 1)
-        cuts[place, :, first + 1 : first + width + 1] = ends[fits]
-    return number, cuts[place[0], :, 1:num_clients]
-
-
-def _extended(cuts: np.ndarray, place: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the cuts of the candidates at `place` in an array with room for `width` each, and their new places.
-
-    The room doubles each time, so that copying takes linear time in the number of clients.
-    """
-    extended = np.empty((len(place), cuts.shape[1], width), np.int64)
-    extended[..., : cuts.shape[-1]] = cuts[place]
-    return extended, np.arange(len(place))
+            return number, last[:0]
+        last = ends[..., -1]
+        steps.append((ends, kept))
+    place, pieces = 0, []
+    for ends, kept in reversed(steps):
+        pieces.append(ends[place])
+        place = kept[place]
+    return number, np.concatenate(pieces[::-1], -1)[:, :-1]
 
 
 def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, width: int, later: int) -> np.ndarray:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import images
+from fedvg_jax.data import archive, cache, images
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.readers import folder, npy
 
@@ -20,20 +21,13 @@ SOURCE = (
 )
 
 
-def load(
-    data_dir: Path,
-    cache_dir: Path | None = None,
-    *,
-    size: images.Size | None = None,
-    progress: images.Progress | None = None,
-) -> Arrays:
+def load(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3] from images, or of the arrays' size.
 
     Args:
         data_dir: a folder with `LAYOUT`, or the .zip itself.
         cache_dir: folder of the decoded data sets; None keeps nothing.
-        size: (H, W) to resize to; by default `SIZE`.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`; the size is `SIZE` by default.
 
     Raises:
         UsageError: files missing or damaged, or another number of classes.
@@ -41,24 +35,24 @@ def load(
     Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
     """
     if data_dir.is_dir() and npy.is_layout_of(data_dir):
-        if size:
+        if how.get("size"):
             raise UsageError(f"{data_dir}: the arrays in xdata.npy have a fixed size; leave --image-size out")
         return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(NUM_CLASSES)])
+    how["size"] = how.get("size") or SIZE
     place = _only_zip(data_dir)
     if not place.is_file():
-        return _decode(place, cache_dir, size, progress)
-    return folder.unzipped(
-        "covid19", place, SOURCE, size or SIZE, lambda unpacked: _decode(unpacked, None, size, progress), cache_dir
-    )
+        return _decode(place, cache_dir, **how)
+    sources = [place, f"{how.get('size')}"]
+    return cache.cached("covid19", sources, lambda: archive.unzipped(place, SOURCE, _decode, **how), cache_dir)
 
 
-def _decode(place: Path, cache_dir: Path | None, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+def _decode(place: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     root = _only_folder(place)
     names = [inner.name for inner in _folders(root)]
     if len(names) != NUM_CLASSES:
         got = ", ".join(names[:6]) or "none"
         raise UsageError(f"{root}: holds {len(names)} folders ({got}); it must hold {LAYOUT}; put {SOURCE} there")
-    return folder.decode("covid19", folder.classes(root), root, cache_dir, size or SIZE, progress)
+    return folder.decode("covid19", root, cache_dir, **how)
 
 
 def _only_zip(data_dir: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -20,30 +21,23 @@ LAYOUT = (
 )
 
 
-def load(
-    path: Path,
-    cache_dir: Path | None = None,
-    *,
-    size: images.Size | None = None,
-    progress: images.Progress | None = None,
-) -> Arrays:
+def load(path: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads the images in the .npz file `path`, or in the only .npz of the folder `path`: x uint8 [T, H, W, 3].
 
     Args:
         path: a file with `LAYOUT`, or its folder.
         cache_dir: folder of the decoded data sets; None keeps nothing.
-        size: (H, W) to resize to; needed if images have several sizes.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: no file, several files, a damaged file, or missing or malformed arrays or images.
     """
     file = npz.find(path, LAYOUT)
-    arrays = cache.cached("encoded", [file, f"{size}"], lambda: _decode(file, size, progress), cache_dir)
+    arrays = cache.cached("encoded", [file, f"{how.get('size')}"], lambda: _decode(file, **how), cache_dir)
     return arrays._replace(name=file.stem)
 
 
-def _decode(file: Path, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+def _decode(file: Path, **how: Unpack[images.Decoding]) -> Arrays:
     keys = {f"{split}_{part}" for split in SPLITS for part in (*KINDS, "offsets", "labels")} | {"class_names"}
     members = npz.read(file, keys)
     kind = next((kind for kind in KINDS if f"train_{kind}" in members), None)
@@ -57,7 +51,7 @@ def _decode(file: Path, size: images.Size | None, progress: images.Progress | No
         num_train = num_train or len(of_split)
     if not pieces:
         raise UsageError(f"{file}: holds no image; at least one is needed")
-    x = images.stack(len(pieces), lambda i: pieces[i], size=size, progress=progress)
+    x = images.stack(len(pieces), lambda i: pieces[i], **how)
     y = np.concatenate(labels)
     names = npz.names(members, y, file)
     return check(Arrays(file.stem, x, y, names, num_train), file)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import archive, cache, images
+from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/)"
@@ -17,54 +18,37 @@ IGNORED = ("Thumbs.db", "desktop.ini", "__MACOSX")
 """Files that desktops add to folders and archives; hidden files (.DS_Store) are ignored too."""
 
 
-def load(
-    data_dir: Path,
-    cache_dir: Path | None = None,
-    *,
-    size: images.Size | None = None,
-    progress: images.Progress | None = None,
-) -> Arrays:
+def load(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
 
     Args:
         data_dir: a folder with `LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
-        size: (H, W) to resize to; needed if images have several sizes.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
-    name = data_dir.resolve().name
-    return decode(name, classes(data_dir), data_dir, cache_dir, size, progress)
+    return decode(data_dir.resolve().name, data_dir, cache_dir, **how)
 
 
-def decode(
-    name: str,
-    of_class: dict[str, list[Path]],
-    root: Path,
-    cache_dir: Path | None,
-    size: images.Size | None,
-    progress: images.Progress | None,
-) -> Arrays:
+def decode(name: str, root: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
     """Decodes the images of each class, class after class; there is no official test set.
 
     Args:
         name: of the data set.
-        of_class: class name -> image files.
         root: the folder of all files.
         cache_dir: folder of the decoded data sets; None keeps nothing.
-        size: (H, W) to resize to, or None.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`.
     """
+    of_class = classes(root)
     files = [file for members in of_class.values() for file in members]
     y = np.repeat(np.arange(len(of_class)), [len(members) for members in of_class.values()])
 
     def read() -> Arrays:
-        x = images.stack(len(files), lambda i: (archive.contents(files[i]), files[i]), size=size, progress=progress)
-        return check(Arrays(name, x, y, tuple(of_class), len(x)), root)
+        return check(Arrays(name, images.of_files(files, **how), y, tuple(of_class), len(y)), root)
 
-    arrays = cache.cached("folder", [cache.Folder(root, files), f"{size}"], read, cache_dir)
+    arrays = cache.cached("folder", [cache.Folder(root, files), f"{how.get('size')}"], read, cache_dir)
     return arrays._replace(name=name)
 
 
@@ -94,32 +78,6 @@ def images_in(folder: Path) -> list[Path]:
     if not files:
         raise UsageError(f"{folder}: holds no image; every class needs at least one")
     return files
-
-
-def unzipped(
-    name: str,
-    file: Path,
-    source: str,
-    size: images.Size | None,
-    read: Callable[[Path], Arrays],
-    cache_dir: Path | None,
-) -> Arrays:
-    """Returns what `read` makes of the folder that a zip archive unpacks to.
-
-    Args:
-        name: of the data set.
-        file: the archive.
-        source: where to download it, for errors.
-        size: (H, W) that `read` resizes to, or None.
-        read: (folder) -> data set in memory, because the folder is removed.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
-    """
-
-    def decode() -> Arrays:
-        with archive.unpacked(file, source) as unpacked:
-            return read(unpacked)
-
-    return cache.cached(name, [file, f"{size}"], decode, cache_dir)
 
 
 def visible(folder: Path) -> Iterator[Path]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
+from fedvg_jax.core.files import reason
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, numbers, reason, with_groups
+from fedvg_jax.data.arrays import Arrays, check, numbers, reading, with_groups
 
 PREFIX = "hf:"
 LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
@@ -66,8 +67,7 @@ def load(
     *,
     name: str,
     columns: Columns = Columns(),  # noqa: B008  a named tuple of texts, never changed
-    size: images.Size | None = None,
-    progress: images.Progress | None = None,
+    **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Reads a set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
 
@@ -76,8 +76,7 @@ def load(
         cache_dir: folder of the decoded data sets; None keeps nothing.
         name: the folder of the set, with `LAYOUT`.
         columns: of images, labels and groups.
-        size: (H, W) to resize to; needed if images have several sizes.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: the extra is not installed; or the set is missing, damaged, or has no labelled images.
@@ -85,8 +84,8 @@ def load(
     folder = find(data_dir, name)
     members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
     members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
-    sources = [cache.Folder(folder, members), f"{size}", repr(columns), f"version {VERSION}"]
-    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, size, progress), cache_dir)
+    sources = [cache.Folder(folder, members), f"{how.get('size')}", repr(columns), f"version {VERSION}"]
+    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, **how), cache_dir)
     return arrays._replace(name=_title(folder))
 
 
@@ -140,14 +139,10 @@ def _title(folder: Path) -> str:
     return folder.resolve().name
 
 
-def _decode(folder: Path, columns: Columns, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+def _decode(folder: Path, columns: Columns, **how: Unpack[images.Decoding]) -> Arrays:
     library = _library()
-    try:
-        return _arrays(library, _pooled_splits(_splits(library, folder)), columns, folder, size, progress)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged set raises what its first bad byte leads to
-        raise UsageError(f"{folder}: not a complete set ({reason(error)}); it must be {LAYOUT}") from error
+    with reading(folder, "a complete set", f"it must be {LAYOUT}"):
+        return _arrays(library, _pooled_splits(_splits(library, folder)), columns, folder, **how)
 
 
 def _splits(library: Any, folder: Path) -> list[_Split]:
@@ -227,12 +222,7 @@ def _pooled_splits(splits: list[_Split]) -> list[_Split]:
 
 
 def _arrays(
-    library: Any,
-    splits: list[_Split],
-    columns: Columns,
-    folder: Path,
-    size: images.Size | None,
-    progress: images.Progress | None,
+    library: Any, splits: list[_Split], columns: Columns, folder: Path, **how: Unpack[images.Decoding]
 ) -> Arrays:
     splits = [split for split in splits if len(split.rows)]
     if not splits:
@@ -244,7 +234,7 @@ def _arrays(
     image = _image_column(library, features, columns.image, folder)
     label = _label_column(library, features, columns.label, image, folder)
     y, names = _labels(library, splits, label, folder)
-    x = _images(library, splits, image, folder, size, progress)
+    x = _images(library, splits, image, folder, **how)
     num_train = sum(len(split.rows) for split in splits if split.name == splits[0].name)
     arrays = check(Arrays(_title(folder), x, y, names, num_train), folder)
     if columns.group:
@@ -330,18 +320,13 @@ def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.nd
 
 
 def _images(
-    library: Any,
-    splits: list[_Split],
-    column: str,
-    folder: Path,
-    size: images.Size | None,
-    progress: images.Progress | None,
+    library: Any, splits: list[_Split], column: str, folder: Path, **how: Unpack[images.Decoding]
 ) -> np.ndarray:
     """Returns uint8 [T, H, W, D]: decoded image files, or a column of pixels."""
     feature = splits[0].rows.features[column]
     is_file = isinstance(feature, library.Image) or _is_encoded(library, feature)
     if not is_file:
-        return _pixels(splits, column, folder, size)
+        return _pixels(splits, column, folder, how.get("size"))
     stored = [split.rows.data.column(column) for split in splits]
     ends = np.cumsum([len(part) for part in stored])
     starts = [0, *ends[:-1]]
@@ -357,7 +342,7 @@ def _images(
 
     num = int(ends[-1])
     are_grey = all(images.is_grey(*read(row)) for row in range(num))  # opens headers, up to the first with colours
-    return images.stack(num, read, size=size, channels=1 if are_grey else 3, progress=progress)
+    return images.stack(num, read, channels=1 if are_grey else 3, **how)
 
 
 def _pixels(splits: list[_Split], column: str, folder: Path, size: images.Size | None) -> np.ndarray:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.core.files import refuse_special
+from fedvg_jax.core.files import reason, refuse_special
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, allocate, check, reason
+from fedvg_jax.data.arrays import Arrays, allocate, check, reading
 
 FILES = ("xdata.npy", "ydata.npy")
 LAYOUT = " and ".join(FILES)
@@ -62,10 +62,8 @@ def open_array(file: Path, remedy: str) -> np.ndarray:
         UsageError: the file is not a regular one, or damaged.
     """
     refuse_special(file)
-    try:
+    with reading(file, "a complete .npy file of a plain array", remedy):
         return np.load(file, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a damaged file raises what its first bad byte leads to
-        raise UsageError(f"{file}: not a complete .npy file of a plain array ({reason(error)}); {remedy}") from error
 
 
 def _channels_last(x: np.ndarray, file: Path) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, numbers, pool, reason, refuse_too_large, with_groups
+from fedvg_jax.data.arrays import Arrays, numbers, pool, reading, refuse_too_large, with_groups
 from fedvg_jax.data.readers import mapped, npy
 
 KEYS = (
@@ -94,23 +94,16 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
         UsageError: no complete .npz file, pickled members, or members that exceed this machine's memory.
     """
     files.refuse_special(file)
-    try:
-        with file.open("rb") as stream:
-            if not zipfile.is_zipfile(stream):
-                raise zipfile.BadZipFile("not a zip archive, or one cut short")
-            refuse_too_large(_claimed(stream, keys), file)
-            with np.load(stream, allow_pickle=False) as archive:
-                members = {key: archive[key] for key in archive.files if key in keys}
+    with reading(file, "a complete .npz file of plain arrays", "fetch it again"), file.open("rb") as stream:
+        if not zipfile.is_zipfile(stream):
+            raise zipfile.BadZipFile("not a zip archive, or one cut short")
+        refuse_too_large(_claimed(stream, keys), file)
+        with np.load(stream, allow_pickle=False) as archive:
+            members = {key: archive[key] for key in archive.files if key in keys}
         odd = [key for key, member in members.items() if not isinstance(member, np.ndarray)]
         if odd:
             raise ValueError(f"its member {odd[0]} is not an array")
         return members
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged archive raises what its first bad byte leads to: zip, zlib, lzma, header
-        raise UsageError(
-            f"{file}: not a complete .npz file of plain arrays ({reason(error)}); fetch it again"
-        ) from error
 
 
 def member_names(file: Path) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import Arrays, reason, refuse_too_large
+from fedvg_jax.data.arrays import Arrays, refuse_too_large
 
 LENGTH = 64
 """L, characters of a row."""
@@ -108,7 +108,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is no text in UTF-8 ({reason(error)}); convert it") from None
+        raise UsageError(f"{path}: is no text in UTF-8 ({files.reason(error)}); convert it") from None
 
 
 def _shown(character: str) -> str:

@@ -10,14 +10,14 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import archive, cache, images
-from fedvg_jax.data.arrays import Arrays, check, reason
+from fedvg_jax.data.arrays import Arrays, check, reading
 
 PREFIX = "tfds:"
 LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
@@ -48,22 +48,14 @@ def parse(text: str) -> Name:
     return Name(*match.groups())
 
 
-def load(
-    data_dir: Path,
-    cache_dir: Path | None = None,
-    *,
-    name: str,
-    size: images.Size | None = None,
-    progress: images.Progress | None = None,
-) -> Arrays:
+def load(data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
 
     Args:
         data_dir: the data_dir of tensorflow-datasets, with `LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         name: NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
-        size: (H, W) to resize to; needed if images have several sizes.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
@@ -71,8 +63,8 @@ def load(
     _refuse_no_utf8(data_dir)
     prepared = _find(data_dir, parse(name))
     members = sorted(path for path in prepared.iterdir() if path.is_file())
-    sources = [str(name), cache.Folder(data_dir, members), f"{size}"]
-    return cache.cached("tfds", sources, lambda: _decode(name, prepared, size, progress), cache_dir)
+    sources = [str(name), cache.Folder(data_dir, members), f"{how.get('size')}"]
+    return cache.cached("tfds", sources, lambda: _decode(name, prepared, **how), cache_dir)
 
 
 def download(name: str, data_dir: Path) -> None:
@@ -92,7 +84,9 @@ def download(name: str, data_dir: Path) -> None:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     except Exception as error:  # from the network, the builder, or a missing library
         remedy = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
-        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)}){remedy}") from error
+        raise UsageError(
+            f"{PREFIX}{name} cannot be downloaded into {data_dir} ({files.reason(error)}){remedy}"
+        ) from error
 
 
 def _refuse_no_utf8(data_dir: Path) -> None:
@@ -130,8 +124,8 @@ def _find(data_dir: Path, name: Name) -> Path:
     return max(matching, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)])
 
 
-def _decode(name: str, prepared: Path, size: images.Size | None, progress: images.Progress | None) -> Arrays:
-    try:
+def _decode(name: str, prepared: Path, **how: Unpack[images.Decoding]) -> Arrays:
+    with reading(prepared, "a complete prepared data set", "prepare it again"):
         _refuse_unsupported(prepared)
         tfds = _library()
         builder = tfds.builder_from_directory(prepared)
@@ -153,12 +147,8 @@ def _decode(name: str, prepared: Path, size: images.Size | None, progress: image
 
         features = builder.info.features
         channels = 1 if features[image].shape[-1] == 1 else 3
-        x = images.stack(len(rows), read, size=size, channels=channels, progress=progress)
+        x = images.stack(len(rows), read, channels=channels, **how)
         return check(Arrays(name, x, y, tuple(features[label].names), len(sources[0])), prepared)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged set raises what its first bad byte leads to
-        raise UsageError(f"{prepared}: not a complete prepared data set ({reason(error)}); prepare it again") from error
 
 
 def _refuse_unsupported(prepared: Path) -> None:

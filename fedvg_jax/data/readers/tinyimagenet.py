@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -17,13 +18,7 @@ LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {FOL
 SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
-def load(
-    data_dir: Path,
-    cache_dir: Path | None = None,
-    *,
-    size: images.Size | None = None,
-    progress: images.Progress | None = None,
-) -> Arrays:
+def load(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
 
     Classes have the order of wnids.txt and the names of words.txt, if present. The images of a class, and those of the
@@ -32,8 +27,7 @@ def load(
     Args:
         data_dir: a folder with `LAYOUT`, or the archive itself.
         cache_dir: folder of the decoded data sets; None keeps nothing.
-        size: (H, W) to resize to.
-        progress: called with (decoded images, all images).
+        how: see `images.Decoding`.
 
     Raises:
         UsageError: files are missing, damaged or inconsistent.
@@ -43,13 +37,13 @@ def load(
     packed = data_dir if data_dir.is_file() else data_dir / ARCHIVE
     is_unpacked = any((root / "wnids.txt").is_file() for root in (data_dir, data_dir / FOLDER))
     if is_unpacked or not packed.is_file():
-        return _load(_find(data_dir), cache_dir, size, progress)
-    return folder.unzipped(
-        "tinyimagenet", packed, SOURCE, size, lambda root: _load(_find(root), None, size, progress), cache_dir
-    )
+        return _decode(data_dir, cache_dir, **how)
+    sources = [packed, f"{how.get('size')}"]
+    return cache.cached("tinyimagenet", sources, lambda: archive.unzipped(packed, SOURCE, _decode, **how), cache_dir)
 
 
-def _load(root: Path, cache_dir: Path | None, size: images.Size | None, progress: images.Progress | None) -> Arrays:
+def _decode(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+    root = _find(data_dir)
     wnids = _lines(root / "wnids.txt")
     train = _train(root, wnids)
     val = _val(root / "val", wnids)
@@ -57,12 +51,12 @@ def _load(root: Path, cache_dir: Path | None, size: images.Size | None, progress
     y = np.array([label for _, label in train + val])
 
     def read() -> Arrays:
-        x = images.stack(len(files), lambda i: (archive.contents(files[i]), files[i]), size=size, progress=progress)
+        x = images.of_files(files, **how)
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
     texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
     sources = cache.Folder(root, [*(file for file in texts if file.is_file()), *files])
-    return cache.cached("tinyimagenet", [sources, f"{size}"], read, cache_dir)
+    return cache.cached("tinyimagenet", [sources, f"{how.get('size')}"], read, cache_dir)
 
 
 def _find(data_dir: Path) -> Path:

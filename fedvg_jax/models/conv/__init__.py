@@ -13,11 +13,12 @@ where (i, j) is a *tap* of the kernel w and s the stride:
   CVPR 2016). Chosen on a CPU for 3x3 kernels of stride 1 with 16 channels or more (`--conv winograd`).
 - `taps`: one small matmul per tap, over the outputs for which that tap meets a real pixel. Chosen on a CPU for images
   of two or three pixels, where most patches would be padding.
-- `layout`: memory layouts of small networks. With the images of a minibatch innermost ("images last"), 6 to 64
-  channels keep a CPU's vector units busy, and a convolution that is pooled next can compute the 2x2 pooling windows on
-  an axis of their own (`--conv planes`; chosen on a CPU for tinycnn, cnn and lenet5).
-- `selection`: turns `--conv NAME` into one of these, for a given hardware (`core.hardware` holds the table).
-- `rewrite`: applies all of this to any function, such as a user's network.
+- `planes`: images of a minibatch innermost, so that 6 to 64 channels keep a CPU's vector units busy; a convolution that
+  is pooled next can compute the 2x2 pooling windows on an axis of their own (`--conv planes`; chosen on a CPU for few
+  input channels, as in tinycnn, cnn and lenet5).
+- `selection`: the one of the first three with the fewest products.
+- `rewrite`: applies the `--conv` of a run to any function, for the current hardware (`core.hardware` holds the table).
+  Networks are written with `nn.Conv` and `nn.max_pool`, the package's and a user's alike.
 - `laid`: images of such a function that stay innermost from one layer to the next.
 
 `lax` is XLA's own convolution, chosen on accelerators for images above 64 x 64 pixels.

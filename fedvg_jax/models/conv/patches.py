@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from fedvg_jax.core import hardware as hw
@@ -24,20 +23,14 @@ _MAX_SLICES = 1.5
 per tap; measured as `core.hardware.Choices.contiguous_patches` says."""
 
 
-def gemm_conv(
+def convolve(
     x: Array,
     w: Array,
-    window_strides,
-    padding,
-    lhs_dilation=None,
-    rhs_dilation=None,
-    dimension_numbers=None,
-    feature_group_count: int = 1,
+    strides: Sequence[int],
+    pads: Sequence[tuple[int, int]],
     precision=None,
-    hardware: hw.Hardware | None = None,
-    **_,
 ) -> Array:
-    """Convolves x with w by one matmul; the signature is that of `lax.conv_general_dilated`.
+    """Convolves x with w by one matmul.
 
         y[n, p, q, o] = sum_ijc x[n, p s + i - pad, q s + j - pad, c] w[i, j, c, o]
 
@@ -47,39 +40,21 @@ def gemm_conv(
     Args:
         x: [N, H, W, C] images.
         w: [r, s, C, O] kernel.
-        window_strides: of height and width.
-        padding: "SAME", "VALID", or (before, after) of height and width.
+        strides: of height and width.
+        pads: (before, after) of height and width.
         precision: of the matmul, as `lax.dot_general` takes it.
-        hardware: decides how patches are copied; defaults to `hardware.current()`.
 
     Returns:
         [N, P, Q, O].
-
-    Raises:
-        ValueError: for dilated or grouped convolutions, which need conv = lax.
     """
-    if not is_plain(lhs_dilation, rhs_dilation, feature_group_count=feature_group_count):
-        raise ValueError("conv 'gemm' supports neither dilation nor groups; use conv 'lax' for this model")
     size, kernel = x.shape[1:3], w.shape[:2]
-    pads = explicit_pads(x, w, window_strides, padding)
-    out = [taps.output_size(*dim) for dim in zip(size, kernel, window_strides, pads, strict=True)]
-    (a, b), (c, d) = box = taps.live_box(size, kernel, window_strides, pads)
-    x, w = _pad_to_box(x, box, out, window_strides, pads), w[a:b, c:d]
+    out = [taps.output_size(*dim) for dim in zip(size, kernel, strides, pads, strict=True)]
+    (a, b), (c, d) = box = taps.live_box(size, kernel, strides, pads)
+    x, w = _pad_to_box(x, box, out, strides, pads), w[a:b, c:d]
     few_slices = sum(out) < _MAX_SLICES * w.shape[0] * w.shape[1]
-    contiguous = hw.choices(hardware).contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
-    patches = (_contiguous_patches if contiguous else _patches_by_tap)(x, w.shape[:2], out, window_strides)
+    contiguous = hw.choices().contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
+    patches = (_contiguous_patches if contiguous else _patches_by_tap)(x, w.shape[:2], out, strides)
     return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
-
-
-def is_plain(lhs_dilation=None, rhs_dilation=None, dimension_numbers=None, feature_group_count: int = 1, **_) -> bool:
-    """Returns whether a convolution with these options has neither dilation nor groups."""
-    dilated = any(d is not None and np.any(np.not_equal(d, 1)) for d in (lhs_dilation, rhs_dilation))
-    return not dilated and feature_group_count == 1
-
-
-def explicit_pads(x: Array, w: Array, strides, padding) -> list[tuple[int, int]]:
-    """Returns (before, after) of height and width for any `padding` of `lax.conv_general_dilated`."""
-    return lax.padtype_to_pads(x.shape[1:3], w.shape[:2], strides, padding) if isinstance(padding, str) else padding
 
 
 def _pad_to_box(x: Array, box, out, strides, pads) -> Array:

@@ -20,8 +20,8 @@ from jax.extend import core
 
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Task
-from fedvg_jax.models.conv import laid, selection
-from fedvg_jax.models.conv.layout import first_max
+from fedvg_jax.models.conv import laid, patches, selection
+from fedvg_jax.models.conv.planes import first_max
 
 F = TypeVar("F", bound=Callable)
 
@@ -29,17 +29,17 @@ MAX_TAPS = 128
 """Taps of a kernel, or entries of a pooling window, up to which each becomes a slice; more take long to compile."""
 
 _MAX_SMALL = 32
-"""Input channels up to which a convolution moves the images innermost. The CNN's local steps then take 0.97 times those
-of the shipped model, and 2.1 times otherwise; one core, batches of 32."""
+"""Input channels up to which a convolution moves the images innermost, on a CPU. The CNN's local steps take 2.2 times
+as long where its second layer, of 32, does not; one core, batches of 32."""
 
 
-def fast_task(task: Task) -> Task:
+def fast_task(task: Task, conv: str = "auto") -> Task:
     """Returns the task with the convolutions of its loss, outputs and measures replaced; see `fast_convolutions`."""
     names = ("loss", "predict", "measure", *(["forward"] if task.forward else []))
-    return task._replace(**{name: fast_convolutions(getattr(task, name)) for name in names})
+    return task._replace(**{name: fast_convolutions(getattr(task, name), conv) for name in names})
 
 
-def fast_convolutions(function: F) -> F:
+def fast_convolutions(function: F, conv: str = "auto") -> F:
     """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
 
     Kernels, strides, dilations, groups and layouts are arbitrary. Where no rule is faster, or on hardware that computes
@@ -48,6 +48,7 @@ def fast_convolutions(function: F) -> F:
 
     Args:
         function: of pytrees of arrays, and of Python bools and None, which are passed through.
+        conv: which convolutions are used, as `--conv` takes it; "lax" leaves XLA's and replaces poolings only.
 
     >>> def convolve(x, w):
     ...     return lax.conv(x, w, (1, 1), "SAME")
@@ -55,7 +56,7 @@ def fast_convolutions(function: F) -> F:
     >>> fast_convolutions(convolve)(x, w)[0, 0].tolist()
     [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
-    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function)
+    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function, conv)
 
 
 def remaining_operations(function: Callable, *args) -> list[str]:
@@ -82,7 +83,7 @@ def remaining_operations(function: Callable, *args) -> list[str]:
     return list(dict.fromkeys(names(jax.make_jaxpr(function)(*args).jaxpr)))
 
 
-def _rewritten(function: F) -> F:
+def _rewritten(function: F, conv: str) -> F:
     """Returns the function of `fast_convolutions`."""
 
     @functools.wraps(function)
@@ -100,7 +101,7 @@ def _rewritten(function: F) -> F:
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         if not _has_rule(closed.jaxpr):
             return function(*args, **kwargs)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(closed, *arrays))
+        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(conv, closed, *arrays))
 
     return rewritten  # pyright: ignore[reportReturnType]
 
@@ -116,12 +117,12 @@ def _has_rule(jaxpr: core.Jaxpr) -> bool:
     )
 
 
-def _evaluate(closed: core.ClosedJaxpr, *args) -> list[Any]:
+def _evaluate(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
     """Evaluates a jaxpr as `jax.core.eval_jaxpr` does, but by the rules of this module."""
-    return list(map(laid.array, _evaluate_laid(closed, *args)))
+    return list(map(laid.array, _evaluate_laid(conv, closed, *args)))
 
 
-def _evaluate_laid(closed: core.ClosedJaxpr, *args) -> list[Any]:
+def _evaluate_laid(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
     """As `_evaluate`; arguments and results may be laid."""
     jaxpr, values = closed.jaxpr, {}
 
@@ -131,11 +132,12 @@ def _evaluate_laid(closed: core.ClosedJaxpr, *args) -> list[Any]:
     values.update(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
-        values.update(zip(eqn.outvars, _results(jaxpr, eqn, [read(atom) for atom in eqn.invars]), strict=True))
+        results = _results(conv, jaxpr, eqn, [read(atom) for atom in eqn.invars])
+        values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _results(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+def _results(conv: str, jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """Returns the results of one operation of a jaxpr; operands and results may be laid."""
     name = eqn.primitive.name
 
@@ -145,7 +147,7 @@ def _results(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequ
         pairs = zip(operands, eqn.invars, strict=True)
         return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*[x for x, a in pairs if not isinstance(a, core.Literal)])
 
-    results = _RULES[name](*operands, **eqn.params) if name in _RULES else None
+    results = _RULES[name](conv, *operands, **eqn.params) if name in _RULES else None
     has_laid = any(isinstance(x, laid.Laid) for x in operands)
     if results is None and has_laid:
         results = laid.apply(eqn, operands, original)
@@ -153,40 +155,40 @@ def _results(jaxpr: core.Jaxpr, eqn: core.JaxprEqn, operands: list[Any]) -> Sequ
         inner = core.jaxprs_in_params(eqn.params)
         if any(map(_has_rule, inner)) or (has_laid and _NESTED[name] is _jit):
             operands = operands if _NESTED[name] is _jit else list(map(laid.array, operands))
-            results = _NESTED[name](*operands, **eqn.params)
+            results = _NESTED[name](conv, *operands, **eqn.params)
     return original(*map(laid.array, operands)) if results is None else results
 
 
 # --- nested functions ------------------------------------------------------------------------------------------------
-def _jit(*operands, jaxpr: core.ClosedJaxpr, **_) -> list[Any]:
-    return _evaluate_laid(jaxpr, *operands)
+def _jit(conv: str, *operands, jaxpr: core.ClosedJaxpr, **_) -> list[Any]:
+    return _evaluate_laid(conv, jaxpr, *operands)
 
 
-def _checkpoint(*operands, jaxpr: core.Jaxpr, policy, prevent_cse, **_) -> list[Any]:
-    inner = functools.partial(_evaluate, core.ClosedJaxpr(jaxpr, []))
+def _checkpoint(conv: str, *operands, jaxpr: core.Jaxpr, policy, prevent_cse, **_) -> list[Any]:
+    inner = functools.partial(_evaluate, conv, core.ClosedJaxpr(jaxpr, []))
     return jax.checkpoint(inner, policy=policy, prevent_cse=prevent_cse)(*operands)
 
 
-def _cond(index, *operands, branches: Sequence[core.ClosedJaxpr], **_) -> list[Any]:
-    return lax.switch(index, [functools.partial(_evaluate, branch) for branch in branches], *operands)
+def _cond(conv: str, index, *operands, branches: Sequence[core.ClosedJaxpr], **_) -> list[Any]:
+    return lax.switch(index, [functools.partial(_evaluate, conv, branch) for branch in branches], *operands)
 
 
-def _scan(*operands, jaxpr, num_consts: int, num_carry: int, length, reverse, unroll, **_) -> list[Any]:
+def _scan(conv: str, *operands, jaxpr, num_consts: int, num_carry: int, length, reverse, unroll, **_) -> list[Any]:
     consts, rest = operands[:num_consts], operands[num_consts:]
 
     def body(carry, xs):
-        results = _evaluate(jaxpr, *consts, *carry, *xs)
+        results = _evaluate(conv, jaxpr, *consts, *carry, *xs)
         return results[:num_carry], results[num_carry:]
 
     carry, ys = lax.scan(body, list(rest[:num_carry]), list(rest[num_carry:]), length, reverse, unroll)
     return [*carry, *ys]
 
 
-def _while(*operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body_nconsts: int, **_) -> list[Any]:
+def _while(conv: str, *operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body_nconsts: int, **_) -> list[Any]:
     cond_consts, body_consts = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
     return lax.while_loop(
-        lambda carry: _evaluate(cond_jaxpr, *cond_consts, *carry)[0],
-        lambda carry: _evaluate(body_jaxpr, *body_consts, *carry),
+        lambda carry: _evaluate(conv, cond_jaxpr, *cond_consts, *carry)[0],
+        lambda carry: _evaluate(conv, body_jaxpr, *body_consts, *carry),
         list(operands[cond_nconsts + body_nconsts :]),
     )
 
@@ -196,7 +198,7 @@ _NESTED |= {"while": _while}
 
 
 # --- rules: return None where the original operation is to remain ----------------------------------------------------
-def _convolve(x: Any, w: Any, *, dimension_numbers, batch_group_count: int, **params) -> list[Any] | None:
+def _convolve(conv: str, x: Any, w: Any, *, dimension_numbers, batch_group_count: int, **params) -> list[Any] | None:
     """Convolves in any layout, as NHWC and HWIO."""
     lhs, rhs, out = dimension_numbers
     w = laid.array(w)
@@ -204,27 +206,33 @@ def _convolve(x: Any, w: Any, *, dimension_numbers, batch_group_count: int, **pa
     if batch_group_count != 1 or not is_real or w.ndim < 3:
         return None
     size = math.prod(x.shape[axis] for axis in lhs[2:])
+    name = hw.auto_conv(size) if conv == "auto" else conv
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
-    if params["preferred_element_type"] not in (None, x.dtype) or hw.auto_conv(size) == "lax":
+    if params["preferred_element_type"] not in (None, x.dtype) or name == "lax":
         return None
     if not all(x.shape) or not w.size or math.prod(w.shape[:-2]) > MAX_TAPS:
         return None
+    strides, pads, precision = params["window_strides"], params["padding"], params["precision"]
     is_plain = params["feature_group_count"] == 1 and {*params["lhs_dilation"], *params["rhs_dilation"]} == {1}
-    is_plain &= all(0 <= low < k and high >= 0 for (low, high), k in zip(params["padding"], w.shape[:-2], strict=True))
+    is_plain &= all(0 <= low < k and high >= 0 for (low, high), k in zip(pads, w.shape[:-2], strict=True))
     is_plain &= w.ndim == 4
-    is_small = hw.choices().layout == "images_last" and w.shape[-2] <= _MAX_SMALL
-    if is_plain and is_small and {*params["window_strides"]} == {1} and params["precision"] is None:
+    if is_plain and {*strides} == {1} and _has_images_innermost(conv, w.shape[-2]):
         axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
-        return [laid.convolve(x, w, params["padding"], axes, out)]
+        return [laid.convolve(x, w, pads, axes, out, precision)]
     x = laid.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
     if is_plain:
-        y = selection.convolution("auto")(
-            x, w, params["window_strides"], params["padding"], precision=params["precision"]
-        )
+        convolve = selection.convolve if name == "winograd" else patches.convolve
+        y = convolve(x, w, strides, pads, precision)
     else:
         y = _convolve_any(x, w, **params)
     axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]  # of y, in the order of `out`: images, channels, space
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
+
+
+def _has_images_innermost(conv: str, channels: int) -> bool:
+    """Returns whether a plain convolution of that many input channels moves the images innermost."""
+    is_chosen = conv == "auto" and hw.choices().layout == "images_last"
+    return conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
 
 
 def _convolve_any(
@@ -269,9 +277,12 @@ def _slices(x: Array, window: Sequence[int], strides: Sequence[int], dilation: S
 
 
 def _max_pool(
-    x: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+    conv: str, x: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
 ) -> list[Any] | None:
-    """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation."""
+    """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation.
+
+    With the original operation, the CNN's steps take 1.36 times as long on a CPU.
+    """
     is_plain = {*base_dilation, *window_dilation} == {1} and jnp.issubdtype(x.dtype, jnp.floating)
     is_laid = is_plain and type(x) is laid.Laid
     if is_laid and (pooled := laid.max_pool(x, window_dimensions, window_strides, padding)):
@@ -279,21 +290,26 @@ def _max_pool(
     x = laid.array(x)
     if not is_plain or not x.size or math.prod(window_dimensions) > MAX_TAPS:
         return None
-    if hw.auto_conv(math.prod(x.shape[1:-1])) == "lax":  # without the rule, the CNN's steps take 1.36 times as long
-        return None
     if any(low or high for low, high in padding):
         lowest = jnp.array(-jnp.inf, x.dtype)
         x = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
-    if tuple(window_dimensions) == tuple(window_strides):
-        sizes = [n // k for n, k in zip(x.shape, window_dimensions, strict=True)]
-        x = x[tuple(slice(0, n * k) for n, k in zip(sizes, window_dimensions, strict=True))]
-        x = x.reshape([n for pair in zip(sizes, window_dimensions, strict=True) for n in pair])
-        entries = itertools.product(*map(range, window_dimensions))
-        slices = [x[tuple(i for entry in index for i in (slice(None), entry))] for index in entries]
+    for axis in reversed(range(x.ndim)):  # one after the other: 4 instead of 8 maxima for a window of 3 x 3
+        if (window_dimensions[axis], window_strides[axis]) != (1, 1):
+            x = _max_along(x, axis, window_dimensions[axis], window_strides[axis])
+    return [x]
+
+
+def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
+    """Returns the maxima of windows along one axis; of equal values the first takes the gradient."""
+    if window == stride:  # by reshape, of which the gradient is no sum of padded slices
+        size = x.shape[axis] // window
+        tiles = lax.slice_in_dim(x, 0, size * window, axis=axis)
+        tiles = tiles.reshape(*x.shape[:axis], size, window, *x.shape[axis + 1 :])
+        entries = [lax.index_in_dim(tiles, i, axis + 1, keepdims=False) for i in range(window)]
     else:
-        slices = _slices(x[None, ..., None], window_dimensions, window_strides, [1] * x.ndim)
-        slices = [part[0, ..., 0] for part in slices]
-    return [functools.reduce(first_max, slices)]
+        last = (x.shape[axis] - window) // stride * stride
+        entries = [lax.slice_in_dim(x, i, i + last + 1, stride, axis) for i in range(window)]
+    return functools.reduce(first_max, entries)
 
 
 _RULES = {"conv_general_dilated": _convolve, "reduce_window_max": _max_pool}

@@ -38,6 +38,12 @@ CLIENT_ACCURACIES = {
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
 those of the final round."""
 
+OF_GLOBAL_MODEL = (
+    "where tensors stay with the clients, accuracies are those of the global model, whose local tensors keep their"
+    " initial values; --record personal_accuracy has the clients' own"
+)
+"""What a run and a report say of accuracies where the clients' own are not recorded."""
+
 
 def is_reserved(name: str) -> bool:
     """Returns whether records use this name, so that no metric and no weighting's detail may have it."""

@@ -195,20 +195,12 @@ def spread_positions(wanted: Sequence[float], gap: float) -> list[float]:
     >>> spread_positions([1.0, 1.0, 9.0], 2.0)
     [0.0, 2.0, 9.0]
     """
-    order = np.argsort(wanted, kind="stable")
-    groups: list[list[float]] = []  # [sum of (wanted - own offset), count]
-    for i in order:
-        groups.append([wanted[i], 1])
-        while len(groups) > 1:
-            (total, count), (next_total, next_count) = groups[-2:]
-            if total / count + gap * count <= next_total / next_count:
-                break
-            groups[-2:] = [[total + next_total - gap * count * next_count, count + next_count]]
-    placed = [total / count + gap * k for total, count in groups for k in range(int(count))]
-    positions = [0.0] * len(wanted)
-    for i, position in zip(order, placed, strict=True):
-        positions[i] = float(position)
-    return positions
+    from scipy.optimize import isotonic_regression
+
+    order, gaps = np.argsort(wanted, kind="stable"), gap * np.arange(len(wanted))
+    positions = np.empty(len(wanted))
+    positions[order] = isotonic_regression(np.asarray(wanted, float)[order] - gaps).x + gaps
+    return positions.tolist()
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], style: Style, share: float = 1.0) -> None:

@@ -1,9 +1,10 @@
 """What a validation set on the server is worth: the contrasts and the picture of docs/protocol.md.
 
-    python -m benchmarks.uses collect DIR NAME    the runs of a sweep's folder -> benchmarks/results/NAME
-    python -m benchmarks.uses draw                docs/pictures/uses.png
+    python -m benchmarks.uses collect DIR features_covid --command COMMAND --commit HASH
+    python -m benchmarks.uses draw
 
-`collect` writes runs.csv of a report with three columns more: the tuned learning rate, balanced test accuracy in the
+`collect` reads a sweep's folder and fills a folder of benchmarks/results; `draw` writes docs/pictures/uses.png.
+The former has runs.csv of a report with three columns more: the tuned learning rate, balanced test accuracy in the
 final round, and how unequal the weights are, the median over rounds of the largest over the smallest positive weight.
 run.json has the command that `--command` gives, the commit, the machine and the date.
 """

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--partial", action="store_true", help="report what is finished, and mark the cells")
     parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
-    parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; without NAME: none")
+    parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
     parser.error = _raise_usage_error
     return parser
 

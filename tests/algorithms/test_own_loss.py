@@ -127,7 +127,8 @@ def test_features_of_a_named_model_are_the_input_of_its_head_in_float32(model, p
     batch, variables = Batch(x, jax.ShapeDtypeStruct(labels, jnp.int32)), jax.eval_shape(task.init, jax.random.key(0))
     with jax.numpy_dtype_promotion("standard"):  # as in a run: a ViT resizes its images in float32
         outputs, _ = jax.eval_shape(lambda v, b: task.forward(*v, b, jnp.ones(4, bool), True), variables, batch)
-    assert outputs.features.shape[-1] == variables.params["classifier"]["kernel"].shape[0]
+    head = variables.params["classifier"]
+    assert outputs.features.shape[-1] == (head["kernel"].shape[0] if "kernel" in head else head["weight"].shape[1])
     assert {outputs.features.dtype, outputs.outputs.dtype, outputs.loss.dtype} == {jnp.dtype(jnp.float32)}
 
 

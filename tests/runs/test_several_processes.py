@@ -200,7 +200,7 @@ def test_double_precision_allows_one_cpu_device_a_process():
     with jax.enable_x64(True), hw.assumed(TWO._replace(platform="cpu")):
         assert registry.num_devices(config) == 2
         with pytest.raises(UsageError, match="double precision"):
-            registry.num_devices(Config(clients=10, join_ratio=1.0, devices="4"), TWO._replace(platform="cpu"))
+            registry.num_devices(Config(clients=10, join_ratio=1.0, devices="4"))
 
 
 COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pvary"}

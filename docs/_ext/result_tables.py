@@ -306,6 +306,8 @@ def uses_of_validation(folder: str) -> str:
     )
     rows = []
     for method, title in {"fedavg": "FedAvg (no use)", **uses.USES}.items():
+        if not any((alpha, method) in values for alpha in uses.ALPHAS):
+            continue
         cells = []
         for alpha in uses.ALPHAS:
             if (alpha, method) not in values:

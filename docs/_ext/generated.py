@@ -51,7 +51,10 @@ def pieces() -> dict[str, str]:
         "controls_cifar10_lenet5_full_against_fedavg": result_tables.controls("controls_cifar10_lenet5_full", "fedavg"),
         **{name: result_tables.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
         "learning_rates_digits": result_tables.controls("learning_rates_digits"),
-        "client_values": result_tables.client_values(),
+        **{
+            name: result_tables.client_values(name)
+            for name in ("client_values", "client_values_cifar10", "client_values_covid")
+        },
         "lasting_weights": result_tables.lasting_weights(),
         "costs": result_tables.costs(),
         "experiments": result_tables.experiments(),

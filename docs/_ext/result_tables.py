@@ -532,11 +532,11 @@ def experiments() -> str:
     return f"{table(head, rows)}\n\n{note}\n\n{sources}\n"
 
 
-def client_values() -> str:
+def client_values(name: str = "client_values") -> str:
     """Rank correlations with the value of a client, and accuracies after one round of other weights."""
     from benchmarks import client_values as values
 
-    measured = load("client_values")
+    measured = load(name)
     head, spans = ["measurement of the client", *values.SPANS], values.SPANS
     correlations = [
         [title, *(values.format_interval(measured["correlations"][name][span]) for span in spans)]

@@ -436,6 +436,7 @@ SCALES = {
     "controls_digits": (1_797, "digits", "mlp", "100", "20", "30", 540),
     "features_cifar10": (60_000, "features of CIFAR-10", "linear", "200", "100", "10", 150),
     "features_dermamnist": (10_015, "features of DermaMNIST", "linear", "200", "25", "10", 360),
+    "features_tinyimagenet": (5_500, "features of Tiny ImageNet", "linear", "200", "20", "10", 360),
     "features_covid": (2_991, "features of chest X-rays", "linear", "200", "20", "10", 360),
 }
 """Folder of results -> the fields of `benchmarks.paper.claims.Scale`, of comparisons that count for the claims."""

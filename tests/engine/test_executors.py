@@ -178,7 +178,12 @@ def test_a_single_lane_holds_two_models():
     assert 2 * model <= held < 2.5 * model
 
 
-@pytest.mark.parametrize("executor", [*EXECUTORS.values(), executors.looped()], ids=[*EXECUTORS, "looped"])
+MAPPED = {"scored together": executors.lanes(1, num_mapped=3), "2 devices": executors.sharded(2, 1, num_mapped=3)}
+
+
+@pytest.mark.parametrize(
+    "executor", [*EXECUTORS.values(), executors.looped(), *MAPPED.values()], ids=[*EXECUTORS, "looped", *MAPPED]
+)
 def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
     products = worlds.jit(lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given))(jnp.int32(3), xs)

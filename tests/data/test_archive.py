@@ -51,9 +51,12 @@ def pack(root: Path, name: str, target: Path, with_folders=True) -> Path:
 
 
 @every_set
-def test_archive_equals_its_folder_and_is_not_write_unpacked(tmp_path, name):
+def test_archive_equals_its_folder_and_is_not_unpacked(tmp_path, name):
     folder = write_unpacked(tmp_path / "folder", name)
-    expected, file = data.load(name, folder), pack(folder, name, tmp_path / "packed")
+    half = write(folder / SETS[name][1], b"half of an archive")  # beside its folder, which is preferred
+    expected = data.load(name, folder)
+    half.unlink()
+    file = pack(folder, name, tmp_path / "packed")
     for path in (file.parent, file):
         actual = load_twice(name, path)
         np.testing.assert_array_equal(actual.x, expected.x)
@@ -74,13 +77,6 @@ def test_zip_without_folder_members_is_read_and_desktop_files_are_ignored(tmp_pa
 
 
 @every_set
-def test_unpacked_folder_is_preferred_to_its_archive(tmp_path, name):
-    folder = write_unpacked(tmp_path, name)
-    write(folder / SETS[name][1], b"half of an archive")
-    assert len(data.load(name, folder).y)
-
-
-@every_set
 def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name):
     """A truncated archive is refused. A flipped bit may change an unused field, such as a date, but no pixel."""
     folder = write_unpacked(tmp_path / "folder", name)
@@ -91,7 +87,7 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
         with usage_error(str(file), SETS[name][3]):
             data.load(name, file, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-    for offset in range(0, len(intact), len(intact) // 60):
+    for offset in range(0, len(intact), len(intact) // 20):
         file.write_bytes(intact[:offset] + bytes([intact[offset] ^ 4]) + intact[offset + 1 :])
         cache = tmp_path / f"cache {offset}"
         try:
@@ -102,7 +98,7 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
         else:
             np.testing.assert_array_equal(actual.x, expected.x)
             np.testing.assert_array_equal(actual.y, expected.y)
-    assert num_refused > 15
+    assert num_refused > 5
     file.write_bytes(intact)  # as after another download
     np.testing.assert_array_equal(data.load(name, file, tmp_path / "cache").x, expected.x)
 
@@ -112,12 +108,6 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
     [
         ("stl10", "stl10_binary/test_y.bin", ["does not hold test_y.bin"]),
         ("tinyimagenet", "tiny-imagenet-200/wnids.txt", ["holds no wnids.txt"]),
-        (
-            "tinyimagenet",
-            "tiny-imagenet-200/train/n01/images/n01_2.JPEG",
-            ["n01", "2 images, but other classes have 3"],
-        ),
-        ("tinyimagenet", "tiny-imagenet-200/val/images/val_1.JPEG", ["val_annotations.txt", "val_1.JPEG"]),
         ("tinyimagenet", "tiny-imagenet-200/val/val_annotations.txt", ["val_annotations.txt", "cannot be read"]),
         ("covid19", "Curated X-Rays/Normal", ["3 folders (COVID-19, Pneumonia-Bacterial, Pneumonia-Viral)"]),
     ],
@@ -162,23 +152,3 @@ def test_folder_with_several_zips_is_refused(tmp_path):
         write(tmp_path / name, b"")
     with usage_error(str(tmp_path), "holds 0 folders", "its only .zip"):
         data.load("covid19", tmp_path)
-
-
-def test_reading_an_archive_reports_progress(tmp_path):
-    """Progress counts the 113,000 images of STL-10's archive, most of which are unlabelled."""
-    file, reports = pack(write_unpacked(tmp_path / "folder", "stl10"), "stl10", tmp_path / "packed"), []
-    data.load("stl10", file, progress=lambda done, total: reports.append((done, total)))
-    assert reports == sorted(reports) and {total for _, total in reports} == {113_000} and 0 < reports[-1][0] <= 113_000
-
-
-def test_altered_label_in_an_archive_is_refused(tmp_path):
-    """Only the archive's checksum detects the change."""
-    folder = write_unpacked(tmp_path / "folder", "tinyimagenet")
-    file = tmp_path / tinyimagenet.ARCHIVE
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as packed:
-        for path in folder.rglob("*.*"):
-            packed.write(path, path.relative_to(folder))
-    assert file.read_bytes().count(b"val_0.JPEG\tn01") == 1
-    file.write_bytes(file.read_bytes().replace(b"val_0.JPEG\tn01", b"val_0.JPEG\tn02"))
-    with usage_error(str(file), "CRC", "val_annotations.txt"):
-        data.load("tinyimagenet", file)

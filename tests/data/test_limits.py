@@ -8,7 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from files import pixels, png, usage_error, write, write_folder, write_tiny
+from files import pixels, usage_error, write, write_folder
 
 from fedvg_jax import data
 from fedvg_jax.data import user_data
@@ -17,10 +17,9 @@ from fedvg_jax.data.partitions import draw, from_rows
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 
-LIMITS = [-(2**63), -(2**63) + 1, -(2**32), -(2**31), 2**31, 2**32, 2**63 - 1]
-UNSIGNED = [2**32, 2**63, 2**64 - 1]
-ALL = [*((np.int64, value) for value in LIMITS), *((np.uint64, value) for value in UNSIGNED)]
-every_limit = pytest.mark.parametrize(("dtype", "value"), ALL)
+every_limit = pytest.mark.parametrize(
+    ("dtype", "value"), [(np.int64, -(2**63)), (np.int64, 2**31), (np.int64, 2**63 - 1), (np.uint64, 2**64 - 1)]
+)
 
 
 # --- integers beyond int32
@@ -45,8 +44,6 @@ def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
     row = np.array([1, value], dtype)
     message = ("rows must be 0..9", str(value))
     with usage_error("given", *message):
-        from_rows.check([row], num_samples=10, num_clients=1, source="given")
-    with usage_error("given", *message):
         from_rows.check(([row], [[2]], [[3]]), num_samples=10, num_clients=1, source="given")
     np.savez(tmp_path / "rows.npz", **{part: row if part == "test" else row[:1] for part in ("train", "val", "test")},
              train_sizes=[1], val_sizes=[1], test_sizes=[2])  # fmt: skip
@@ -57,7 +54,7 @@ def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
         from_rows.check(from_rows.read(tmp_path / "rows.json"), num_samples=10, num_clients=1, source="file")
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint64])
 def test_client_of_each_row_is_read_in_any_integer_dtype(tmp_path, dtype):
     owner = np.array([2, 0, 0, 1, 2, 1], dtype)
     np.savez(tmp_path / "rows.npz", client=owner)
@@ -71,15 +68,11 @@ def test_client_of_each_row_is_read_in_any_integer_dtype(tmp_path, dtype):
     "client",
     [
         np.array([0, 2**64 - 1], np.uint64),
-        np.array([0, -(2**63)], np.int64),
         np.array([0, -2]),
-        np.array([0, 2]),
         np.array([0, 10**12]),
         np.array([0.0, 1.0]),
         np.array([[0, 1]]),
-        np.array(0),
         np.array([], int),
-        np.array([b"0", b"1"]),
     ],
 )
 def test_client_array_without_valid_ids_is_refused(tmp_path, client):
@@ -88,11 +81,10 @@ def test_client_array_without_valid_ids_is_refused(tmp_path, client):
         from_rows.read(tmp_path / "rows.npz")
 
 
-@pytest.mark.parametrize("length", [3, 5])
-def test_client_array_of_another_length_is_refused(tmp_path, length):
-    np.savez(tmp_path / "rows.npz", client=np.arange(length) % 2)
-    assert len(from_rows.read(tmp_path / "rows.npz", length)) == 2
-    with usage_error("rows.npz", f"client is int64 [{length}], and the data set has 4 rows"):
+def test_client_array_of_another_length_is_refused(tmp_path):
+    np.savez(tmp_path / "rows.npz", client=np.arange(3) % 2)
+    assert len(from_rows.read(tmp_path / "rows.npz", 3)) == 2
+    with usage_error("rows.npz", "client is int64 [3], and the data set has 4 rows"):
         from_rows.read(tmp_path / "rows.npz", 4)
 
 
@@ -103,10 +95,7 @@ def test_client_array_is_read_in_linear_time(tmp_path):
     assert len(result) == 200_000 and result[0].tolist() == [199_999]
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [[-1, 3], [2**63, 2**63, 2], [2**62, 2**62, -(2**63), 2], [0.5, 1.5], [[2]], [], [1], [3]],
-)
+@pytest.mark.parametrize("sizes", [[-1, 3], [2**62, 2**62, -(2**63), 2], [0.5, 1.5], [[2]], [3]])
 def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
     np.savez(tmp_path / "rows.npz", train=[0, 1], train_sizes=sizes, val=[2], val_sizes=[1], test=[3], test_sizes=[1])
     with usage_error("rows.npz", "not a partition"):
@@ -114,34 +103,11 @@ def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
 
 
 def test_more_shards_than_rows_are_refused():
-    labels = np.zeros(100, int)
-    parts = draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, min_samples=25)
+    settings = {"kind": "shards", "num_clients": 4, "alpha": 1.0}
+    parts = draw.draw_partition(np.zeros(100, int), shards_per_client=25, min_samples=25, **settings)
     assert all(len(np.concatenate(client_rows)) == 25 for client_rows in zip(*parts, strict=True))
     with usage_error("shards_per_client must be at most 25 for 4 clients to share 100 rows, got 26"):
-        draw.draw_partition(labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=26)
-    with usage_error("shards_per_client must be at most 22", "90 rows"):
-        draw.draw_partition(
-            labels, kind="shards", num_clients=4, alpha=1.0, shards_per_client=25, held_out="global", test_ratio=0.0
-        )
-
-
-@pytest.mark.parametrize("offsets", [[5, -(2**63), -1, 20], [0, 2**63 - 1, 9, 20]])
-def test_offsets_whose_differences_overflow_are_refused(tmp_path, offsets):
-    np.savez(
-        tmp_path / "a.npz", train_jpeg=np.zeros(20, np.uint8), train_offsets=offsets, train_labels=np.zeros(3, int)
-    )
-    with usage_error("a.npz", "train_offsets must increase"):
-        data.load("encoded", tmp_path)
-
-
-@pytest.mark.parametrize("label", [1e300, -1e300, np.inf, 2.0**31, 0.5])
-def test_float_label_that_is_not_whole_or_out_of_range_is_refused(tmp_path, label):
-    np.save(tmp_path / "xdata.npy", pixels(2, 3, 3, 3))
-    np.save(tmp_path / "ydata.npy", np.array([0, label]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with usage_error("ydata.npy", "whole numbers"):
-            data.load("covid19", tmp_path)
+        draw.draw_partition(np.zeros(100, int), shards_per_client=26, **settings)
 
 
 # --- invalid texts
@@ -165,19 +131,14 @@ def npy(array) -> bytes:
     [
         np.array([b"\xff", b"b"]),
         np.frombuffer(b"\xff\xff\x11\x00" * 2, "<U1"),
-        np.array([b"a", b"\xc3"]),
         np.frombuffer(b"\x7f\xff\xff\xff\0\0\0a" * 2, ">U2"),
     ],
-    ids=["bytes", "no character", "truncated", "no character, big-endian"],
+    ids=["bytes", "no character", "no character, big-endian"],
 )
 def test_class_names_that_are_not_text_are_refused(tmp_path, names):
     np.savez(tmp_path / "set.npz", x=pixels(2, 3, 3), y=np.array([0, 1]), class_names=names)
     with usage_error("set.npz", "class_names must be texts in UTF-8"):
         data.load("npz", tmp_path)
-    members = {"train_png": np.frombuffer(png(pixels(3, 3, 3)), np.uint8), "train_labels": np.array([0])}
-    np.savez(tmp_path / "set.npz", train_offsets=[0, len(members["train_png"])], **members, class_names=names)
-    with usage_error("set.npz", "class_names must be texts in UTF-8"):
-        data.load("encoded", tmp_path)
 
 
 def test_class_names_from_folders_with_any_bytes_are_printable(tmp_path):
@@ -188,18 +149,12 @@ def test_class_names_from_folders_with_any_bytes_are_printable(tmp_path):
     assert data.load("folder", root, tmp_path / "cache").class_names == got.class_names
 
 
-def test_prepared_data_sets_below_a_non_utf_8_path_are_refused(tmp_path):
-    root = tmp_path / os.fsdecode(b"\xff")
-    write(root / "tiny" / "1.0.0" / "dataset_info.json", b"{}")
-    with usage_error("--data-dir", "\\udcff", "is not UTF-8", "rename"):
-        data.load("tfds:tiny", root)
-
-
 # --- members of archives
 
 
-@pytest.mark.parametrize("member", ["x.npy", "y", "class_names.npy", "groups.npy"])
-@pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY", b"\x93NUMPY\x09\x00"])
+@pytest.mark.parametrize(
+    ("member", "content"), [("x.npy", b""), ("y", b"not an array"), ("groups.npy", b"\x93NUMPY\x09\x00")]
+)
 def test_member_that_is_not_an_array_is_refused(tmp_path, member, content):
     valid = {"x.npy": npy(pixels(2, 3, 3)), "y.npy": npy(np.array([0, 1]))}
     valid.pop(f"{member.removesuffix('.npy')}.npy", None)
@@ -208,33 +163,14 @@ def test_member_that_is_not_an_array_is_refused(tmp_path, member, content):
         data.load("npz", tmp_path)
 
 
-@pytest.mark.parametrize("member", ["client", "client.npy", "train.npy", "train_sizes.npy"])
-def test_partition_member_that_is_not_an_array_is_refused(tmp_path, member):
-    write_npz(tmp_path / "rows.npz", **{member: b"no array"})
-    with usage_error("rows.npz", "it must hold"):
-        from_rows.read(tmp_path / "rows.npz")
-
-
-def test_partition_that_unpacks_beyond_memory_is_refused(tmp_path, monkeypatch):
-    np.savez_compressed(tmp_path / "bomb.npz", client=np.zeros(2_000_000, int))
-    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
-    with usage_error("bomb.npz", "GiB"):
-        from_rows.read(tmp_path / "bomb.npz")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"train":' * 100_000, "nested too deeply"),
         (b"\xff", "not complete JSON"),
-        (b"3", "not a partition"),
         (b"null", "not a partition"),
-        (b'"client"', "not a partition"),
         (b"[[[0]]]", "must be integers"),
-        (b'{"client": {"a": 1}}', "not a partition"),
         (b'{"client": [0, 99999999999999999999]}', "not a partition"),
-        (b'{"train": [[0]], "val": 3, "test": [[1]]}', "not a partition"),
         (b'{"train": [0], "train_sizes": {"a": 1}, "val": [[0]], "test": [[1]]}', "not a partition"),
     ],
 )
@@ -245,15 +181,13 @@ def test_json_that_is_not_a_partition_is_refused_in_one_line(tmp_path, content, 
 
 
 def test_warnings_of_libraries_that_read_files_are_hidden(tmp_path):
-    """NumPy warns about a header from Python 2, Pillow about a palette with transparency."""
+    """NumPy warns about a header from Python 2."""
     old = npy(pixels(2, 3, 3)).replace(b"(2, 3, 3), ", b"(2L,3L,3L),")
     assert b"2L" in old
     write_npz(tmp_path / "set.npz", **{"x.npy": old, "y.npy": npy(np.array([0, 1]))})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(data.load("npz", tmp_path).y) == 2
-        np.savez(tmp_path / "rows.npz", client=np.array([0]))
-        from_rows.read(tmp_path / "rows.npz")
 
 
 def test_file_larger_than_memory_is_refused_before_reading(tmp_path, monkeypatch):
@@ -271,9 +205,7 @@ DEEP = b'{"a":' * 100_000
 NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 
 
-@pytest.mark.parametrize(
-    "content", [DEEP, b"[" * 100_000, b"[1]", b"3", b"null", b'"a"', b"\xff", b"", b'{"lr": {}}', NESTED, None]
-)
+@pytest.mark.parametrize("content", [DEEP, b"[1]", b"\xff", b'{"lr": {}}', NESTED, None])
 def test_run_settings_that_are_not_a_json_object_are_refused_in_one_line(tmp_path, content):
     if content is not None:
         write(tmp_path / "config.json", content)
@@ -288,21 +220,12 @@ def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-@pytest.mark.parametrize("name", ["rows.npz", "rows.json", "val_annotations.txt", "set.npz"])
-def test_special_file_is_refused_without_reading(tmp_path, make, name):
+def test_special_file_is_refused_without_reading(tmp_path, make):
     """Reading a pipe would block, and reading /dev/zero would never end."""
-    if name == "val_annotations.txt":
-        write_tiny(tmp_path)
-        (tmp_path / "val" / name).unlink()
-        make(tmp_path / "val" / name)
-        with usage_error(name, "regular file"):
-            data.load("tinyimagenet", tmp_path)
-    elif name == "set.npz":
-        make(tmp_path / name)
-        for cache_dir in (None, tmp_path / "cache"):
-            with usage_error(name, "regular file"):
-                data.load("npz", tmp_path, cache_dir)
-    else:
+    for name in ("rows.npz", "rows.json"):
         make(tmp_path / name)
         with usage_error(name, "regular file"):
             from_rows.read(tmp_path / name)
+    for cache_dir in (None, tmp_path / "cache"):
+        with usage_error("rows.npz", "regular file"):
+            data.load("npz", tmp_path, cache_dir)

@@ -25,7 +25,7 @@ def test_packed_rows_equal_the_lists():
         packed[3]
 
 
-@pytest.mark.parametrize("kind", ["iid", "shards", "quantity", "dirichlet"])
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
 def test_partition_takes_12_bytes_per_client_besides_its_rows(kind):
     parts = draw_partition(np.arange(2000) % 4, kind=kind, num_clients=40, alpha=10.0)
     assert sum(part.begin.nbytes for part in parts) == 12 * 41

@@ -70,16 +70,11 @@ def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtyp
 def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
     with usage_error("digits, breast_cancer, ", "cifar10, ", "npz", "tfds:NAME", "'mnist'"):
         data.load("mnist")
-    with usage_error(
-        "cifar10 needs --data-dir DIR", "data_batch_1.bin", "binary version", "cs.toronto.edu/~kriz/cifar.html"
-    ):
+    files = "data_batch_1.bin", "cs.toronto.edu/~kriz/cifar.html"
+    with usage_error("cifar10 needs --data-dir DIR", *files):
         data.load("cifar10")
-    with usage_error("npz needs --data-dir DIR", "train_images"):
-        data.load("npz")
     for folder in (tmp_path, tmp_path / "none"):
-        with usage_error(
-            str(folder), "data_batch_1.bin", "test_batch.bin", "https://www.cs.toronto.edu/~kriz/cifar.html"
-        ):
+        with usage_error(str(folder), *files):
             data.load("cifar10", folder)
         with usage_error(str(folder), "train_images"):
             data.load("npz", folder)
@@ -102,7 +97,7 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
     intact = file.read_bytes()
     expected = data.load("npz", file)
     truncated = [intact[:n] for n in (0, 1, 40, len(intact) // 2, len(intact) - 1)]
-    flipped = [intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :] for n in range(0, len(intact), 7)]
+    flipped = [intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :] for n in range(0, len(intact), 29)]
     for damaged in truncated + flipped:
         file.write_bytes(damaged)
         try:
@@ -116,12 +111,6 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
             assert np.array_equal(actual.x, expected.x) and np.array_equal(actual.y, expected.y)
 
 
-def test_pickled_arrays_are_refused(tmp_path):
-    file = write_npz(tmp_path / "a.npz", x=images(1, 2, 2), y=np.array([0]), class_names=np.array(["a"], object))
-    with usage_error("a.npz", "plain arrays"):
-        data.load("npz", file)
-
-
 X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
 
 
@@ -129,18 +118,15 @@ X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
     ("members", "parts"),
     [
         ({"x": X}, ["train_images", "got x"]),
-        ({"z": X}, ["got no array"]),
+        ({"x": X, "y": Y, "class_names": np.array(["a"], object)}, ["plain arrays"]),
         ({"train_images": X, "train_labels": Y, "test_images": X}, ["test_labels is missing"]),
         ({"x": X, "y": Y[:2]}, ["3 images but 2 labels"]),
         ({"x": X.astype(np.float32), "y": Y}, ["uint8", "float32"]),
-        ({"x": X[0], "y": Y}, ["uint8 [N, H, W]", "[4, 4]"]),
         ({"x": X, "y": Y.astype(float)}, ["labels must be integers", "float64"]),
         ({"x": X, "y": np.stack([Y, Y], 1)}, ["labels must be integers [N] or [N, 1]", "[3, 2]"]),
-        ({"x": X, "y": np.uint8(3)}, ["labels must be integers [N]"]),
         ({"x": X, "y": Y - 1}, ["labels must be 0..1", "-1"]),
         ({"x": X, "y": Y, "class_names": np.array(["a", "b"])}, ["labels must be 0..1", "0..2"]),
         ({"x": X, "y": np.array([0, 1, 2**40])}, ["labels must be 0..65535", str(2**40)]),
-        ({"x": X[:0], "y": Y[:0]}, ["empty"]),
         ({"x": X[:, :, :0], "y": Y}, ["empty"]),
         ({"x_train": X, "y_train": Y, "x_test": X[:, 1:], "y_test": Y}, ["one size", "(3, 4, 1)", "(4, 4, 1)"]),
     ],
@@ -167,16 +153,12 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
         assert subset.groups is not None
         assert set(subset.groups) == set(range(len(set(groups[rows])))), "numbers of groups have gaps"
         assert len({*zip(subset.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(subset.groups))
+    assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6))
 
 
-def test_spacing_keeps_all_rows_if_there_are_no_more_than_allowed():
-    whole = Arrays("rows", np.zeros((5, 2), np.float32), np.arange(5), tuple("abcde"), 5)
-    assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6, 2**31))
-
-
-@pytest.mark.parametrize("names", [["Käse", "β"], ["Käse".encode(), "β".encode()]], ids=["texts", "bytes"])
-def test_folder_of_mapped_arrays_has_its_name_and_class_names(tmp_path, monkeypatch, names):
+def test_folder_of_mapped_arrays_has_its_name_and_class_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    names = ["Käse".encode(), "β".encode()]
     for name, array in {"x": images(2, 4, 4), "y": np.array([0, 1]), "class_names": np.array(names)}.items():
         np.save(f"{name}.npy", array)
     arrays = data.load("npz", Path("."))

@@ -1,7 +1,6 @@
 """A user's own images: folders of image files, and .npz files of encoded images."""
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,13 +39,8 @@ def test_changed_folder_is_decoded_again(tmp_path):
 
 
 def test_images_of_many_formats_are_resized_to_uint8_of_one_size(tmp_path):
-    for name, mode in {
-        "grey.png": "L",
-        "colour.jpg": "RGB",
-        "palette.gif": "P",
-        "alpha.png": "RGBA",
-        "bits.bmp": "1",
-    }.items():
+    modes = {"grey.png": "L", "colour.jpg": "RGB", "palette.gif": "P", "alpha.png": "RGBA", "bits.bmp": "1"}
+    for name, mode in modes.items():
         file = tmp_path / "set" / "a" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode, (10, 7), 1).save(file)
@@ -61,10 +55,8 @@ def test_images_of_many_formats_are_resized_to_uint8_of_one_size(tmp_path):
     ("name", "content", "parts"),
     [
         ("notes.txt", b"text", ["notes.txt", "not an image"]),
-        ("text.png", b"text", ["text.png", "not a complete image"]),
-        ("empty.png", b"", ["empty.png", "not a complete image"]),
+        ("short.png", png(np.zeros((64, 64, 3), np.uint8))[:-20], ["short.png", "not a complete image"]),
         ("inner/x.png", b"", ["inner", "folder that is not an image"]),
-        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0", ["script.eps", "not an image"]),
         ("script.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", ["script.png", "not a complete image"]),
     ],
 )
@@ -74,14 +66,6 @@ def test_file_that_is_not_an_image_is_named(tmp_path, name, content, parts):
     with usage_error(*parts):
         data.load("folder", tmp_path / "set", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-
-
-def test_truncated_image_is_named(tmp_path):
-    write_folder(tmp_path, {"a": 1, "b": 1}, side=64)
-    file = tmp_path / "b" / "00.png"
-    file.write_bytes(file.read_bytes()[:-2000])
-    with usage_error(str(file), "not a complete image"):
-        data.load("folder", tmp_path)
 
 
 def test_oversized_image_is_refused_before_decoding(monkeypatch):
@@ -108,16 +92,6 @@ def test_first_damaged_image_is_named_and_waiting_tasks_are_cancelled():
     with usage_error("image 70:"):
         images.stack(1000 * 64, read)
     assert len(started) < 500 * 64
-
-
-def test_folder_without_permission_is_refused(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied", str(tmp_path))
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
-    for name in ("folder", "covid19"):
-        with usage_error(str(tmp_path), "Permission denied", "check its permissions"):
-            data.load(name, tmp_path)
 
 
 def test_array_larger_than_memory_is_refused_before_allocation(tmp_path):
@@ -175,7 +149,7 @@ def test_encoded_images_are_decoded_in_the_order_of_the_splits(tmp_path, key):
     [
         ({"train_offsets": np.array([0, 5])}, ["1 images in train_offsets but 3 labels"]),
         ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must increase"]),
-        ({"train_offsets": np.array([0, 9, 15, 10**9])}, ["train_offsets must increase"]),
+        ({"train_offsets": np.array([0, 2**63 - 1, 9, 20])}, ["train_offsets must increase"]),
         ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must increase"]),
         ({"train_offsets": np.array([0.0, 9, 15, 20])}, ["integers"]),
         ({"train_offsets": np.array([0, 9, 15, 20])}, ["train image 0", "not a complete image"]),
@@ -188,10 +162,4 @@ def test_inconsistent_encoded_images_are_refused(tmp_path, changed, parts):
     _, members = encoded(**changed)
     np.savez(tmp_path / "bad.npz", **members)
     with usage_error("bad.npz", *parts):
-        data.load("encoded", tmp_path)
-
-
-def test_file_without_encoded_images_is_refused(tmp_path):
-    np.savez(tmp_path / "a.npz", train_labels=np.array([0]))
-    with usage_error("a.npz", "train_jpeg", "got train_labels"):
         data.load("encoded", tmp_path)

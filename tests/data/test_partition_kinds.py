@@ -36,7 +36,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("kind", draw.KINDS)
 def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind):
-    for num_clients, held_out in itertools.product([3, 8, 13], ["client", "global", "stratified"]):
+    for num_clients, held_out in [(3, "client"), (8, "global"), (13, "stratified")]:
         with naming((num_clients, held_out)):
             assert_disjoint_cover(kind, num_clients, held_out)
 
@@ -68,21 +68,14 @@ def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
 
 def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
     changes = [
-        {"kind": kind, **more}
-        for kind, more in [
-            ("shards", {}),
-            ("shards", {"shards_per_client": 3}),
-            ("classes", {}),
-            ("classes", {"classes_per_client": 3}),
-            ("group", {}),
-            ("group", {"groups": GROUPS[::-1]}),
-            ("iid", {}),
-            ("iid", {"held_out": "global"}),
-            ("iid", {"held_out": "stratified"}),
-            ("iid", {"min_samples": 5}),
-            ("iid", {"num_clients": 7}),
-            ("iid", {"test_ratio": 0.3}),
-        ]
+        *({"kind": kind} for kind in ("shards", "classes", "group", "iid")),
+        {"kind": "shards", "shards_per_client": 3},
+        {"kind": "classes", "classes_per_client": 3},
+        {"kind": "group", "groups": GROUPS[::-1]},
+        {"kind": "iid", "held_out": "global"},
+        {"kind": "iid", "min_samples": 5},
+        {"kind": "iid", "num_clients": 7},
+        {"kind": "iid", "test_ratio": 0.3},
     ]
     for change in changes:
         make(cache_dir=tmp_path, **change)
@@ -98,7 +91,7 @@ def test_config_lists_every_kind():
 
 @pytest.mark.parametrize("kind", EQUAL)
 def test_equal_sizes_differ_by_at_most_one(kind):
-    for case in itertools.product([2, 8, 9, 13, 70], [1e-6, 0.05, 100.0]):
+    for case in itertools.product([2, 9, 70], [1e-6, 100.0]):
         num_clients, alpha = case
         sizes = list(map(len, rows_by_client(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))))
         with naming(case):
@@ -123,9 +116,8 @@ def test_class_with_one_likely_client_belongs_to_that_client():
     labels = np.repeat([0, 1], 50)
     pure = 0
     for seed in range(20):
-        counts = [
-            np.bincount(labels[m], minlength=2) for m in equal_size.dirichlet_equal(labels, 2, 1e-6, _stream(seed))
-        ]
+        rows = equal_size.dirichlet_equal(labels, 2, 1e-6, _stream(seed))
+        counts = [np.bincount(labels[client_rows], minlength=2) for client_rows in rows]
         assert np.sum(counts, 0).tolist() == [50, 50] and np.sum(counts, 1).tolist() == [50, 50]
         pure += sorted(counts[0].tolist()) == [0, 50]
     assert 4 <= pure <= 16  # about half
@@ -163,9 +155,8 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
     result = quantity.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
     shares = np.bincount(LABELS) / len(LABELS)
     for client_rows in result:
-        assert np.all(
-            np.abs(np.bincount(LABELS[client_rows], minlength=4) - len(client_rows) * shares) <= 2 * (1 + 4 * shares)
-        )
+        counts = np.bincount(LABELS[client_rows], minlength=4)
+        assert np.all(np.abs(counts - len(client_rows) * shares) <= 2 * (1 + 4 * shares))
     assert statistics.gini(np.array([len(client_rows) for client_rows in result])) > (0.4 if alpha < 1 else 0.05)
 
 
@@ -177,14 +168,14 @@ def test_stratified_split_holds_every_class_in_proportion():
         assert np.all(np.abs(counts - expected) <= 2 * (1 + 4 * np.bincount(LABELS) / len(LABELS)))
 
 
-@pytest.mark.parametrize("per_client", [1, 2, 5])
+@pytest.mark.parametrize("per_client", [1, 5])
 def test_client_holds_at_most_one_class_per_shard(per_client):
     """1,000 rows form 10 s shards of 100 / s rows: no shard spans two classes of 100 rows."""
     result = label_limits.shards(EVEN, 10, per_client, _stream(0))
     assert all(len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100 for client_rows in result)
 
 
-@pytest.mark.parametrize("per_client", [1, 2, 3, 4])
+@pytest.mark.parametrize("per_client", [1, 3])
 def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
     result = label_limits.classes(LABELS, 8, per_client, _stream(0))
     counts = np.array([np.bincount(LABELS[client_rows], minlength=4) for client_rows in result])
@@ -204,14 +195,13 @@ def test_groups_are_not_divided_and_spread_evenly():
     assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))  # client i is group i
 
 
-@pytest.mark.parametrize("held_out", ["client", "global"])
-def test_groups_may_be_any_integers_or_strings_one_per_row(held_out):
-    parts = make(kind="group", held_out=held_out)
+def test_groups_may_be_any_integers_or_strings_one_per_row():
+    parts = make(kind="group", held_out="global")
     for groups in (GROUPS.tolist(), [f"{group:02}" for group in GROUPS], GROUPS * 3 - 5):
-        assert same(parts, make(kind="group", held_out=held_out, groups=groups))
-    for wrong in (GROUPS[:-1], [*GROUPS, 0], GROUPS[:, None], GROUPS / 2):
+        assert same(parts, make(kind="group", held_out="global", groups=groups))
+    for wrong in (GROUPS[:-1], GROUPS[:, None], GROUPS / 2):
         with usage_error("groups must be integers or strings [700], one per row; got"):
-            make(kind="group", held_out=held_out, groups=wrong)
+            make(kind="group", groups=wrong)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +214,6 @@ def test_groups_may_be_any_integers_or_strings_one_per_row(held_out):
         ({"kind": "classes", "num_clients": 3, "classes_per_client": 1}, ["2..4", "all 4", "got 1"]),
         ({"kind": "balanced_client", "num_clients": 1}, ["at least 2 clients"]),
         ({"kind": "shards", "shards_per_client": 0}, ["shards_per_client must be >= 1, got 0"]),
-        ({"classes_per_client": 0}, ["classes_per_client must be >= 1, got 0"]),
         ({"held_out": "outside"}, ["client, global or stratified", "'outside'"]),
         ({"held_out": "global", "num_clients": 46}, ["46 clients", "need 460", "the dataset has 455"]),
     ],
@@ -252,9 +241,7 @@ def check(given, **changes):
 @pytest.mark.parametrize("layout", ["list.json", "parts.json", "owner.npz", "parts.npz"])
 def test_every_layout_of_a_partition_file_is_read(tmp_path, layout):
     file, parts = tmp_path / layout, check([np.array(client_rows) for client_rows in GIVEN])
-    assert [len(client_rows) for client_rows in parts.test] == [2, 1] and [
-        len(client_rows) for client_rows in parts.val
-    ] == [1, 1]
+    assert [list(map(len, part)) for part in (parts.test, parts.val)] == [[2, 1], [1, 1]]
     assert [sorted(client_rows.tolist()) for client_rows in rows_by_client(parts)] == GIVEN
     owner = np.full(12, -1)
     for client, client_rows in enumerate(GIVEN):
@@ -283,13 +270,9 @@ def test_validation_and_test_rows_may_belong_to_no_client():
         ([[0, 1], [1, 2]], ["row 1", "2 times, in clients 0 and 1"]),
         (([[0, 1], [3]], [[], []], [[1], []]), ["row 1", "2 times, in train of client 0 and test of client 0"]),
         ([[0, 1], [2, 12]], ["0..11", "0..12"]),
-        ([[0, 1], [2, -1]], ["0..11", "-1..2"]),
         ([[0.5, 1], [2, 3]], ["integers [n]", "float64 [2]"]),
         ([[[0, 1]], [2, 3]], ["integers [n]", "[1, 2]"]),
-        ([["a"], [2]], ["integers [n]"]),
         (([[0], [1]], [[2], [3]]), ["(train, val, test)"]),
-        (3, ["(train, val, test)"]),
-        ([[2**40], [1]], ["0..11", str(2**40)]),
     ],
 )
 def test_malformed_partition_is_refused_in_one_line(given, parts):
@@ -297,36 +280,12 @@ def test_malformed_partition_is_refused_in_one_line(given, parts):
         check(given)
 
 
-def test_given_parts_are_taken_as_they_are_whatever_the_ratios_and_the_minimum():
+def test_given_parts_are_taken_as_they_are_and_rows_of_clients_need_the_minimum():
     given = ([[0, 1], [2]], [[3], []], [[4], [5]])
     parts = check(given, test_ratio=0.6, val_ratio=0.3, min_samples=100, seed=7)
     assert [[rows.tolist() for rows in part] for part in parts] == [list(part) for part in given]
-
-
-def test_given_client_below_the_minimum_is_refused():
     with usage_error("here", "client 1 has 4", "--min-samples is 5"):
         check(GIVEN, min_samples=5)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.npz", b""),
-        ("a.npz", b"PK\x03\x04 cut short"),
-        ("a.json", b"[[1, 2"),
-        ("a.json", b"{}"),
-        ("a.json", b'{"train": [[1]], "val": [[2]]}'),
-        ("a.json", b"[3]"),
-        ("a.json", b"[[[1], [2, 3]]]"),
-        ("a.json", None),
-    ],
-)
-def test_file_without_a_partition_is_named_with_the_layout(tmp_path, name, content):
-    file = tmp_path / name
-    if content is not None:
-        file.write_bytes(content)
-    with usage_error(str(file), "must hold", "`client` [T]"):
-        from_rows.read(file)
 
 
 # --- statistics
@@ -337,11 +296,8 @@ def test_statistics_equal_values_computed_by_hand():
     parts = Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
     description = statistics.describe(labels, ("a", "b", "c"), parts)
     assert description["samples"] == [4, 1] and description["val_samples"] == [2] and description["test_samples"] == [1]
-    assert (
-        description["counts"] == [[2, 2, 0], [0, 1, 0]]
-        and description["classes"] == [2, 1]
-        and description["mean_classes"] == 1.5
-    )
+    assert description["counts"] == [[2, 2, 0], [0, 1, 0]] and description["classes"] == [2, 1]
+    assert description["mean_classes"] == 1.5
     assert description["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0
     assert description["mean_effective_classes"] == 1.5  # 2 and 1
     # the union is 2/5, 3/5: distances (1/10 + 1/10) / 2 and (4/10 + 4/10) / 2

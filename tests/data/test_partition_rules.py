@@ -14,20 +14,19 @@ pytestmark = pytest.mark.quick
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 
 
-@pytest.mark.parametrize(("num_clients", "alpha", "minimum"), [(9, 0.3, 2), (7, 2.0, 0)])
-def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha, minimum):
+def test_bulk_draws_have_the_published_distribution_of_sizes():
     """Means and mean squares of the sorted sizes, and of single clients' sizes, agree within 4.5 standard errors.
 
-    Over the 40 comparisons of a run, chance alone exceeds this about once in 3,000 choices of seeds."""
+    Over the 20 comparisons, chance alone exceeds this about once in 6,000 choices of seeds."""
     labels = np.repeat(np.arange(3), 60)
 
     def sample(kind, rule):
         def one(seed):
-            rows = rule(labels, num_clients, alpha, split.random_stream(kind, seed), minimum).rows
+            rows = rule(labels, 9, 0.3, split.random_stream(kind, seed), 2).rows
             size = np.array([len(client_rows) for client_rows in rows], float)
             return np.concatenate([np.sort(size), np.sort(size) ** 2, size[[0, -1]]])
 
-        return np.array([one(seed) for seed in range(500)])
+        return np.array([one(seed) for seed in range(300)])
 
     bulk, official = sample("dirichlet", dirichlet.bulk), sample("official", dirichlet.official)
     error = np.sqrt((bulk.var(0) + official.var(0)) / len(bulk)) + 1e-9
@@ -36,7 +35,7 @@ def test_bulk_draws_have_the_published_distribution_of_sizes(num_clients, alpha,
 
 def test_bulk_draws_succeed_as_often_as_published_ones():
     """Attempts are geometric: the mean of n has standard error sqrt(1 - p) / (p sqrt(n)), with p = 1 / mean."""
-    labels, n = np.repeat(np.arange(3), 40), 300
+    labels, n = np.repeat(np.arange(3), 40), 150
     attempts = [
         [rule(labels, 8, 0.5, split.random_stream(kind, seed), 5).attempts for seed in range(n)]
         for kind, rule in (("dirichlet", dirichlet.bulk), ("official", dirichlet.official))
@@ -45,7 +44,7 @@ def test_bulk_draws_succeed_as_often_as_published_ones():
     assert min(bulk, official) > 2 and abs(bulk - official) < 4.5 * np.hypot(bulk, official) / np.sqrt(n)
 
 
-@pytest.mark.parametrize("alpha", [1e-300, 1e-30, 1e-7, 1e-3, 1e8])
+@pytest.mark.parametrize("alpha", [1e-300, 1e-3, 1e8])
 def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -98,7 +97,7 @@ def test_progress_ends_at_the_maximum_of_draws():
 def test_success_bound_exceeds_the_frequency_of_success():
     """For few and many clients per class and small to large alphas; minimum 1."""
     stream, draws = np.random.default_rng(0), 4000
-    for classes, num_clients in ((3, 3), (3, 5), (2, 8), (6, 4)):
+    for classes, num_clients in ((3, 5), (6, 4)):
         counts = np.full(classes, 30)
         for alpha in (1e-6, 1e-3, 0.03):
             successes, _ = dirichlet._bulk(stream, counts, num_clients, alpha, 1, draws)

@@ -1,14 +1,14 @@
 """The reader of pickled byte arrays: valid pickles are read, forged and mutated ones are refused."""
 
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from files import usage_error
+from hypothesis import strategies as st
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.readers import pickles
 
 CONTENT = {
@@ -58,40 +58,26 @@ def test_pickle_without_forged_parts_is_read():
         (forged("K\x02K\x03\x86"), ["[2, 3]", "do not fit"]),
         (forged("J\xff\xff\xff\xffJ\xfc\xff\xff\xff\x86"), ["odd shape"]),
         (forged("\x88K\x04\x86"), ["odd shape"]),
-        (forged("\x8a\x08" + "\xff" * 7 + "\x7fK\x00\x86"), ["odd shape"]),
-        (forged(")"), ["odd shape"]),
         (forged("N"), ["odd shape"]),
         (forged("(K\x00" + "J\xff\xff\xff\x7f" * 3 + "t", content="U\x00"), ["odd shape"]),
-        (forged("(" + "K\x01" * 70 + "t"), ["odd shape"]),
         (forged(SHAPE, dtype="O8"), ["'O8'", "only 'u1'"]),
-        (forged(SHAPE, dtype="V4"), ["'V4'"]),
         (forged(SHAPE, dtype="i1,O"), ["'i1,O'"]),
         (forged(SHAPE, state="U\x01xX\x00\x00\x00\x00\x86"), ["fields"]),
-        (forged(SHAPE, content="N"), ["do not fit"]),
         (forged(SHAPE, content="]"), ["do not fit"]),
         (forged(SHAPE).replace(b"K\x01K\x02", b"K\x02"), ["not a complete pickle"]),
         (b"\x80\x02cnumpy\nndarray\n)R.", ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\nndarray\n)\x81.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nU\x02u1\x85\x81.", ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\ndtype\nNb.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
-        (b"\x80\x02]}b.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.", ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\ndtype\nU\x02u1R.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nN" + b"q\x00h\x00\x86" * 20 + b"\x85R.", ["dtype 'tuple'"]),
         (b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.", ["32 tuples"]),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
         (b"\x80\x04\x8c\x01\n\x8c\x01\r\x93.", ["asks for"]),
-        (b"\x80\x04\x8c\x0fnumpy.core.test\x8c\x01x\x93.", ["numpy.core.test"]),
         (b"\x80\x02}]]s.", ["not a complete pickle"]),
-        (b"\x80\x02" + b"(" * 1000 + b".", ["not a complete pickle"]),
         (b"\x80\x02Nr\xff\xff\xff\xff.", ["beyond its opcodes"]),
-        (b"\x80\x02j\xff\xff\xff\xff.", ["not a complete pickle"]),
-        (b"\x80\x02T\xff\xff\xff\x7fa.", ["not a complete pickle"]),
         (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fa.", ["not a complete pickle"]),
         (b"\x80\x02\x8b\xff\xff\x00\x00" + b"\x7f" * 65535 + b".", ["more than 64 bits"]),
         (b"\x80\x02N", ["not a complete pickle"]),
-        (b".", ["not a complete pickle"]),
     ],
 )
 def test_forged_pickle_is_refused_in_one_line(content, parts):
@@ -123,18 +109,43 @@ def test_pickle_beyond_a_limit_is_refused(monkeypatch):
         pickles.loads(content, "file")
 
 
-def campaign(examples: int) -> None:
-    """Runs in a separate process, so that a crash fails the test."""
-    environment = {"PYTHONPATH": str(Path(pickles.__file__).parents[3]), "PATH": "", "HOME": "/nonexistent"}
-    command = [sys.executable, Path(__file__).with_name("campaign_pickles.py"), str(examples)]
-    completed = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert completed.returncode == 0, completed.stderr[-2000:]
+VALID = [
+    pickle.dumps({b"data": np.arange(24, dtype=np.uint8).reshape(2, 12), b"labels": [1, 2], b"names": [b"a"]}, p)
+    for p in (2, 3, 4)
+]
+VALID += [pickle.dumps(np.asfortranarray(np.zeros((3, 2), d)), p) for d in ("u1", "f4", "O", "i1,f8") for p in (2, 4)]
+OPCODES = b"().0123ABCEGJKMNRTUXabehjlpqrstu]}\x80\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x93\x94"
+CODES = [bytes([code]) for code in OPCODES]
+NAMES = [b"cnumpy\ndtype\n", b"cnumpy\nndarray\n", b"cnumpy.core.multiarray\n_reconstruct\n", b"c_codecs\nencode\n"]
+PIECE = st.sampled_from(CODES + NAMES) | st.binary(max_size=6)
+EDIT = st.tuples(st.floats(0, 1), st.integers(0, 6), PIECE)
 
 
-def test_mutated_pickles_are_read_or_refused():
-    campaign(100)
+def check_read_or_refused(content):
+    try:
+        result = pickles.loads(content, "file")
+    except UsageError as error:
+        assert "\n" not in str(error)
+    else:
+        for part in result.values() if isinstance(result, dict) else [result]:
+            if isinstance(part, np.ndarray):
+                assert part.dtype == np.uint8 and part.nbytes <= len(content)
 
 
-@pytest.mark.slow
-def test_many_mutated_pickles_are_read_or_refused():
-    campaign(30_000)
+@pytest.mark.parametrize("examples", [60, pytest.param(30_000, marks=pytest.mark.slow)])
+def test_mutated_and_assembled_pickles_are_read_or_refused(examples):
+    """Each gives uint8 arrays or a line; the campaign of 30,000 runs with -m slow."""
+
+    @hypothesis.given(st.sampled_from(VALID), st.lists(EDIT, min_size=1, max_size=4))
+    def check_mutated(content, edits):
+        for fraction, num_removed, piece in edits:
+            offset = int(fraction * len(content))
+            content = content[:offset] + piece + content[offset + num_removed :]
+        check_read_or_refused(content)
+
+    @hypothesis.given(st.lists(PIECE, max_size=30))
+    def check_assembled(pieces):
+        check_read_or_refused(b"\x80\x02" + b"".join(pieces) + b".")
+
+    for check in (check_mutated, check_assembled):
+        hypothesis.settings(max_examples=examples, database=None)(check)()

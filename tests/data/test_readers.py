@@ -7,17 +7,17 @@ import pytest
 from files import RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
+from fedvg_jax.data.partitions import from_rows
 from fedvg_jax.data.readers import medmnist, stl10, tinyimagenet
 
-Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 
 # --- STL-10
 
 
-@pytest.mark.parametrize("folder", [".", stl10.FOLDER])
-def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, folder):
-    x, y = write_stl(tmp_path / folder)
+def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
+    x, y = write_stl(tmp_path / stl10.FOLDER)
     got = load_twice("stl10", tmp_path)
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -28,9 +28,7 @@ def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path, folder):
     ("file", "content", "parts"),
     [
         ("train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
-        ("train_X.bin", b"", ["train_X.bin", "0 bytes", "27648"]),
         ("test_y.bin", bytes([1]), ["test_y.bin", "1 labels for 2 images"]),
-        ("train_y.bin", bytes([1, 0, 2]), ["train_y.bin", "1..10, got 0"]),
         ("train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
         ("test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
     ],
@@ -96,8 +94,7 @@ def test_missing_medmnist_file_or_size_is_refused(tmp_path):
 FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
 
 
-@pytest.mark.parametrize("outer", [".", "Curated X-Ray Dataset"])
-@pytest.mark.parametrize("inner", ["", "images"])
+@pytest.mark.parametrize(("outer", "inner"), [(".", ""), ("Curated X-Ray Dataset", "images")])
 def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, outer, inner):
     _, y = write_folder(tmp_path / "in" / outer, FOUR, inner=inner)
     if inner:  # with folders of lung masks, as in the Radiography Database
@@ -105,17 +102,14 @@ def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, oute
     got = load_twice("covid19", tmp_path / "in")
     assert got.x.shape == (6, 244, 224, 3) and got.class_names == tuple(FOUR) and got.y.tolist() == y.tolist()
     assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
-
-
-def test_error_of_a_wrong_number_of_folders_names_them(tmp_path):
-    write_folder(tmp_path, {"a": 1, "b": 1, "c": 1})
+    write_folder(tmp_path / "three", {"a": 1, "b": 1, "c": 1})
     with usage_error(str(tmp_path), "3 folders (a, b, c)", "10.17632/9xkhgts2s6"):
-        data.load("covid19", tmp_path)
+        data.load("covid19", tmp_path / "three")
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
-@pytest.mark.parametrize("kind", ["bytes", "numbers 0..255", "numbers 0..1"])
+@pytest.mark.parametrize(("kind", "first"), [("bytes", True), ("numbers 0..255", False), ("numbers 0..1", True)])
 def test_published_arrays_are_read_as_bytes(tmp_path, first, kind):
+    """With the channels first or last."""
     x, y = pixels(300, 5, 4, 3), np.arange(300) % 4
     x[0, 0, 0] = 255
     array = {"bytes": x, "numbers 0..255": x.astype(np.float32), "numbers 0..1": (x / 255).astype(np.float32)}[kind]
@@ -138,11 +132,10 @@ X = np.zeros((2, 3, 3, 3), np.uint8)
         (X, [0, 4], ["0..3", "0..4"]),
         (X, [0.5, 1], ["ydata.npy", "whole numbers"]),
         (X, [np.nan, 1], ["ydata.npy", "whole numbers"]),
+        (X, [0, 1e300], ["ydata.npy", "whole numbers"]),
         (X[0, 0], [0, 1], ["xdata.npy", "[T, H, W, D]"]),
-        (X[:0], [], ["xdata.npy", "[T, H, W, D]"]),
         (X - 1.0, [0, 1], ["xdata.npy", "0..255 or 0..1", "-1"]),
         (X + np.nan, [0, 1], ["xdata.npy", "nan"]),
-        (X.astype(np.int32) + 256, [0, 1], ["xdata.npy", "256"]),
         (np.array([{}, {}], object), [0, 1], ["xdata.npy", "plain array"]),
     ],
 )
@@ -154,19 +147,11 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
         data.load("covid19", tmp_path)
 
 
-def test_truncated_npy_file_is_refused(tmp_path):
-    for name in ("xdata.npy", "ydata.npy"):
-        write(tmp_path / name, b"\x93NUMPY\x01\x00")
-    with usage_error("xdata.npy", "not a complete .npy"):
-        data.load("covid19", tmp_path)
-
-
 # --- Tiny ImageNet
 
 
-@pytest.mark.parametrize("folder", [".", tinyimagenet.FOLDER])
-def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path, folder):
-    x, y = write_tiny(tmp_path / "in" / folder)
+def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
+    x, y = write_tiny(tmp_path / "in" / tinyimagenet.FOLDER)
     got = load_twice("tinyimagenet", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -183,16 +168,12 @@ def test_classes_with_the_same_word_get_distinct_names(tmp_path):
     ("file", "content", "parts"),
     [
         ("wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
-        ("wnids.txt", b"", ["wnids.txt", "empty"]),
         ("wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
         ("wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
         ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
-        ("train/n01/images/n01_2.JPEG", b"half", ["n01_2.JPEG", "not a complete image"]),
         ("val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
         ("val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
         ("val/val_annotations.txt", b"val_0.JPEG\tn07", ["val_annotations.txt", "'n07'"]),
-        ("val/val_annotations.txt", b"val_0.JPEG", ["val_annotations.txt", "class ''"]),
-        ("val/val_annotations.txt", None, ["val_annotations.txt", "cannot be read"]),
     ],
 )
 def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts):
@@ -205,10 +186,7 @@ def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts
 # --- all readers
 
 
-FROM_FILES = list(data.SOURCES)
-
-
-@pytest.mark.parametrize("name", [*FROM_FILES, "tfds:mnist"])
+@pytest.mark.parametrize("name", [*data.SOURCES, "tfds:mnist"])
 def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name):
     with usage_error(f"dataset {name} needs --data-dir DIR"):
         data.load(name)
@@ -219,18 +197,20 @@ def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name)
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", data.NAMES)
-def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name):
-    options = {"size": (8, 8), "splits": "official"}
-    unsupported = set(options) - set(data.SOURCES[name].takes if name in data.SOURCES else ())
-    assert unsupported or name == "dermamnist"
-    for option in unsupported:
-        with usage_error(f"dataset {name} has no --", "leave it out"):
-            data.load(name, tmp_path, **{option: options[option]})
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("digits", {"size": (8, 8)}), ("cifar10", {"size": (8, 8)}), ("covid19", {"splits": "official"})],
+)
+def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name, option):
+    with usage_error(f"dataset {name} has no --", "leave it out"):
+        data.load(name, tmp_path, **option)
 
 
 def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
-    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), y=np.zeros(2000, int))
+    members = {"y": np.zeros(2000, int), "client": np.zeros(2_000_000, int)}
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), **members)
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
     with usage_error("bomb.npz", "GiB"):
         data.load("npz", tmp_path)
+    with usage_error("bomb.npz", "GiB"):
+        from_rows.read(tmp_path / "bomb.npz")

@@ -101,20 +101,6 @@ def test_one_of_several_configurations_must_be_named(prepared, tmp_path):
     assert len(data.load("tfds:tiny/small", tmp_path).y) == 9
 
 
-def test_grey_images_stay_grey(library, tmp_path):
-    features = {
-        "image": library.features.Image(shape=(8, 10, 1), encoding_format="png"),
-        "label": library.features.ClassLabel(num_classes=3),
-    }
-    prepare(
-        library,
-        tmp_path,
-        features=features,
-        example=lambda i: {"image": io.BytesIO(png(X[i, ..., :1])), "label": i % 3},
-    )
-    assert data.load("tfds:tiny", tmp_path).x.shape == (9, 8, 10, 1)
-
-
 def test_prepared_set_without_labelled_images_is_refused(library, tmp_path):
     features = {"text": library.features.Text(), "label": library.features.ClassLabel(num_classes=3)}
     prepare(library, tmp_path, features=features, example=lambda i: {"text": "", "label": i % 3})
@@ -150,21 +136,13 @@ def test_prepared_set_of_another_format_is_refused(copied, tmp_path):
 
 
 def test_features_file_that_names_other_code_is_refused(copied, tmp_path):
-    text = (copied / "features.json").read_text()
-    (copied / "features.json").write_text(
-        text.replace("tensorflow_datasets.core.features.image_feature.Image", "os.Malicious")
-    )
+    file, image = copied / "features.json", "tensorflow_datasets.core.features.image_feature.Image"
+    file.write_text(file.read_text().replace(image, "os.Malicious"))
     with usage_error("features.json names os.Malicious"):
         data.load("tfds:tiny", tmp_path)
 
 
-def test_truncated_features_file_is_refused(copied, tmp_path):
-    (copied / "features.json").write_text("{")
-    with usage_error("features.json", "not complete JSON"):
-        data.load("tfds:tiny", tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "../x", "a/b/c", "a:1", "a b", "/etc"])
+@pytest.mark.parametrize("text", ["", "../x", "a:1"])
 def test_malformed_name_is_refused(tmp_path, text):
     with usage_error("tfds:NAME", repr(text)):
         data.load(f"tfds:{text}", tmp_path)

@@ -12,7 +12,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import simulation
 from fedvg_jax.runs.record import history
-from fedvg_jax.views import display, plots
+from fedvg_jax.views import display
 
 FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
@@ -20,8 +20,10 @@ TOKENS = np.arange(12).reshape(6, 2) % 3
 PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 3), (6, 2, 2, 2, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("bool", (6,)), ("uint8", (6,)), ("int64", (6, 3)), ("float16", (6, 2, 3)), ("float64", (6, 2, 2, 2, 2))],
+)
 def test_any_rank_and_dtype_is_accepted_unchanged(dtype, shape):
     x = np.ones(shape, dtype)
     result = user_data.as_arrays((x, x))
@@ -30,7 +32,7 @@ def test_any_rank_and_dtype_is_accepted_unchanged(dtype, shape):
     assert result.class_names == (("0", "1") if is_label else ())
 
 
-@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">u2"])
+@pytest.mark.parametrize("dtype", [">f4", ">u2"])
 def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
     x = np.arange(6).astype(dtype)
     result = user_data.as_arrays((x, LABELS.astype(dtype)))
@@ -46,16 +48,12 @@ def test_labels_are_widened_to_int32():
     ("data", "message"),
     [
         (FLOATS, "pair .* got ndarray"),
-        ((FLOATS,), "got a tuple of 1"),
         ((FLOATS, TARGETS[1:]), "x has 6 rows and y 5"),
         ((FLOATS[:0], TARGETS[:0]), "1 or more"),
-        ((FLOATS.astype(str), TARGETS), "x must be an array"),
         ((np.float32(1), TARGETS), r"x must be an array .*; got float32 \[\]"),
         ((FLOATS, TARGETS.astype(complex)), "y must be an array"),
         (([[0.0], [1.0, 2.0]], LABELS[:2]), "x must be an array .*every row of one shape"),
-        ((FLOATS, [[0], [1, 2], 0, 0, 0, 0]), "y must be an array .*every row of one shape"),
         ((FLOATS.astype(np.longdouble), LABELS), r"x must be of at most 64 bits; .*astype"),
-        ((FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
         ((-FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
         ((FLOATS, LABELS + 2**40), r"integers of y must be below 2\*\*31"),
         (Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, as many as names; got 0..2"),
@@ -75,10 +73,8 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((FLOATS, LABELS), {"model": "resnet18"}, r"takes images \[T, H, W, D\], x is float64 \[6, 3\]; use mlp"),
         ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
-        ((np.zeros((6, 8, 8, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "1 or 3 channels"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((FLOATS[:, :0], LABELS), {}, r"mlp takes rows of one value or more, x is float64 \[6, 0\]"),
-        ((IMAGES[:, :0], LABELS), {}, r"mlp takes rows of one value or more, x is uint8 \[6, 0, 8, 1\]"),
         ((TOKENS, TOKENS), {"model": "gru"}, "data has no class_names; .*Arrays.* one name per character"),
         ((TOKENS, LABELS), {"model": "gru"}, r"takes sequences, integers x and y \[T, L\]"),
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
@@ -96,15 +92,12 @@ def test_sequences_with_names_of_their_characters_fit_the_model_that_asks_for_th
     user_data.check_model_fits(arrays, Config(model="gru", partition="iid"))
 
 
-GROUPED = [("labels", LABELS, ("0", "1", "2")), ("next characters", TOKENS, ("0", "1", "2")), ("targets", TARGETS, ())]
-
-
-@pytest.mark.parametrize(("y", "names"), [case[1:] for case in GROUPED], ids=[case[0] for case in GROUPED])
+@pytest.mark.parametrize(("y", "names"), [(TOKENS, ("0", "1", "2")), (TARGETS, ())], ids=["characters", "targets"])
 def test_groups_are_one_per_row_whatever_the_labels(y, names):
     for groups in (["b", "a", "b", "c", "a", "a"], [7, 5, 7, 9, 5, 5], np.array([[1], [0], [1], [2], [0], [0]])):
         arrays = user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, groups))
         assert arrays.groups.tolist() == [1, 0, 1, 2, 0, 0] and arrays.groups.dtype == np.int32
-    for wrong in (np.arange(5), np.arange(7), np.arange(12).reshape(6, 2), np.ones(6), [None] * 6):
+    for wrong in (np.arange(5), np.arange(12).reshape(6, 2), np.ones(6), [None] * 6):
         with pytest.raises(UsageError, match=r"data: groups must be integers or strings \[6\], one per row; got"):
             user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, wrong))
 
@@ -152,19 +145,12 @@ def test_run_without_accuracy_shows_its_loss(capsys):
     ]
 
 
-def test_run_without_accuracy_plots_its_loss(tmp_path):
-    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    plots.write(tmp_path, RECORDS, Config(clients=1))
-    assert {path.name for path in tmp_path.iterdir()} == {"loss.png", "weights.png"}
-
-
 def test_labels_below_zero_are_refused():
     with pytest.raises(UsageError, match=r"integers \[T\] from 0; y of data is int64 \[6\] with values from -1; use"):
         user_data.class_labels(user_data.as_arrays((FLOATS, LABELS - 1)), "model mlp", "use another")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["x", "y"])
+@pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("y", -np.inf)])
 def test_row_with_a_non_finite_value_is_named(name, value):
     x, y = FLOATS.copy(), TARGETS.copy()
     (x if name == "x" else y)[4] = value

@@ -49,13 +49,6 @@ def test_corruption_is_determined_by_seed_and_client(kind):
         np.testing.assert_array_equal(first, rows_and_labels(0, np.array([0, 3, 4])))
 
 
-def test_clients_are_corrupted_independently():
-    """Equal images of two clients get different noise."""
-    x = np.full_like(X, 128)
-    result, _ = apply("pixel_noise", 0.2, x=x)
-    assert not np.array_equal(result[CLIENTS[1]], result[CLIENTS[3]])
-
-
 def test_corruption_without_clients_or_kind_changes_nothing():
     for kind, ids in (("none", IDS), ("label_flip", np.array([], int))):
         x, y = apply(kind, ids=ids)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import tarfile
 import threading
 import warnings
 from pathlib import Path
@@ -16,7 +15,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.data.readers import stl10
 from fedvg_jax.runs.record import provenance
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
@@ -103,21 +101,8 @@ def write_images(root: Path, x) -> Path:
     return root
 
 
-def write_stl_archive(root: Path, x) -> Path:
-    """Writes two images as an uncompressed archive, so that its size does not depend on the pixels."""
-    root.mkdir(parents=True, exist_ok=True)
-    images = b"".join(np.resize(image, (3, 96, 96)).tobytes() for image in x)
-    with tarfile.open(root / "stl10_binary.tar.gz", "w") as tar:
-        for name, content in zip(stl10.FILES, (images, b"\1\2") * 2, strict=True):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return root
-
-
 WRITERS = {
     "folder": write_images,
-    "stl10": write_stl_archive,
     "npz": lambda root, x: np.savez(write(root / "set.npz", b""), x=x, y=np.array([0, 1])) or root,
 }
 
@@ -195,11 +180,6 @@ def test_unwritable_cache_gives_one_warning_line_and_no_error(source, decode):
     with pytest.warns(UserWarning, match=r"\A[^\n]*cache.*without it\Z"):
         load(source, decode)
     assert decode.calls == 1
-
-
-def test_without_a_cache_folder_nothing_is_cached(source, decode):
-    assert cache.cached("reader", [source], decode, None) is ARRAYS
-    assert [file.name for file in source.parent.iterdir()] == ["source.bin"]
 
 
 def test_concurrent_writers_of_one_entry_agree(source, decode):

@@ -109,20 +109,6 @@ def test_skew_of_equal_clients_follows_alpha():
     assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
 
 
-def test_class_with_one_likely_client_belongs_to_that_client():
-    """With two classes, two clients and a tiny alpha, each class has one likely client.
-
-    If the clients differ, each holds one class. If they are the same client, the other gets the remaining rows."""
-    labels = np.repeat([0, 1], 50)
-    pure = 0
-    for seed in range(20):
-        rows = equal_size.dirichlet_equal(labels, 2, 1e-6, _stream(seed))
-        counts = [np.bincount(labels[client_rows], minlength=2) for client_rows in rows]
-        assert np.sum(counts, 0).tolist() == [50, 50] and np.sum(counts, 1).tolist() == [50, 50]
-        pure += sorted(counts[0].tolist()) == [0, 50]
-    assert 4 <= pure <= 16  # about half
-
-
 def test_probability_of_a_class_is_proportional_to_its_size():
     """With 900 and 100 rows and a large alpha, 200 clients of 5 rows each draw the rare class with probability 1/10.
 

@@ -164,21 +164,3 @@ def test_error_without_the_library_names_the_extra_to_install(tmp_path, monkeypa
         data.load("tfds:tiny", tmp_path)
     with usage_error("fedvg_jax[tfds]"):
         tfds.download("tiny", tmp_path)
-
-
-def test_prepared_set_is_decoded_once_per_content_and_size(copied, tmp_path, monkeypatch):
-    calls, decode = [], tfds._decode
-    monkeypatch.setattr(tfds, "_decode", lambda *args, **how: calls.append(args) or decode(*args, **how))
-
-    def load(size=None):
-        return data.load("tfds:tiny", tmp_path, tmp_path / "cache", size=size)
-
-    first, second = load(), load()
-    np.testing.assert_array_equal(first.x, second.x)
-    assert len(calls) == 1
-    assert load(size=(4, 4)).x.shape == load(size=(4, 4)).x.shape == (9, 4, 4, 3)
-    assert len(calls) == 2
-    features = copied / "features.json"
-    features.write_text(features.read_text() + "\n")
-    load()
-    assert len(calls) == 3

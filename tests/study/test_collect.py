@@ -6,6 +6,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import linear
 import pytest
 from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
 
@@ -261,7 +262,8 @@ def test_damaged_run_is_one_line(tmp_path, name):
 def sealed(tmp_path_factory):
     """A real run, whose files have digests."""
     folder = tmp_path_factory.mktemp("sealed") / "a"
-    fv.run(fv.Config(rounds=1, clients=6, local_epochs=1, weighting="fedvg", out=folder))
+    config = fv.Config(rounds=1, clients=4, alpha=10.0, local_epochs=1, weighting="fedvg", out=folder)
+    fv.run(config, data=linear.data(), task=linear.TASK)
     return folder
 
 

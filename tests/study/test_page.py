@@ -3,9 +3,6 @@
 import itertools
 import json
 import re
-import shutil
-import subprocess
-from urllib.parse import urlsplit
 
 import pytest
 from run_folders import write_json, write_manifest, write_run, write_sweep
@@ -15,9 +12,6 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 from fedvg_jax.study import report
 
 HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-OWN_HOSTS = ("google.com", "googleapis.com", "gvt1.com")
-"""Hosts that Chromium asks on its own account, whatever page it shows."""
 
 
 @pytest.fixture(scope="module")
@@ -52,23 +46,17 @@ def test_page_holds_tables_curves_figures_settings_and_provenance(written, text)
         assert part in text
 
 
-def test_page_asks_for_no_file_and_no_address(text):
+def test_page_asks_for_no_file_and_no_address_and_names_cannot_become_elements(text):
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|\#)[^"'\s>]+""", text)
     assert "url(" not in text and "http-equiv" in text and "default-src &#x27;none&#x27;" in text
-
-
-def test_names_in_the_page_cannot_become_elements(text):
-    assert "<script>alert" not in text and "<b>\n" not in text
-    assert "<script" not in text
+    assert "<script" not in text and "<b>\n" not in text
 
 
 def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path):
     """The first report has two groups of settings and two methods; the second has one of each."""
-    settings = {"dataset": "cifar10", "model": "resnet18"}
-    for method in ("fedavg", "fedvg"):
-        for epochs, alpha in itertools.product((1, 2), (0.05, 0.1)):
-            folder = tmp_path / "first" / f"{method}{epochs}{alpha}"
-            write_run(folder, method=method, local_epochs=epochs, alpha=alpha, **settings)
+    for method, epochs, alpha in itertools.product(("fedavg", "fedvg"), (1, 2), (0.05, 0.1)):
+        folder = tmp_path / "first" / f"{method}{epochs}{alpha}"
+        write_run(folder, method=method, local_epochs=epochs, alpha=alpha)
     out = tmp_path / "report"
     first = report.write([tmp_path / "first"], out, figures=["weights", "curves"])
     others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/effects.txt")]
@@ -79,19 +67,3 @@ def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path):
     stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}
     assert {"figures/weights-2.pdf", "figures/curves.csv", "tables/effects.tex"} <= stale
     assert {path for path in out.rglob("*") if path.is_file()} == {*second.paths, *others}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
-def test_page_opens_in_a_browser_without_an_error_or_a_request(sweep, tmp_path):
-    written = report.write([sweep], tmp_path / "report")
-    log = tmp_path / "net.json"
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-        "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=8000",
-        f"--log-net-log={log}", "--enable-logging=stderr", "--dump-dom", written.paths[-1].resolve().as_uri(),
-    ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
-    assert not re.findall(r".*:CONSOLE.*", result.stderr)
-    addresses = set(re.findall(r'"url":"(https?://[^"]*)"', log.read_text()))
-    assert all(urlsplit(address).hostname.endswith(OWN_HOSTS) for address in addresses), addresses

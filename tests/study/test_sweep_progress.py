@@ -49,15 +49,6 @@ def test_rounds_of_earlier_processes_are_neither_left_nor_computed(clock):
     assert counter.left() == "about 12 min left"
 
 
-def test_point_that_starts_anew_has_all_its_rounds_left(clock):
-    counter, points, set_time = clock
-    set_time(10.0)
-    counter.count(points[0], 10)
-    assert counter.left() == "about 70 s left"
-    counter.start_point(points[0])
-    assert counter.left() == "about 80 s left"
-
-
 def test_rounds_that_a_point_did_not_need_are_not_left(clock):
     counter, points, set_time = clock
     set_time(5.0)

@@ -30,7 +30,7 @@ FOLLOWING = (sweep_points.Layer({"partition_seed": "follow"}, "sweep"),)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Settings of a run of a second."""
-    return base_config(tmp_path_factory.mktemp("cache"))
+    return dataclasses.replace(base_config(tmp_path_factory.mktemp("cache")), model="linear")
 
 
 def points_of(base, **changed):
@@ -68,16 +68,6 @@ def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(
     assert programs._compiled.store.cache_info().misses == num_compiled
 
 
-def test_folder_of_a_sweep_lists_its_points_and_every_point_verifies(whole):
-    out, results = whole
-    content = json.loads((out / "sweep.json").read_text())
-    assert content["version"] == 1 and content["base"]["rounds"] == 4
-    assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
-    assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
-    for result in results:
-        assert not verification.check(out / "points" / result.name).misfits
-
-
 def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(base, whole):
     seeds = [(r.result.config.seed, r.result.config.partition_seed) for r in whole[1]]
     assert seeds == [(0, 0), (1, 1)]
@@ -89,14 +79,15 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
     assert alone.result.config.partition_seed == short.partition_seed
 
 
-def test_points_that_differ_in_values_only_have_one_program(base):
-    groups = sweeps.by_program(points_of(base, algorithm=["fedavg", "fedprox"]).points)
-    assert [len(group) for group in groups] == [2, 2]
-
-
-def test_finished_points_are_not_computed_again(base, whole, monkeypatch):
+def test_finished_points_are_listed_verify_and_are_not_computed_again(base, whole, monkeypatch):
     monkeypatch.setattr(loop, "run_simulation", None)
     out, results = whole
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["version"] == 1 and content["base"]["rounds"] == 4
+    assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
+    assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
+    for result in results:
+        assert not verification.check(out / "points" / result.name).misfits
     assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(results)
 
 
@@ -104,14 +95,13 @@ class Killed(BaseException):
     """Ends a sweep as a kill does: nothing more is written."""
 
 
-@pytest.mark.parametrize("at", [2, 4])
-def test_sweep_killed_after_any_chunk_and_started_again_has_the_same_histories(base, whole, tmp_path, at):
+def test_sweep_killed_in_its_second_point_and_started_again_has_the_same_histories(base, whole, tmp_path):
     points, chunks = open_sweep(base, tmp_path / "out"), 0
 
     def kill(point, records):
         nonlocal chunks
         chunks += 1
-        if chunks == at:
+        if chunks == 4:  # the first of the second point
             raise Killed
 
     with pytest.raises(Killed):
@@ -163,17 +153,6 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(bas
     assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
 
 
-def test_stop_signal_in_the_last_chunk_of_a_point_ends_the_sweep_after_it(base, tmp_path):
-    def stop(point, records):
-        if records[-1]["round"] == base.rounds:
-            signal.raise_signal(signal.SIGTERM)
-
-    points = open_sweep(base, tmp_path / "out")
-    computed, stopped_by = sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=stop))
-    assert (list(computed), stopped_by) == ([points[0].name], "SIGTERM")
-    assert computed[points[0].name].summary["stopped_by"] is None
-
-
 def test_point_that_another_process_holds_is_left_to_it(base, tmp_path):
     out = tmp_path / "out"
     points = open_sweep(base, out)
@@ -207,7 +186,7 @@ def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, t
     assert kinds == ["diverged", ""] and results[0].values["lr"] == 1e30
     failure = results[0].result
     folder = out / "points" / results[0].name
-    assert "diverged" in failure.reason and "\n" not in failure.reason
+    assert "use a smaller --lr" in failure.reason and "\n" not in failure.reason
     assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
     assert len(fedvg_jax.History.load(folder).records) == failure.round
     monkeypatch.setattr(loop, "run_simulation", None)
@@ -252,28 +231,6 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     assert len(tried) == 3 * len(points)
     sweeps.compute(points, out)
     assert len(tried) == 4 * len(points)
-
-
-def test_waiting_process_does_not_repeat_a_failure(base, tmp_path, monkeypatch):
-    out, tried = tmp_path / "out", []
-    points = open_sweep(base, out)
-    folder = sweep_folder.point_folder(out, points[0].name)
-    folder.mkdir()
-    other = files.claimed(folder / sweep_folder.CLAIM)
-    other.__enter__()
-
-    def end_of_other(seconds):
-        sweep_folder.write_failure(folder, points[0].config, Failure("failed", 0, "No space left on device"))
-        other.__exit__(None, None, None)
-
-    def fail(work, point):
-        tried.append(point.name)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sweeps.time, "sleep", end_of_other)
-    monkeypatch.setattr(sweeps, "simulation_of", fail)
-    sweeps.compute(points, out)
-    assert tried == [points[1].name]
 
 
 def test_more_values_extend_a_sweep_in_its_folder(base, whole, monkeypatch):
@@ -328,7 +285,7 @@ def on_file(base, tmp_path):
 
     write()
     settings = {"dataset": "npz", "data_dir": data, "partition": "file", "partition_file": partition}
-    return dataclasses.replace(base, model="mlp", clients=2, join_ratio=1.0, **settings), write
+    return dataclasses.replace(base, clients=2, join_ratio=1.0, **settings), write
 
 
 @pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
@@ -373,15 +330,6 @@ def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path
     line = rf"mixed data: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/seed=1"
     with pytest.raises(UsageError, match=line):
         fedvg_jax.run_sweep(config, {"seed": [0, 1, 2]}, out)
-
-
-def test_an_axis_of_folders_has_data_of_their_own(on_file, tmp_path):
-    config, write = on_file
-    shutil.copy(config.data_dir, tmp_path / "second.npz")
-    write(seed=1)
-    swept = {"data_dir": [str(config.data_dir), str(tmp_path / "second.npz")]}
-    results = fedvg_jax.run_sweep(config, swept, tmp_path / "out")
-    assert not any(isinstance(result.result, Failure) for result in results)
 
 
 def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(base, tmp_path, monkeypatch):

@@ -61,15 +61,6 @@ def test_largest_class_is_the_mean_over_runs(tmp_path):
     assert row(tables.accuracy(study), "always the largest class")[1].text == "60.00"
 
 
-def test_data_sets_with_their_models_are_rows(tmp_path):
-    for method in ("fedavg", "fedvg"):
-        for dataset, model in (("digits", "mlp"), ("cifar10", "lenet5")):
-            write_run(tmp_path / f"{method}{dataset}", method=method, dataset=dataset, model=model)
-    table = tables.accuracy(collect([tmp_path]))
-    assert [c.title for c in table.columns] == ["setting", "method", "test accuracy, %"]
-    assert row(table, "dataset digits, model mlp", "fedvg")[2].text == "80.00"
-
-
 def test_choices_are_side_by_side_with_the_one_that_the_published_code_reports(study):
     table = tables.choices(study)
     assert [e.text for e in row(table, "alpha 0.05", "fedvg")[2:5]] == ["72.00 ± 2.00", "77.00 ± 2.00", "77.00 ± 2.00"]
@@ -161,8 +152,7 @@ def test_rounds_without_a_target_are_a_dash(tmp_path):
     assert values["alpha 0.05", "fedvg"]["reached"] == "" and values["alpha 0.5", "fedvg"]["reached"] == "1"
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "loss"])
-@pytest.mark.parametrize("count", [29, 58, 41, 80])
+@pytest.mark.parametrize(("metric", "count"), [("accuracy", 29), ("loss", 41)])
 def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
     """The mean of three equal numbers is not always that number."""
     value = float(f"{count / 450:.9g}")
@@ -174,13 +164,11 @@ def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
     assert study.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2.0"
 
 
-@pytest.mark.parametrize("text", ["fedavg", "FedAvg", "samples", "fedavg+samples", "fedavg, native"])
-def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(study, text):
-    if ", " in text:  # settings stand behind a comma, and no method has this one
-        with pytest.raises(UsageError, match="no method 'fedavg, native'"):
-            tables.options(study, text)
-    else:
+def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(study):
+    for text in ("fedavg", "FedAvg", "samples", "fedavg+samples"):
         assert tables.options(study, text).baseline == "fedavg"
+    with pytest.raises(UsageError, match="no method 'fedavg, native'"):
+        tables.options(study, "fedavg, native")
 
 
 def test_tables_print_names_as_a_paper_does_and_files_of_numbers_as_they_are_typed(tmp_path):
@@ -221,26 +209,23 @@ def computed_gradients(size, **options):
     return int((made.rows >= 0).sum()), made.num_samples.tolist()
 
 
-@pytest.mark.parametrize("size", [20, 32, 33, 40, 65, 100])
+@pytest.mark.parametrize("size", [32, 65, 100])
 @pytest.mark.parametrize(
     ("settings", "options", "tolerance"),
     [
         ({"algorithm": "fedavg"}, {"keep_single": True}, 0),
-        ({"algorithm": "scaffold"}, {"keep_single": True}, 0),
-        ({"algorithm": "scaffold", "scaffold": {"steps": "single"}}, {"single_batches": True, "keep_single": True}, 0),
         (
             {"algorithm": "scaffold", "scaffold": {"steps": "single"}, "single_rows": "skipped"},
             {"single_batches": True, "keep_single": False},
             0,
         ),
-        ({"algorithm": "elastic"}, {"probe_ratio": 0.3, "keep_single": True}, 0),
         (
             {"algorithm": "elastic", "elastic": {"rows": "rest"}},
             {"probe_ratio": 0.3, "probe_apart": True, "keep_single": True},
             1,  # the rows that are left determine n to one row
         ),
     ],
-    ids=["fedavg", "scaffold", "single", "single_skipped", "elastic", "elastic_rest"],
+    ids=["fedavg", "single_skipped", "elastic_rest"],
 )
 def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options, tolerance):
     computed, num_samples = computed_gradients(size, **options)
@@ -249,23 +234,16 @@ def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options,
     assert costs.image_gradients(collect([folder]).runs[0]) == pytest.approx(computed, abs=tolerance)
 
 
-def test_marks_and_footnotes_name_what_is_missing(tmp_path):
-    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
-    failed = sweep / "points" / "method=fedavg,alpha=0.05,seed=1"
-    write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
-    study = collect([sweep], partial=True)
-    table = tables.accuracy(study)
-    assert row(table, "fedavg")[1].footnotes == " ‡" and row(table, "fedvg")[2].footnotes == " †"
-    assert "62.00 ± 2.83 ‡" in markup.markdown(table) and "FedAvg ‡" in markup.markdown(tables.choices(study))
-    assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
-    assert "‡ method=fedavg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
-
-
-def test_a_mean_that_lacks_runs_is_neither_best_nor_second_best(tmp_path):
+def test_a_mean_that_lacks_runs_has_a_footnote_and_is_neither_best_nor_second_best(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
     failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
     write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
-    table = tables.accuracy(collect([sweep], partial=True))
+    study = collect([sweep], partial=True)
+    table = tables.accuracy(study)
+    assert [row(table, "fedvg")[i].footnotes for i in (1, 2)] == [" ‡", " †"]
+    assert "72.00 ± 2.83 ‡" in markup.markdown(table) and "FedVG ‡" in markup.markdown(tables.choices(study))
+    assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
+    assert "‡ method=fedvg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
     marked = {method: [entry.mark for entry in row(table, method)[1:]] for method in BASE}
     assert marked == {"fedvg": ["", ""], "fedavg": ["best", "best"], "fedprox": ["second", "second"]}
     assert table.notes[0].endswith("second best of the cells that have all their runs.")
@@ -286,11 +264,6 @@ def test_accuracies_of_clients_are_shown_where_recorded(tmp_path):
         "own: mean": "75.00",
     }
     assert shown == {"method": "FedAvg"} | expected and not any("§" in note for note in table.notes)
-
-
-def test_there_is_no_table_of_clients_where_no_run_records_their_accuracies(tmp_path):
-    write_run(tmp_path / "a", (0.5, 0.6), method="fedavg")
-    assert "clients" not in {t.name for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg"))}
 
 
 def test_accuracies_of_clients_are_marked_where_a_run_has_not_recorded_them(tmp_path):
@@ -345,8 +318,3 @@ def test_csv_round_trips_names_and_numbers():
     assert rows == [["name", "value"], [HOSTILE, "1"]]
     formula = Table("t", "", (Column("name", ("name",)),), ((Entry("=1+1"),),))
     assert markup.comma_separated(formula) == "name\n'=1+1\n"
-
-
-def test_line_breaks_in_names_stay_within_their_cell():
-    table = Table("t", "a\nb", (Column("x\ny", ("x",)),), ((Entry("c\r\nd"),),))
-    assert len(markup.markdown(table).splitlines()) == 5

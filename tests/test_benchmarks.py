@@ -1,9 +1,7 @@
 """Benchmarks run, refuse contestants that disagree, and write the tables of the documentation. No test uses timings."""
 
-import ast
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +12,6 @@ from benchmarks import (
     cases,
     client_values,
     contest,
-    costs,
     demo,
     gpu,
     lasting_weights,
@@ -24,11 +21,8 @@ from benchmarks import (
     rounds,
     table,
 )
-from fedvg_jax.config import Robust, Tuning, to_json
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.models import lenet, task
-
-ROOT = Path(__file__).parent.parent
 
 
 def torch_or_skip():
@@ -51,21 +45,13 @@ def logistic(tmp_path_factory):
     return folder, contestant
 
 
-@pytest.mark.parametrize("name", ["lean", "loader"])
-def test_pytorch_loop_agrees_with_our_models_and_weights(logistic, name):
+def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches_only(logistic):
     torch_or_skip()
     from benchmarks import peers
 
     folder, contestant = logistic
-    gaps = compare(folder, contestant, peers.PEERS[name](peers.read(folder)))
+    gaps = compare(folder, contestant, peers.Lean(peers.read(folder)))
     assert contest.agrees(gaps), gaps
-
-
-def test_pytorch_loop_on_other_minibatches_disagrees(logistic):
-    torch_or_skip()
-    from benchmarks import peers
-
-    folder, contestant = logistic
     other = peers.read(folder)
     other = other._replace(rounds=[[[rows[1:] for rows in client] for client in other.rounds[0]]])
     assert not contest.agrees(compare(folder, contestant, peers.Lean(other)))
@@ -76,21 +62,6 @@ def compare(folder, contestant, peer):
 
     with np.load(folder / "workload.npz") as file:
         return contest.differences(contestant.check(), peers.check(peer), contestant.exact(), dict(file))
-
-
-@pytest.mark.slow
-def test_vmapped_clients_of_pytorch_agree_with_ours(tmp_path):
-    torch_or_skip()
-    from benchmarks import peers
-
-    case = cases.CASES["pfl_cnn"]._replace(images=2000)
-    settings = case.settings | {"clients": 100, "join_ratio": 0.02}
-    case = case._replace(settings=settings)
-    sim = ours.simulation(case)
-    planned = [sim.schedule(0)]
-    ours.write_workload(tmp_path, case, sim, planned)
-    gaps = compare(tmp_path, ours.Ours(sim, planned), peers.Vmap(peers.read(tmp_path)))
-    assert contest.agrees(gaps), gaps
 
 
 @pytest.mark.parametrize(
@@ -125,6 +96,7 @@ def named_task(case):
     return cases.task(case) or registry.make_task(cases.config(case), cases.arrays(case, None))
 
 
+@pytest.mark.slow
 def test_rounds_writes_timings_of_all_contestants(tmp_path):
     torch_or_skip()
     file = tmp_path / "results.json"
@@ -139,16 +111,6 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
     fields = {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
     assert results["machine"].keys() >= fields
     assert "logistic" in table.render(tmp_path)
-
-
-# --- tables of speed
-
-
-def test_generated_parts_of_the_documentation_are_up_to_date():
-    pytest.importorskip("scipy", reason="reports need the report extra")
-    for path, tables in table.pages(table.RESULTS).items():
-        text = path.read_text(encoding="utf-8")
-        assert table.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
 
 
 # --- other benchmarks
@@ -166,22 +128,6 @@ def test_all_gpu_sections_run_on_the_cpu(tmp_path):
     assert gpu.main(["--cpu-smoke", "--minutes", "15", "--out", str(out), "--cache-dir", str(tmp_path)]) == 0
     sections = json.loads(out.read_text())["sections"]
     assert [name for name, s in sections.items() if "failed" in s or "error" in s] == []
-
-
-@pytest.mark.slow
-def test_costs_count_image_gradients_and_parameters_of_a_round():
-    sizes = costs.Round(clients=4, cohort=2, epochs=1, validation=32, width=8, rows=32)
-    result = costs.measure(sizes, 1)
-    assert result["image_gradients"] == 2 * (32 + 32)
-    assert result["parameters"] == 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10
-
-
-def test_package_does_not_import_benchmarks():
-    for path in (ROOT / "fedvg_jax").rglob("*.py"):
-        names = [
-            ast.unparse(n) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)
-        ]
-        assert not any("benchmarks" in name for name in names), path
 
 
 # --- recorded rounds
@@ -214,7 +160,7 @@ def test_recording_of_global_models_only_is_read_and_its_missing_arrays_are_list
     assert parity.not_compared(partial) == ["client models of round 1", "modelwise weights of rounds 1"]
 
 
-@pytest.mark.parametrize("key", ["val_rows", "init/w", "r0/global/w", "r0/rows/1", "part/0/train", "r0/clients"])
+@pytest.mark.parametrize("key", ["init/w", "r0/rows/1", "r0/clients"])
 def test_recording_without_a_required_array_is_refused(tmp_path, key):
     with pytest.raises(UsageError, match=f"lacks {key}"):
         read_recording(tmp_path, **{key: None})
@@ -268,12 +214,6 @@ def test_interval_is_student_s_t_interval():
     """2 +- 4.302653 / sqrt 3: t(0.975) with two degrees of freedom, times the standard error of 1, 2, 3."""
     assert demo.interval([1.0, 2.0, 3.0]) == pytest.approx((2, -0.48414, 4.48414), abs=1e-3)
     assert not np.isfinite(demo.interval([1.0])).all()
-
-
-def test_differences_are_paired_by_seed():
-    """FedVG is one point lower in every seed, so the interval has width 0, although the seeds differ."""
-    accuracy = {"FedVG": {"final": [0.5, 0.9, 0.7]}, "FedAvg": {"final": [0.51, 0.91, 0.71]}}
-    assert demo.differences(accuracy)["FedAvg"] == pytest.approx((-1, -1, -1))
 
 
 @pytest.mark.slow
@@ -352,18 +292,6 @@ def test_arms_reproduce_the_runs_of_named_weightings():
 # --- the loss plane
 
 
-def test_equal_updates_span_no_plane():
-    with pytest.raises(UsageError, match="two clients with different updates"):
-        loss_plane.directions(np.ones((2, 3)))
-
-
-def test_loss_plane_of_a_run_with_objects_from_python_is_refused(tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(to_json(fv.Config())))
-    (tmp_path / "manifest.json").write_text(json.dumps({"given": {"data": "0a"}}))
-    assert loss_plane.main([str(tmp_path)]) == 2
-    assert "its own data" in capsys.readouterr().err
-
-
 TWO_CLIENTS = fv.Config(clients=3, join_ratio=0.67, local_epochs=1, rounds=1, devices="1", record="client_drift")
 
 
@@ -382,17 +310,3 @@ def test_loss_plane_of_two_clients_holds_their_models_and_the_means_of_them(tmp_
     loss_plane.draw(tmp_path / "plane.png", plane)
     loss_plane.write_table(tmp_path / "plane.csv", plane)
     assert len((tmp_path / "plane.csv").read_text().splitlines()) == 1 + 4 + 2 + 3
-
-
-@pytest.mark.slow
-def test_clients_models_are_theirs_whatever_the_server_does(tmp_path):
-    """The server's momentum, its steps on D_val and the median move the rules' models, not the clients'."""
-    settings = {"tuning": Tuning(steps=2), "robust": Robust("median"), "weighting": "uniform"}
-    config = replace(TWO_CLIENTS, algorithm="fedavgm", **settings)
-    first = fv.run(replace(config, out=tmp_path / "run"))
-    start = first.variables
-    models = loss_plane.client_models(fv.simulation(config), start, 1)
-    updates = [jax.tree.map(lambda new, old: np.asarray(new) - old, m.params, start.params) for m in models]
-    lengths = [np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(update))) for update in updates]
-    second = fv.run(replace(config, rounds=2, resume=str(tmp_path / "run"))).records[1]
-    np.testing.assert_allclose(lengths, second["client_drift"], rtol=1e-4)

@@ -9,10 +9,10 @@ import pytest
 
 import fedvg_jax
 
-HOUSE = Path(fedvg_jax.__file__).parent
+ROOT = Path(fedvg_jax.__file__).parent.parent
 MODULES = [
-    ".".join(path.relative_to(HOUSE.parent).with_suffix("").parts)
-    for path in sorted(HOUSE.rglob("*.py"))
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted([*(ROOT / "fedvg_jax").rglob("*.py"), *(ROOT / "benchmarks" / "paper").glob("*.py")])
     if ">>> " in path.read_text(encoding="utf-8")
 ]
 

@@ -5,7 +5,6 @@ The settings of `--fidelity official` change what a run is made of.
 
 import functools
 import random
-import typing
 from collections import Counter
 from dataclasses import replace
 
@@ -28,24 +27,20 @@ from fedvg_jax.paper import fidelity
 from fedvg_jax.runs import host_pool, population, registry, simulation
 
 DEFAULTS = config.flatten(Config())
-"""Maximum number of words in a cell of the table."""
 
 
 def is_default(row):
     return all(DEFAULTS[name] == value for name, value in row.settings.items())
 
 
-def test_every_row_has_settings_or_a_reason():
-    for row in fidelity.DEPARTURES:
-        with naming(row.id):
-            assert row.settings or row.reason
-
-
-def test_settings_of_a_row_are_valid():
+def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
     """`apply` refuses unknown names and types, `check` refuses unknown values."""
+    distinct = {item for row in fidelity.DEPARTURES for item in row.settings.items()}
+    assert max(Counter(name for name, _ in distinct).values()) == 1
     for row in fidelity.DEPARTURES:
         with naming(row.id):
             settings = dict(row.settings)
+            assert settings or row.reason
             changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
             assert {name: changed[name] for name in settings} == settings
 
@@ -59,33 +54,17 @@ def test_profile_applies_settings_that_differ_from_defaults_or_gives_a_reason():
                 assert is_default(row) or row.reason
 
 
-def test_profile_consists_of_the_official_rows():
-    switched = [row for row in fidelity.DEPARTURES if row.official]
-    assert presets.FIDELITY["official"] == {name: value for row in switched for name, value in row.settings.items()}
-
-
-def test_no_setting_is_in_two_rows():
-    settings = {item for row in fidelity.DEPARTURES for item in row.settings.items()}
-    assert max(Counter(name for name, _ in settings).values()) == 1
-
-
 def test_profile_changes_only_its_settings():
     official, corrected = (config.flatten(sim.parse(["--fidelity", name])) for name in ("official", "corrected"))
     moved = {name: value for name, value in official.items() if corrected[name] != value}
     assert corrected == config.flatten(sim.parse([])) and moved == fidelity.official_settings()
+    assert moved == {name: value for row in fidelity.DEPARTURES if row.official for name, value in row.settings.items()}
 
 
 def test_profile_is_valid_with_every_method():
     for method in presets.METHODS:
         with naming(method):
             config.check(sim.parse(["--fidelity", "official", "--method", method]))
-
-
-def test_rows_have_unique_ids_and_evidence():
-    assert len({row.id for row in fidelity.DEPARTURES}) == len(fidelity.DEPARTURES)
-    allowed = typing.get_args(fidelity.Evidence)
-    assert all({row.paper_evidence, row.published_evidence} <= set(allowed) for row in fidelity.DEPARTURES)
-    assert all(row.published_evidence != "memory" for row in fidelity.DEPARTURES), "the published code was at hand"
 
 
 # --- what the settings change

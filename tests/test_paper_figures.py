@@ -83,17 +83,6 @@ def test_heat_map_holds_share_times_score_times_layers(study):
     assert np.asarray(panel.images[0].get_array()).ravel() == pytest.approx([float(r["norm"]) for r in lines])
 
 
-def test_validity_is_the_rank_correlation_with_the_accuracy_of_client_models(tmp_path):
-    fields = {
-        i: {"client_accuracy": [0.1, 0.5, 0.9], "client_val_loss": [3.0, 2.0, 1.0], "weights": [0.5, 0.3, 0.2]}
-        for i in (1, 2)
-    }
-    study = collect([write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", fields=fields)])
-    actual = validity.correlations(study.runs[0])
-    assert actual["low loss on D_val"] == [(1, 1.0), (2, 1.0)] and actual["weight s_k"] == [(1, -1.0), (2, -1.0)]
-    assert {r["measure"] for r in rows(draw(study, "validity")[0])} == set(validity.MEASURES)
-
-
 def test_weights_against_accuracy_have_a_point_for_every_present_client(tmp_path):
     """Rank correlations are -1 and 0.5 in the rounds; client 7's weight is that of its absence."""
     fields = {
@@ -135,14 +124,6 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expect
     assert head.rounds_of(run)[0].correlations["gradient", "head"] == 1
 
 
-def test_score_proportional_to_the_root_of_fisher_has_slope_one(tmp_path):
-    fields = {i: {"scores": [i, 2.0, 3.0], "client_fisher_trace": [4.0 * i**2, 16.0, 36.0]} for i in (1, 2, 3)}
-    (drawing,) = draw(collect([write_run(tmp_path / "a", method="fedvg", fields=fields)]), "fisher")
-    assert "rank correlation 1.00, slope 1.00, ratio ± 0 %" in drawing.figure.axes[0].get_title()
-    assert all(float(r["root_of_fisher_trace"]) == 2 * float(r["score"]) for r in rows(drawing))
-    assert {r["mean_root_of_joint_fisher"] for r in rows(drawing)} == {""}
-
-
 def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path, monkeypatch):
     """Norms are 3 and 1 / 2 of the roots 1 i, 2 i, 3 i of tensor a and the same, reversed, of tensor b.
 
@@ -173,19 +154,6 @@ def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path, monkeypa
         for r in rows(tensors)
     )
     assert len(rows(tensors)) == 2 * 3 * 2
-
-
-def test_bars_are_at_the_smallest_alpha_of_every_setting(tmp_path):
-    for dataset, alphas in {"digits": (0.05, 0.5), "wine": (0.1, 1.0)}.items():
-        for alpha in alphas:
-            write_run(tmp_path / f"{dataset}{alpha}", method="fedvg", dataset=dataset, alpha=alpha)
-        write_run(tmp_path / f"{dataset}-iid", method="fedvg", dataset=dataset, partition="iid")
-    drawing = draw(collect([tmp_path], partial=True), "bars")[0]
-    assert {row["setting"] for row in rows(drawing)} == {
-        "dataset digits, partition dirichlet, alpha 0.05", "dataset wine, partition dirichlet, alpha 0.1",
-        "dataset digits, partition iid", "dataset wine, partition iid",
-    }  # fmt: skip
-    assert drawing.title == "Methods at the smallest alpha"
 
 
 def test_rank_correlation_is_spearmans_and_needs_three_clients_and_variation():

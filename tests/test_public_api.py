@@ -34,13 +34,6 @@ def test_public_names_are_those_of_the_stub_and_are_loaded_when_they_are_used():
         fv.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["algorithms", "data", "executors", "models", "weightings"])
-def test_namespace_has_public_names(name):
-    namespace = getattr(fv, name)
-    names = getattr(namespace, "__all__", ["load", "NAMES", "Arrays"])
-    assert names and all(hasattr(namespace, inner) for inner in names)
-
-
 # --- a research script
 
 
@@ -106,25 +99,18 @@ def test_research_script_needs_public_names_only(x64):
         (lambda: fv.make_schedule(0, [np.arange(4)], cohort_size=2), "cohort_size must be at most"),
         (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be a whole number >= 1"),
         (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio=1.5), "probe_ratio must be a number from 0 to 1; got"),
-        (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio="x"), "probe_ratio must be a number from 0 to 1; got"),
+        (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=True), "batch_size must be a whole number >= 1"),
+        (lambda: fv.make_schedule(0, [np.arange(4)], seed=-1), "seed must be a whole number >= "),
         (lambda: fv.make_schedule(0, []), "client_rows must be a list of the rows of each client, at least one"),
-        (lambda: fv.make_schedule(0, {0: [0, 1]}), "client_rows must be a list of"),
         (lambda: fv.make_schedule(0, [[-1, 2], [3, 4]]), r"client_rows must be a list of .* got \[-1, 2\]"),
-        (lambda: fv.make_schedule(0, [[2**40, 2], [3, 4]]), r"got \[1099511627776, 2\]"),
         (lambda: fv.make_schedule(0, [[0.5, 2.0]]), r"got \[0.5, 2.0\]"),
-        (lambda: fv.make_schedule(0, [[True, False, True]]), r"got \[True, False, True\]"),
         (lambda: fv.stack_schedules([fv.make_schedule(0, [np.arange(4)] * k) for k in (1, 2)]), "one cohort size"),
         (lambda: fv.max_steps([]), "at least one schedule"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
-        (
-            lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), np.ones(2), batch_size=0),
-            "batch_size must be",
-        ),
-        (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), [np.ones(2)] * 2), "got a list: task.measure"),
         (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), np.ones(2)), "got a ndarray: "),
         (lambda: fv.History.load(None), "History.load takes the folder of a run, a path; got None"),
-        (lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of="w"), "block_of, which takes"),
+        (lambda: fv.gradient_norms({"w": "x"}), "grads leaf 'w' is a str"),
         (lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of=lambda path: [path]), "block_of, "),
     ],
 )
@@ -229,14 +215,10 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
     ("arguments", "message"),
     [
         ({"task": 3}, "task must be a Task, got a int"),
-        ({"algorithm": "fedavg"}, "algorithm must be an Algorithm, got a str"),
         ({"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
         ({"callbacks": 3}, "must be functions"),
-        ({"metrics": {"mine": 3}}, "must be functions"),
-        ({"metrics": {1: lambda model, data: 0.0}}, "metrics must be a dict, name -> function, with strings as names"),
         ({"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
         ({"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
-        ({"metrics": {"mine": lambda model, data: 10**400}}, "metric 'mine' returned 1000"),
         ({"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
         ({"track": 3}, "unknown track '3'"),
     ],
@@ -251,10 +233,8 @@ def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     ("arguments", "message"),
     [
         ({"axes": None}, "axes must be a dict of settings with their values; got"),
-        ({"axes": [("seed", [0])]}, "axes must be a dict of settings with their values; got"),
         ({"out": ""}, "out must not be empty"),
         ({"out": 3}, "out must be a Path; got 3"),
-        ({"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
     ],
     ids=str,
 )
@@ -295,21 +275,6 @@ def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
     assert results == [fv.SweepResult("seed=0", {"seed": 0}, "a history")]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"cohort_size": "x"}, {"seed": -1}, {"batch_size": 0}, {"batch_size": True}, {"local_epochs": 1.5}],
-    ids=str,
-)
-def test_make_schedule_refuses_numbers_out_of_range(wrong):
-    with pytest.raises(fv.UsageError, match=f"{next(iter(wrong))} must be a whole number >= "):
-        fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], **wrong)
-
-
-def test_leaves_that_are_no_arrays_are_named():
-    with pytest.raises(fv.UsageError, match="grads leaf 'w' is a str"):
-        fv.gradient_norms({"w": "x"})
 
 
 @pytest.mark.parametrize(

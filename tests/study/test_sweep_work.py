@@ -7,7 +7,6 @@ import linear
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax.core import hardware
 from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
@@ -31,14 +30,6 @@ def test_every_point_s_tracker_is_checked_before_the_first_run(monkeypatch):
     monkeypatch.setattr(tracking, "WRITERS", {"tensorboard": ("sys", "no_such_module")})
     with pytest.raises(fv.UsageError, match="track tensorboard writes into the run folder; name one by out"):
         sweep({"seed": "0:2", "track": ["tensorboard"]})
-
-
-def test_every_point_s_flags_are_checked_before_the_first_run(monkeypatch):
-    gpu = hardware.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=8, memory_bytes=None)
-    monkeypatch.setattr(hardware, "current", lambda: gpu)
-    monkeypatch.setenv("XLA_FLAGS", "")
-    with pytest.raises(fv.UsageError, match="in XLA_FLAGS before jax starts"):
-        sweep({"deterministic": [True]})
 
 
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):

@@ -61,11 +61,8 @@ def test_weights_of_callables_equal_inverse_norm_weights(granularity):
     norms = jax.tree.map(jnp.float32, {name.replace(".", "/"): value for name, value in NORMS.items()})
     for path, expected in weightings.inverse_norm_weights(norms, granularity).items():
         np.testing.assert_allclose(weights.of_tensors[path.replace("/", ".")], expected, rtol=1e-6)
-    statistics = weights.of_tensors["bn.running_mean"]
-    client_weights = weights.of_tensors["head.bias"]
-    np.testing.assert_allclose(
-        statistics, client_weights if granularity == "modelwise" else np.full(3, 1 / 3), rtol=1e-6
-    )
+    of_statistics = weights.of_tensors["head.bias"] if granularity == "modelwise" else np.full(3, 1 / 3)
+    np.testing.assert_allclose(weights.of_tensors["bn.running_mean"], of_statistics, rtol=1e-6)
 
 
 @pytest.mark.quick
@@ -76,12 +73,6 @@ def test_counters_are_rounded_means_and_dtypes_stay():
     assert {name: array.dtype for name, array in mean.items()} == {name: array.dtype for name, array in MODEL.items()}
     assert mean["bn.count"] == 6  # 4 + (1 * 10 + 2 * 20 + 3 * 30) / 60 = 6.33
     np.testing.assert_allclose(mean["head.bias"], [0.5 + 14 / 6], rtol=1e-6)
-
-
-def test_double_arrays_are_averaged_in_double_precision():
-    third = np.array([1 / 3])
-    mean = named_arrays.weighted_mean(third, [third, third + 1e-12], np.array([0.5, 0.5]))
-    assert mean.dtype == np.float64 and abs(float(mean[0]) - (1 / 3 + 5e-13)) < 1e-16
 
 
 @pytest.mark.parametrize("where", ["model", "score"])
@@ -98,13 +89,8 @@ def test_client_with_anything_nonfinite_has_weight_0(where):
     assert weights.mean.tolist() == [0.5, 0, 0.5] and np.isnan(weights.scores[1])
     mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
     np.testing.assert_allclose(mean["head.bias"], [2.5], rtol=1e-6)
-
-
-def test_round_without_a_finite_client_has_no_weights():
-    broken = Client({name: array * np.nan for name, array in MODEL.items() if name != "bn.count"} | {"bn.count": 0}, 1)
-    broken.arrays["bn.count"] = MODEL["bn.count"]
-    weights = named_arrays.weigh(scheme(), MODEL, [broken])
-    assert not weights.present.any() and weights.mean.tolist() == [0]
+    alone = named_arrays.weigh(scheme(gradient=of_client), MODEL, [Client(broken, 1)])
+    assert not alone.present.any() and alone.mean.tolist() == [0]
 
 
 def test_blocks_are_named_by_the_function_of_the_user():
@@ -114,8 +100,9 @@ def test_blocks_are_named_by_the_function_of_the_user():
     np.testing.assert_allclose(blockwise["conv.weight"], modelwise["head.bias"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("weighting", ["fedvg", "generalised"])
-@pytest.mark.parametrize("named", [{"signal": "delta"}, {"norm": "delta"}], ids=str)
+@pytest.mark.parametrize(
+    ("weighting", "named"), [("fedvg", {"signal": "delta"}), ("generalised", {"norm": "delta"})], ids=str
+)
 def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting):
     """Client k moves every entry by k + 1, and the mean over two tensors is of 2 and 1 entries."""
     weights = named_arrays.weigh(scheme(weighting=weighting, fedvg=named), MODEL, CLIENTS)
@@ -128,7 +115,6 @@ def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting)
     [
         ({"weighting": "fltrust"}, "weighting fltrust needs a task"),
         ({"weighting": "samples+permuted(fitted)"}, "weighting fitted needs a task"),
-        ({"weighting": "val_loss"}, "weighting val_loss needs a task"),
         ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs a task"),
         ({"fedvg": {"include": "^no"}}, "fedvg.include .no matches no tensor; there are conv/weight, head/bias"),
     ],
@@ -156,11 +142,13 @@ def test_integration_without_its_package_names_the_extra(extra, package, monkeyp
         importlib.import_module(f"fedvg_jax.integrations.{extra}")
 
 
-@pytest.mark.parametrize("first", [np.float16, np.float64])
-def test_the_average_has_the_dtypes_of_the_global_model(first):
+def test_the_average_has_the_dtypes_of_the_global_model():
     """Whatever the first client returns."""
     model = {"w": np.zeros(2, np.float32), "n": np.array(3, np.int64)}
-    clients = [{"w": np.full(2, 0.5, first), "n": np.array(4, np.int32)}, {"w": np.full(2, 0.75), "n": np.array(6)}]
+    clients = [
+        {"w": np.full(2, 0.5, np.float16), "n": np.array(4, np.int32)},
+        {"w": np.full(2, 0.75), "n": np.array(6)},
+    ]
     weights = named_arrays.Weights({"w": np.array([0.5, 0.5])}, np.array([0.5, 0.5]), np.ones(2), np.ones(2, bool))
     mean = named_arrays.average(model, clients, weights)
     assert {name: (array.dtype, array.tolist()) for name, array in mean.items()} == {
@@ -169,11 +157,10 @@ def test_the_average_has_the_dtypes_of_the_global_model(first):
     }
 
 
-@pytest.mark.parametrize("dtype", [np.int64, bool])
-def test_a_reply_of_another_kind_of_numbers_is_refused(dtype):
+def test_a_reply_of_another_kind_of_numbers_is_refused():
     model = {"w": np.array([0.4, 0.5, 0.6], np.float32)}
     made = named_arrays.scheme_of_gradient(config.Config(weighting="samples"), lambda arrays: arrays, model)
-    replies = [Client({"w": np.ones(3, dtype)}, 1), Client(model, 1)]
+    replies = [Client({"w": np.ones(3, bool)}, 1), Client(model, 1)]
     with pytest.raises(UsageError, match=r"reply 0: array 'w' is .*; expected float32, as in the global model"):
         named_arrays.weigh(made, model, replies)
 

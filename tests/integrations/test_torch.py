@@ -124,14 +124,6 @@ def test_layers_with_dropout_of_their_own_are_scored_without_it(layer):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_wrong_shape_or_no_client_is_refused():
-    ones = {"w": torch.ones(2)}
-    with pytest.raises(UsageError, match=r"client 1: tensor 'w' has shape \[3\]; expected \[2\]"):
-        fedvg_torch.aggregate(ones, [ones, {"w": torch.ones(3)}], {"w": torch.ones(2) / 2})
-    with pytest.raises(UsageError, match="at least one client"):
-        fedvg_torch.aggregate(ones, [], {"w": torch.ones(0)})
-
-
 def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
     net = Net()
     net.fc1.requires_grad_(False)
@@ -140,8 +132,7 @@ def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
     assert "fc1.weight" not in gradients and not gradients["unused.weight"].any()
 
 
-@pytest.mark.parametrize("norm", ["l1", "l2"])
-@pytest.mark.parametrize("granularity", ["modelwise", "layerwise", "blockwise"])
+@pytest.mark.parametrize(("granularity", "norm"), [("modelwise", "l1"), ("layerwise", "l2"), ("blockwise", "l1")])
 def test_weights_and_mean_equal_those_of_the_package(nets, minibatches, granularity, norm):
     states = [net.state_dict() for net in nets]
     start = Net().state_dict()
@@ -166,15 +157,7 @@ def test_weights_and_mean_equal_those_of_the_package(nets, minibatches, granular
     net.load_state_dict(mean)
 
 
-def test_blocks_are_named_by_torch_names(nets, minibatches):
-    gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
-    state, names = nets[0].state_dict(), []
-    weights = fedvg_torch.inverse_norm_weights(gradients, state, "blockwise", block_of=names.append)
-    assert set(names) == set(weights) and "num_batches_tracked" not in "".join(weights)
-    assert torch.equal(weights["fc1.weight"], weights["classifier.bias"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_floating_dtype_is_averaged_in_its_own_precision(dtype):
     clients = [{"w": torch.tensor([1.0, 2.0], dtype=dtype), "n": torch.tensor(k)} for k in (2, 5)]
     weights = {"w": torch.tensor([0.25, 0.75])}
@@ -194,20 +177,6 @@ def test_tensors_reach_jax_without_a_copy():
     assert aggregation._to_jax(torch.ones(3, 2).T).shape == (2, 3)
 
 
-def test_twelve_lines_equal_the_strategy_of_named_arrays(nets, minibatches):
-    from fedvg_jax import config
-
-    states, start = [net.state_dict() for net in nets], Net().state_dict()
-    gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
-    ours = fedvg_torch.aggregate(start, states, fedvg_torch.inverse_norm_weights(gradients, start))
-    model, *clients = ({name: tensor.numpy() for name, tensor in state.items()} for state in (start, *states))
-    gradient = fedvg_torch.validation_gradient(Net(), LOSS, minibatches)
-    scheme = named_arrays.scheme_of_gradient(config.check(config.Config()), gradient, model)
-    weights = named_arrays.weigh(scheme, model, [named_arrays.Client(arrays, 1) for arrays in clients])
-    theirs = named_arrays.average(model, clients, weights)
-    worlds.assert_close({name: tensor.numpy() for name, tensor in ours.items()}, theirs, 1e-6)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -216,6 +185,17 @@ def test_twelve_lines_equal_the_strategy_of_named_arrays(nets, minibatches):
             lambda: fedvg_torch.inverse_norm_weights([{"a": torch.ones(1)}, {}], {"a": torch.ones(1)}),
             "gradients of client 1 has no array 'a'",
         ),
+        (
+            lambda: fedvg_torch.inverse_norm_weights(
+                [{"a": torch.ones(1)}, {"a": torch.ones(2)}], {"a": torch.ones(1)}
+            ),
+            r"gradients of client 1: tensor 'a' has shape \[2\]; expected \[1\]",
+        ),
+        (
+            lambda: fedvg_torch.inverse_norm_weights([{"a": torch.ones(1)}], {"a": torch.ones(1)}, eps=-1.0),
+            r"'eps' must be in \[0, inf\)",
+        ),
+        (lambda: fedvg_torch.aggregate({"a": torch.ones(1)}, [], {"a": torch.ones(0)}), "at least one client"),
         (lambda: fedvg_torch.inverse_norm_weights([{"b": torch.ones(1)}], {"a": torch.ones(1)}), "gradients has 'b'"),
         (lambda: fedvg_torch.aggregate({"a": torch.ones(1)}, [{}], {"a": torch.ones(1)}), "client 0 has no array 'a'"),
         (lambda: fedvg_torch.validation_gradients(Net(), LOSS, iter([])), "loader of D_val has no minibatch"),
@@ -227,56 +207,25 @@ def test_twelve_lines_equal_the_strategy_of_named_arrays(nets, minibatches):
         ),
         (lambda: fedvg_torch.from_module(Net(), "resnet18", (8, 8, 3)), "Net has no head; expected one of fc.weight"),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_mistake_is_named_in_one_line(call, message):
     with pytest.raises(UsageError, match=message):
         call()
 
 
-@pytest.mark.parametrize("values", [[0.2, 0.3, 0.5], [-1.0, 2.0], [float("nan"), 1.0], [1.0, 1.0], [0.0, 0.0]])
+@pytest.mark.parametrize("values", [[0.2, 0.3, 0.5], [-1.0, 2.0], [float("nan"), 1.0]])
 def test_weights_that_are_no_distribution_are_refused(values):
     state = {"n": torch.tensor(3), "w": torch.zeros(2)}
     with pytest.raises(UsageError, match="weights leaf 'w'"):
         fedvg_torch.aggregate(state, 2 * [state], {"w": torch.tensor(values)})
 
 
-def test_weights_of_half_precision_or_numpy_are_taken():
-    state, states = {"w": torch.zeros(1)}, [{"w": torch.ones(1)}, {"w": torch.full((1,), 5.0)}]
-    for weights in (torch.tensor([0.75, 0.25]).bfloat16(), np.array([0.75, 0.25])):
-        assert fedvg_torch.aggregate(state, states, {"w": weights})["w"].tolist() == [2]  # pyright: ignore[reportArgumentType]
-
-
-def test_tensors_without_a_weighted_mean_are_refused():
-    state = {"w": torch.zeros(2), "c": torch.zeros(2, dtype=torch.complex64)}
-    with pytest.raises(UsageError, match=r"'c' is torch\.complex64; expected a tensor of floats"):
-        fedvg_torch.aggregate(state, [state], {"w": torch.ones(1)})
-    with pytest.raises(UsageError, match="'_extra_state' is dict; expected a tensor of floats"):
-        fedvg_torch.aggregate({"w": torch.zeros(2), "_extra_state": {}}, [], {})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match="gradients of client 0: 'w' is NoneType; expected a tensor"):
-        fedvg_torch.inverse_norm_weights([{"w": None}], {"w": torch.zeros(2)})  # pyright: ignore[reportArgumentType]
-
-
-def test_sparse_gradients_weigh_like_dense_ones():
-    gradients = [{"w": torch.tensor([1.0, 0.0]).to_sparse()}, {"w": torch.tensor([0.0, 3.0])}]
-    weights = fedvg_torch.inverse_norm_weights(gradients, {"w": torch.zeros(2)}, eps=0.0)["w"]
-    np.testing.assert_allclose(weights, [0.75, 0.25], rtol=1e-6)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_gives_its_client_weight_zero(bad):
-    gradients = [{"w": torch.tensor(values)} for values in ([1.0, 0.0], [bad, 0.0], [3.0, 0.0])]
+def test_a_gradient_that_is_not_finite_gives_its_client_weight_zero_and_a_sparse_one_counts():
+    gradients = [{"w": torch.tensor(values)} for values in ([1.0, 0.0], [float("inf"), 0.0])]
+    gradients.append({"w": torch.tensor([3.0, 0.0]).to_sparse()})
     weights = fedvg_torch.inverse_norm_weights(gradients, {"w": torch.zeros(2)}, eps=0.0)["w"]
     np.testing.assert_allclose(weights, [0.75, 0.0, 0.25], rtol=1e-6)
-
-
-def test_gradients_of_another_shape_and_a_wrong_eps_are_refused():
-    state, gradients = {"w": torch.zeros(2)}, [{"w": torch.ones(2)}, {"w": torch.ones(3)}]
-    with pytest.raises(UsageError, match=r"gradients of client 1: tensor 'w' has shape \[3\]; expected \[2\]"):
-        fedvg_torch.inverse_norm_weights(gradients, state)
-    for eps in (float("nan"), -1.0):
-        with pytest.raises(UsageError, match=r"'eps' must be in \[0, inf\)"):
-            fedvg_torch.inverse_norm_weights(gradients[:1], state, eps=eps)
 
 
 def test_data_that_require_a_gradient_are_scored_like_others(nets, minibatches):

@@ -41,11 +41,6 @@ def test_accuracy_has_a_title_the_range_of_the_data_and_the_majority_line():
     assert [40.0, 40.0] in [list(line.get_ydata()) for line in axes.lines]
 
 
-@pytest.mark.parametrize("num_evaluations", [1, 2])
-def test_few_evaluations_are_drawn(num_evaluations):
-    assert figures.curves(make_records(3, num_evaluations), "accuracy", "title").axes[0].get_ylim()[0] < 40
-
-
 def test_clients_are_sorted_by_size_and_absent_ones_left_out():
     records = make_records(20)
     records[0]["weights"][0] = 0.0
@@ -57,21 +52,13 @@ def test_clients_are_sorted_by_size_and_absent_ones_left_out():
     assert shares[list(ids).index(records[1]["clients"][0]), 1] == records[1]["weights"][0] * 10
 
 
-@pytest.mark.parametrize("num_clients", [3, 20, 100, 1000])
+@pytest.mark.parametrize("num_clients", [3, 100])
 def test_labels_of_clients_do_not_overlap(num_clients):
     figure = figures.weights(make_records(num_clients, 60 if num_clients > 20 else 12), "title")
     figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels() if label.get_visible()]
     assert len(boxes) >= 2
     assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(boxes))
-
-
-def test_colours_span_the_data():
-    for spread in (1.1, 3.0, 30.0):
-        shares = np.array([[1 / spread, 1.0, spread, np.nan]])
-        limit = figures._colour_limit(shares)
-        assert max(1.25, 0.8 * spread) <= limit <= max(1.25, spread * 1.001)
-        assert 3 <= len(figures._ticks(limit)) <= 11
 
 
 def test_command_draws_a_run_folder_again(tmp_path, capsys):

@@ -83,11 +83,8 @@ def test_pickle_is_read_as_arrays_or_refused_and_never_executed(capsys):
     [
         ([1], ["'data'"]),
         ({b"data": np.zeros((1, 3072), np.float32), b"labels": [1]}, ["dtype 'f4'", "only 'u1'"]),
-        ({b"data": np.zeros((2, 1536), np.uint8), b"labels": [1, 1]}, ["uint8 [n, 3072]"]),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": ["cat"]}, ["'labels'"]),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, ["1 images but 2 labels"]),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, ["0..9, got -1"]),
-        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [2**63]}, ["0..9, got 9223372036854775808"]),
     ],
 )
 def test_malformed_python_file_is_named(tmp_path, content, parts):

@@ -119,15 +119,11 @@ X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
     [
         ({"x": X}, ["train_images", "got x"]),
         ({"x": X, "y": Y, "class_names": np.array(["a"], object)}, ["plain arrays"]),
-        ({"train_images": X, "train_labels": Y, "test_images": X}, ["test_labels is missing"]),
         ({"x": X, "y": Y[:2]}, ["3 images but 2 labels"]),
         ({"x": X.astype(np.float32), "y": Y}, ["uint8", "float32"]),
-        ({"x": X, "y": Y.astype(float)}, ["labels must be integers", "float64"]),
         ({"x": X, "y": np.stack([Y, Y], 1)}, ["labels must be integers [N] or [N, 1]", "[3, 2]"]),
         ({"x": X, "y": Y - 1}, ["labels must be 0..1", "-1"]),
         ({"x": X, "y": Y, "class_names": np.array(["a", "b"])}, ["labels must be 0..1", "0..2"]),
-        ({"x": X, "y": np.array([0, 1, 2**40])}, ["labels must be 0..65535", str(2**40)]),
-        ({"x": X[:, :, :0], "y": Y}, ["empty"]),
         ({"x_train": X, "y_train": Y, "x_test": X[:, 1:], "y_test": Y}, ["one size", "(3, 4, 1)", "(4, 4, 1)"]),
     ],
 )

@@ -56,7 +56,6 @@ def test_images_of_many_formats_are_resized_to_uint8_of_one_size(tmp_path):
     [
         ("notes.txt", b"text", ["notes.txt", "not an image"]),
         ("short.png", png(np.zeros((64, 64, 3), np.uint8))[:-20], ["short.png", "not a complete image"]),
-        ("inner/x.png", b"", ["inner", "folder that is not an image"]),
         ("script.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", ["script.png", "not a complete image"]),
     ],
 )
@@ -79,19 +78,6 @@ def test_sixteen_bit_images_are_refused():
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(file, "PNG")
     with usage_error("deep.png", "8 bits"):
         images.decode(file.getvalue(), "deep.png")
-
-
-def test_first_damaged_image_is_named_and_waiting_tasks_are_cancelled():
-    """Of a thousand tasks, only a few have started when the first one fails."""
-    intact, started = png(pixels(2, 2, 3)), []
-
-    def read(i):
-        started.append(i)
-        return (b"damaged" if i in (70, 5_000) else intact), f"image {i}"
-
-    with usage_error("image 70:"):
-        images.stack(1000 * 64, read)
-    assert len(started) < 500 * 64
 
 
 def test_array_larger_than_memory_is_refused_before_allocation(tmp_path):
@@ -150,12 +136,9 @@ def test_encoded_images_are_decoded_in_the_order_of_the_splits(tmp_path, key):
         ({"train_offsets": np.array([0, 5])}, ["1 images in train_offsets but 3 labels"]),
         ({"train_offsets": np.array([0, 9, 5, 20])}, ["train_offsets must increase"]),
         ({"train_offsets": np.array([0, 2**63 - 1, 9, 20])}, ["train_offsets must increase"]),
-        ({"train_offsets": np.array([-5, 9, 15, 20])}, ["train_offsets must increase"]),
-        ({"train_offsets": np.array([0.0, 9, 15, 20])}, ["integers"]),
         ({"train_offsets": np.array([0, 9, 15, 20])}, ["train image 0", "not a complete image"]),
         ({"test_labels": np.zeros((2, 2), int)}, ["test_labels integers"]),
         ({"train_jpeg": np.zeros((2, 2), np.uint8)}, ["train_jpeg must be uint8 [n]"]),
-        ({"class_names": np.array(["only"])}, ["0..0", "0..2"]),
     ],
 )
 def test_inconsistent_encoded_images_are_refused(tmp_path, changed, parts):

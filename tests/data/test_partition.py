@@ -93,14 +93,11 @@ def test_official_stream_gives_the_published_rows(num_clients, alpha, seed):
     ("changes", "parts"),
     [
         ({"alpha": 0}, ["alpha must be > 0", "0"]),
-        ({"num_clients": 0}, ["clients must be >= 1", "0"]),
         ({"num_clients": 71}, ["71 clients", "10 samples need 710", "700", "fewer clients"]),
-        ({"min_samples": 0}, ["min_samples must be >= 1"]),
         ({"seed": -1}, ["seed must be 0..4294967295", "-1"]),
         ({"kind": "dirichle"}, ["one of dirichlet, official", "group", "'dirichle'"]),
         ({"val_ratio": 1.0}, ["validation ratio must be", "1.0"]),
         ({"test_ratio": 0.5, "val_ratio": 0.5}, ["0.5 + validation ratio 0.5", "below 1"]),
-        ({"val_ratio": 0.001}, ["0.001", "8 clients", "validation"]),
         ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
     ],
 )

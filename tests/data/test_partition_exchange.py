@@ -44,16 +44,6 @@ def test_parts_of_a_pool_are_refused_for_one_of_another_size(tmp_path, suffix):
         from_rows.read(file, len(LABELS) + 1)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npz"])
-def test_rows_by_client_survive_writing_and_reading_twice(tmp_path, suffix):
-    partition, files = drawn(), [tmp_path / f"{name}{suffix}" for name in "ab"]
-    to_rows.write(files[0], partition, "clients")
-    of_client = [sorted(np.concatenate(rows).tolist()) for rows in zip(*partition, strict=True)]
-    assert [rows.tolist() for rows in from_rows.read(files[0])] == of_client
-    to_rows.write(files[1], read(files[0]), "clients")
-    assert [rows.tolist() for rows in from_rows.read(files[1])] == of_client
-
-
 def test_rows_by_client_number_are_read_in_the_order_of_the_numbers(tmp_path):
     by_client = {str(k): [k] for k in reversed(range(11))}
     (tmp_path / "flwr.json").write_text(json.dumps(by_client))
@@ -95,11 +85,10 @@ def test_unreadable_file_is_named_with_the_layout(tmp_path, content):
         from_rows.read(tmp_path / "a.npz")
 
 
-def test_partition_with_global_held_out_rows_cannot_be_written_by_client(tmp_path):
+def test_rows_are_written_by_client_unless_they_are_held_out_globally(tmp_path):
+    partition, file = drawn(), tmp_path / "a.json"
+    to_rows.write(file, partition, "clients")
+    of_client = [sorted(np.concatenate(rows).tolist()) for rows in zip(*partition, strict=True)]
+    assert [rows.tolist() for rows in from_rows.read(file)] == of_client
     with usage_error("held out", "use parts"):
-        to_rows.write(tmp_path / "a.json", drawn(held_out="global"), "clients")
-
-
-def test_writing_to_a_missing_folder_is_refused_in_one_line(tmp_path):
-    with usage_error("export_partition", "no such folder"):
-        to_rows.write(tmp_path / "none" / "a.json", drawn())
+        to_rows.write(file, drawn(held_out="global"), "clients")

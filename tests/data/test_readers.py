@@ -28,7 +28,6 @@ def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
     ("file", "content", "parts"),
     [
         ("train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
-        ("test_y.bin", bytes([1]), ["test_y.bin", "1 labels for 2 images"]),
         ("train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
         ("test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
     ],
@@ -128,14 +127,11 @@ X = np.zeros((2, 3, 3, 3), np.uint8)
     ("x", "y", "parts"),
     [
         (X, None, ["ydata.npy missing"]),
-        (X, [0], ["2 images but 1 labels"]),
         (X, [0, 4], ["0..3", "0..4"]),
-        (X, [0.5, 1], ["ydata.npy", "whole numbers"]),
         (X, [np.nan, 1], ["ydata.npy", "whole numbers"]),
         (X, [0, 1e300], ["ydata.npy", "whole numbers"]),
         (X[0, 0], [0, 1], ["xdata.npy", "[T, H, W, D]"]),
         (X - 1.0, [0, 1], ["xdata.npy", "0..255 or 0..1", "-1"]),
-        (X + np.nan, [0, 1], ["xdata.npy", "nan"]),
         (np.array([{}, {}], object), [0, 1], ["xdata.npy", "plain array"]),
     ],
 )
@@ -173,7 +169,6 @@ def test_classes_with_the_same_word_get_distinct_names(tmp_path):
         ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
         ("val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
         ("val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn07", ["val_annotations.txt", "'n07'"]),
     ],
 )
 def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts):

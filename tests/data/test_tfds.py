@@ -90,24 +90,6 @@ def test_newest_version_is_read_unless_one_is_named(library, tmp_path):
         data.load("tfds:tiny:2.0.0", tmp_path)
 
 
-def test_one_of_several_configurations_must_be_named(prepared, tmp_path):
-    for config in ("large", "small"):
-        target = tmp_path / "tiny" / config / "1.0.0"
-        target.mkdir(parents=True)
-        for file in (prepared / "tiny" / "1.0.0").iterdir():
-            (target / file.name).write_bytes(file.read_bytes())
-    with usage_error("several configurations", "tfds:tiny/large, tfds:tiny/small"):
-        data.load("tfds:tiny", tmp_path)
-    assert len(data.load("tfds:tiny/small", tmp_path).y) == 9
-
-
-def test_prepared_set_without_labelled_images_is_refused(library, tmp_path):
-    features = {"text": library.features.Text(), "label": library.features.ClassLabel(num_classes=3)}
-    prepare(library, tmp_path, features=features, example=lambda i: {"text": "", "label": i % 3})
-    with usage_error("one image and one class label", "text"):
-        data.load("tfds:tiny", tmp_path)
-
-
 @pytest.fixture
 def copied(prepared, tmp_path):
     """A copy of the prepared folder, which tests may change."""

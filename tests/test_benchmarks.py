@@ -216,16 +216,6 @@ def test_interval_is_student_s_t_interval():
     assert not np.isfinite(demo.interval([1.0])).all()
 
 
-@pytest.mark.slow
-def test_demonstration_writes_accuracies_of_all_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "WEIGHTINGS", {name: demo.WEIGHTINGS[name] for name in ("FedVG", "FedAvg")})
-    out = tmp_path / "demo.json"
-    assert demo.main(["--seeds", "2", "--rounds", "1", "--out", str(out)]) == 0
-    written = json.loads(out.read_text())
-    assert written["settings"]["seeds"] == 2 and str(tmp_path) not in out.read_text()
-    assert all(len(runs[choice]) == 2 for runs in written["accuracy"].values() for choice in demo.CHOICES)
-
-
 # --- values of clients
 
 
@@ -261,15 +251,6 @@ def test_lasting_part_of_weights_is_recovered_from_partial_cohorts():
     parts = lasting_weights.fit_parts(clients, raw / raw.sum(1, keepdims=True), 7)
     np.testing.assert_allclose(parts.lasting[:6], lasting - lasting.mean(), atol=1e-9)
     assert parts.lasting[6] == 0 and parts.explained == pytest.approx(1)
-
-
-def test_arms_separate_the_lasting_from_the_changing_part():
-    lasting, sizes = np.array([-1.0, 0.0, 1.0]), np.array([5, 1, 3])
-    arms = lasting_weights.make_arms(lasting, sizes, np.random.default_rng(0))
-    assert arms.keys() | {"fedvg"} == lasting_weights.WEIGHTS.keys()
-    np.testing.assert_allclose(arms["lasting"].factors * arms["changing"].factors, 1)
-    assert sorted(arms["dealt"].factors) == sorted(arms["lasting"].factors) and arms["lasting"].power == 0
-    assert arms["changing"].power == arms["permuted"].power == 1 and arms["permuted"].is_permuted
 
 
 @pytest.mark.slow

@@ -20,19 +20,6 @@ def documents():
 
 
 @pytest.mark.slow
-def test_the_service_names_the_pod_that_all_processes_look_for():
-    service, job = documents()
-    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
-    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"job-name": name}
-    assert pod["subdomain"] == service["metadata"]["name"]
-    (command,) = pod["containers"][0]["args"]
-    assert f"--distributed {name}-0.{pod['subdomain']}:" in command
-    spec = job["spec"]
-    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
-    assert f"--processes {spec['completions']} " in command
-
-
-@pytest.mark.slow
 def test_two_pods_compute_one_run(tmp_path):
     """The container's own command in two local processes, with the number that Kubernetes gives each pod."""
     container = documents()[1]["spec"]["template"]["spec"]["containers"][0]

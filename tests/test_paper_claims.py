@@ -112,11 +112,6 @@ def test_results_are_read_as_they_were_written():
     assert claims.from_csv(claims.as_csv(results)) == results
 
 
-def test_claim_without_its_runs_is_not_reached(tmp_path):
-    results = verdicts(write_run(tmp_path / "a", method="fedavg"))
-    assert {judged.verdict for judged in results.values()} == {"not reached"}
-
-
 def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_path):
     """With rho off the results are 70 and 74 %: mean 72, deviation the root of 8, 2.83."""
     for name, lowest, verdict in (("a", 0.70, "seen"), ("b", 0.69, "not seen")):
@@ -163,14 +158,6 @@ def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):
     assert verdicts(sweep)["first_or_second"].verdict == "not reached"
     lines = measures.ambiguities(collect([sweep]))
     assert "FedAvg on digits, mlp, alpha 0.05 has 2 cells that differ in other settings" in lines
-
-
-def test_partition_without_alpha_has_no_value_at_the_default_alpha(tmp_path):
-    methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
-    axes = {"method": list(methods), "seed": [0]}
-    for partition, verdict in (("iid", "not reached"), ("dirichlet", "seen")):
-        sweep = write_sweep(tmp_path / partition, axes, lambda v: (0.5, methods[v["method"]]), partition=partition)
-        assert verdicts(sweep)["first_or_second"].verdict == verdict
 
 
 def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):

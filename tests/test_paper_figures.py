@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import write_json, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -83,29 +83,6 @@ def test_heat_map_holds_share_times_score_times_layers(study):
     assert np.asarray(panel.images[0].get_array()).ravel() == pytest.approx([float(r["norm"]) for r in lines])
 
 
-def test_weights_against_accuracy_have_a_point_for_every_present_client(tmp_path):
-    """Rank correlations are -1 and 0.5 in the rounds; client 7's weight is that of its absence."""
-    fields = {
-        1: {"clients": [7, 8, 9], "client_accuracy": [0.1, 0.5, 0.9], "weights": [0.5, 0.3, 0.2]},
-        2: {"clients": [9, 8, 7], "client_accuracy": [0.2, 0.3, 0.9], "weights": [0.2, 0.5, 0.3]},
-        3: {"clients": [7, 8, 9], "client_accuracy": [0.2, 0.4, 0.6], "weights": [0, 0.5, 0.5], "dropped": [7]},
-    }
-    folder = write_run(tmp_path / "a", method="fedvg", seed=4, partition_seed=5, fields=fields)
-    write_json(folder / "partition.json", {"partition": "given", "clients": 10})
-    drawing = draw(collect([tmp_path]), "validity")[1]
-    assert list(rows(drawing)[0]) == [
-        "setting", "method", "seed", "partition_seed", "round", "client", "weight_times_cohort", "accuracy",
-    ]  # fmt: skip
-    actual = [(int(r["round"]), int(r["client"]), float(r["weight_times_cohort"]), float(r["accuracy"]))
-              for r in rows(drawing)]  # fmt: skip
-    expected = [(1, 7, 1.5, 10), (1, 8, 0.9, 50), (1, 9, 0.6, 90), (2, 9, 0.6, 20), (2, 8, 1.5, 30), (2, 7, 0.9, 90)]
-    assert np.array(actual) == pytest.approx(np.array([*expected, (3, 8, 1.5, 40), (3, 9, 1.5, 60)]))
-    assert {(r["method"], r["seed"], r["partition_seed"]) for r in rows(drawing)} == {("fedvg", "4", "5")}
-    (axes,) = drawing.figure.axes
-    assert "mean rank correlation -0.25" in axes.get_title() and axes.get_xscale() == "log"
-    assert len(axes.collections[0].get_offsets()) == 8
-
-
 @pytest.mark.parametrize(("untrained", "expected"), [("absent", 1.0), ("weighed", 0.8)])
 def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expected):
     """Without clients 3 and 2 the weights rise with the accuracy; an untrained client that is weighed has a part."""
@@ -162,11 +139,3 @@ def test_rank_correlation_is_spearmans_and_needs_three_clients_and_variation():
     assert np.isnan(validity.rank_correlation([1, 2], [1, 2])) and np.isnan(
         validity.rank_correlation([1] * 3, [1, 2, 3])
     )
-
-
-def test_pairs_are_of_methods_that_weigh_by_fedvg(tmp_path):
-    """--weighting uniform replaces FedVG's weights, so that X+fedvg is no combination under it."""
-    axes = {"method": ["fedavg", "fedprox", "fedavg+fedvg"], "weighting": ["native", "uniform"], "seed": [0]}
-    drawing = draw(collect([write_sweep(tmp_path / "s", axes, lambda values: (0.5, 0.6))]), "pairs")[0]
-    assert [axes.get_title() for axes in drawing.figure.axes] == ["fedavg"]
-    assert {r["method"] for r in rows(drawing)} == {"fedavg", "fedavg+fedvg"}

@@ -247,17 +247,6 @@ def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
         collect([tmp_path])
 
 
-@pytest.mark.parametrize("name", ["config.json", "history.jsonl"])
-def test_damaged_run_is_one_line(tmp_path, name):
-    for seed in (0, 1):
-        write_run(tmp_path / "runs" / f"{seed}", method="fedavg", seed=seed)
-    (tmp_path / "runs" / "1" / name).write_text("{\n[" * 50)
-    with pytest.raises(UsageError) as error:
-        collect([tmp_path / "runs"])
-    assert name in str(error.value) and "\n" not in str(error.value)
-    assert len(collect([tmp_path / "runs"], partial=True).runs) == 1
-
-
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory):
     """A real run, whose files have digests."""
@@ -322,21 +311,6 @@ def test_a_run_in_the_folder_of_another_point_counts_for_neither(tmp_path):
     assert verify.check(copied).misfits == [line]
     study = collect([sweep], partial=True)
     assert [len(study.cell(method, ()).runs) for method in study.methods] == [1, 2]
-
-
-def test_points_that_name_tuned_and_followed_settings_are_those_of_their_folders(tmp_path):
-    axes = {
-        "method": ["fedavg", "fedprox"],
-        "weighting": ["native", "fedvg"],
-        "partition_seed": ["follow"],
-        "seed": [3],
-    }
-    sweep = write_sweep(tmp_path / "s", axes, accuracies)
-    edit(sweep / "sweep.json", tuning={"settings": {"fedprox.mu": [0.1]}, "chosen": {}})
-    for folder in (sweep / "points").glob("method=fedprox*"):
-        config = json.loads((folder / "config.json").read_text())
-        edit(folder / "config.json", fedprox=config["fedprox"] | {"mu": 0.1})
-    assert len(collect([sweep]).runs) == 4
 
 
 def test_a_folder_without_its_settings_is_named(tmp_path):

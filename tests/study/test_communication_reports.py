@@ -1,16 +1,13 @@
 """Bytes and early ends of runs in reports."""
 
-import json
-
 import pytest
-from run_folders import write_json, write_run, write_summary
+from run_folders import write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from drawn_figures import draw_one, rows
 
-from fedvg_jax.runs.record import seals
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import FIGURES
@@ -34,12 +31,3 @@ def test_curves_against_bytes_have_the_mean_over_runs_of_what_was_sent_so_far(st
 def test_the_table_of_costs_has_the_megabytes_of_all_rounds(study):
     cost = tables.cost(study, tables.options(study))
     assert cost.columns[-1].keys == ("megabytes",) and cost.rows[0][-1].numbers == (13.5,)
-
-
-def test_a_run_that_ended_early_is_reported(tmp_path):
-    folder = write_run(tmp_path / "run", rounds=9)
-    write_summary(folder)
-    summary = json.loads((folder / "summary.json").read_text())
-    content = {name: value for name, value in summary.items() if name != seals.DIGEST}
-    write_json(folder / "summary.json", seals.with_digest({**content, "stopped_early": "val_loss 0.2 reached 0.2"}))
-    assert len(collect([folder]).runs) == 1

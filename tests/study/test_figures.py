@@ -111,17 +111,6 @@ def test_twenty_methods_differ_in_grey():
     assert len({(look.dashes, look.marker) for look in singles}) == 24
 
 
-@pytest.mark.parametrize(("accuracies", "expected"), [((0.35, 0.42, 0.5), 1), ((0.5, 0.6, 0.7), 0)])
-def test_largest_class_is_a_line_where_it_is_within_the_axes(tmp_path, accuracies, expected):
-    """It has 40 % of the test rows."""
-    for method in ("fedavg", "fedavg+fedvg"):
-        write_run(tmp_path / method, accuracies, method=method, seed=0)
-    (axes,) = draw(collect([tmp_path]), "curves")[0].figure.axes
-    drawn = [line for line in axes.lines if list(line.get_ydata()) == [40, 40] and line.get_linestyle() == ":"]
-    labels = [text for text in axes.texts if text.get_text() == "largest class"]
-    assert len(drawn) == len(labels) == expected
-
-
 def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_path):
     """3 of 4 rows of class c are right in the second run, and the first has none."""
     for seed, matrix in enumerate(([[3, 1, 0], [1, 1, 0], [0, 0, 0]], [[1, 3, 0], [0, 0, 0], [0, 1, 3]])):
@@ -142,20 +131,6 @@ def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
     assert "15.0 %" in drawing.figure.axes[0].get_title()
 
 
-def test_settings_without_alpha_are_not_drawn_against_it_and_one_alpha_is_a_marker(tmp_path):
-    """Only rho has a line for a method with one value."""
-    for alpha in (0.05, 0.5):
-        write_run(tmp_path / f"v{alpha}", method="fedvg", alpha=alpha)
-    write_run(tmp_path / "a", method="fedavg", alpha=0.05)
-    write_run(tmp_path / "i", method="fedavg", partition="iid")
-    drawing = draw(collect([tmp_path], partial=True), "alphas")[0]
-    assert sorted((r["method"], r["alpha"]) for r in rows(drawing)) == [
-        ("fedavg", "0.05"), ("fedvg", "0.05"), ("fedvg", "0.5"),
-    ]  # fmt: skip
-    assert not any("alpha" in r["setting"] for r in rows(drawing))
-    assert not any(list(line.get_xdata()) == [0, 1] for line in drawing.figure.axes[0].lines)
-
-
 def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_class(tmp_path):
     """Whatever else varies: each alpha has three values of rho."""
     for alpha, rho in itertools.product((0.05, 0.5), (0.0, 0.5, 1.0)):
@@ -170,25 +145,6 @@ def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_clas
         (bubbles,) = panels[f"alpha {alpha}"].collections
         assert bubbles.get_offsets().tolist() == np.argwhere(counts).tolist()
         assert bubbles.get_sizes() / 150 * 10 == pytest.approx(counts[counts > 0])  # of at most 10 rows
-
-
-def test_weights_of_methods_are_those_of_a_seed_that_all_of_them_have(tmp_path):
-    for method, seeds in (("fedavg", (1, 2)), ("fedvg", (0, 1))):
-        for seed in seeds:
-            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
-    drawing = draw(collect([tmp_path], partial=True), "weights")[0]
-    assert {(r["method"], r["seed"]) for r in rows(drawing)} == {("fedavg", "1"), ("fedvg", "1")}
-    assert "seed 1" in drawing.title
-
-
-def test_losses_below_zero_are_within_the_axes(tmp_path):
-    for method, loss in (("fedavg", -1.5), ("fedvg", -3.0)):
-        fields = {i: {"val_loss": loss, "test_loss": loss} for i in (1, 2, 3)}
-        write_run(tmp_path / method, (None, None, None), method=method, seed=0, fields=fields)
-    study = collect([tmp_path])
-    assert study.metric == "loss"
-    low, high = curves.limits(study, [curves.curve(study, study.cell(method, ())) for method in study.methods])
-    assert low < -3 and high > -1.5
 
 
 def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):

@@ -306,20 +306,6 @@ def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp
     assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
 
 
-def test_a_partition_file_that_changes_is_noticed_where_every_seed_splits_it_anew(on_file, tmp_path):
-    config, write = on_file
-    out, (few, many) = (
-        tmp_path / "out",
-        ({("seed", "partition_seed"): [(n, n) for n in range(count)]} for count in (2, 3)),
-    )
-    fedvg_jax.run_sweep(config, few, out)
-    write(num_first=150)
-    failure = fedvg_jax.run_sweep(config, many, out)[2].result
-    assert isinstance(failure, Failure) and failure.reason.startswith("mixed clients: ")
-    write()
-    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
-
-
 def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path):
     config, write = on_file
     out = tmp_path / "out"

@@ -52,15 +52,6 @@ def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
     assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
 
 
-def test_largest_class_is_the_mean_over_runs(tmp_path):
-    for method, seed, share in (("fedavg", 0, 0.2), ("fedavg", 1, 0.6), ("fedvg", 0, 0.7), ("fedvg", 1, 0.9)):
-        fields = {3: {"test_majority_accuracy": share}}
-        write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, fields=fields)
-    study = collect([tmp_path])
-    assert {r[0].text: r[-1].text for r in tables.choices(study).rows} == {"FedAvg": "40.00", "FedVG": "80.00"}
-    assert row(tables.accuracy(study), "always the largest class")[1].text == "60.00"
-
-
 def test_choices_are_side_by_side_with_the_one_that_the_published_code_reports(study):
     table = tables.choices(study)
     assert [e.text for e in row(table, "alpha 0.05", "fedvg")[2:5]] == ["72.00 ± 2.00", "77.00 ± 2.00", "77.00 ± 2.00"]
@@ -115,21 +106,6 @@ def test_the_table_of_runs_has_what_all_other_tables_are_made_from(study):
     assert {(x["rounds"], x["seconds"]) for x in lines} == {("3", "1.5")}
 
 
-def test_settings_that_only_some_runs_use_have_columns_of_their_own(tmp_path):
-    """Shards have no classes per client, and the reverse."""
-    given = {("shards", "4", ""), ("shards", "2", ""), ("classes", "", "3"), ("classes", "", "2")}
-    for partition, shards, classes in given:
-        counts = {"shards_per_client": int(shards)} if shards else {"classes_per_client": int(classes)}
-        for method in ("fedavg", "fedvg"):
-            folder = tmp_path / f"{method}-{partition}-{shards}{classes}"
-            write_run(folder, method=method, partition=partition, **counts)
-    study = collect([tmp_path])
-    lines = csv_rows(tables.runs(study))
-    columns = ("method", "partition", "shards_per_client", "classes_per_client")
-    assert {tuple(r[c] for c in columns) for r in lines} == {(m, *each) for m in ("fedavg", "fedvg") for each in given}
-    assert [c.title for c in tables.accuracy(study).columns][2:] == ["partition classes", "partition shards"]
-
-
 def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
     """At alpha 0.05 FedVG's second round has 75, 77, 79 %, FedProx's 55, 57, 59 %."""
     table = tables.cost(study, tables.options(study, target=0.76))
@@ -137,19 +113,6 @@ def test_rounds_to_the_target_are_of_the_runs_that_reach_it(study):
     assert row(table, "alpha 0.05", "fedprox")[4].text == "not reached"
     with pytest.raises(UsageError, match="--target must be an accuracy"):
         tables.options(study, target=76)
-
-
-def test_rounds_without_a_target_are_a_dash(tmp_path):
-    """FedAvg diverges at alpha 0.05, so that there is no mean to reach."""
-    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0]}, accuracies)
-    failure = {"kind": "diverged", "round": 2, "reason": "not finite"}
-    write_json(sweep / "points" / "method=fedavg,alpha=0.05,seed=0" / "failure.json", failure)
-    study = collect([sweep])
-    table = tables.cost(study, tables.options(study))
-    assert [entry.text for entry in row(table, "alpha 0.05", "fedvg")[3:5]] == ["–", "–"]
-    assert row(table, "alpha 0.5", "fedvg")[4].text == "2.0"
-    values = {(r["setting"], r["method"]): r for r in csv_rows(table)}
-    assert values["alpha 0.05", "fedvg"]["reached"] == "" and values["alpha 0.5", "fedvg"]["reached"] == "1"
 
 
 @pytest.mark.parametrize(("metric", "count"), [("accuracy", 29), ("loss", 41)])

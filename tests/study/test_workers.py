@@ -55,20 +55,6 @@ def test_auto_starts_a_process_per_core_where_points_use_one_device(changes, cou
     assert workers.auto_jobs(points, machine) == jobs
 
 
-def test_hardware_without_jax_is_a_cpu_unless_an_accelerator_may_be_found(monkeypatch):
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    cpu = hardware.without_jax()
-    assert cpu is not None and (cpu.is_cpu, cpu.cores) == (True, hardware.num_cores())
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    assert hardware.without_jax() is None
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name == "jax_plugins" or None)
-    monkeypatch.delenv("JAX_PLATFORMS")
-    assert hardware.without_jax() is None
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert hardware.without_jax() is not None
-
-
 def test_worker_has_as_many_devices_as_one_process_alone(monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "")

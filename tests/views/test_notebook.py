@@ -12,8 +12,6 @@ import pytest
 import fedvg_jax as fv
 from fedvg_jax.views import display, notebook
 
-SETTINGS = "fv.Config(rounds={}, clients=4, alpha=10.0, out={!r}, cache_dir={!r}, eval_every=1)"
-
 
 @pytest.fixture
 def shown(monkeypatch):
@@ -55,24 +53,6 @@ def test_bar_of_a_stopped_run_says_so(shown):
     assert "round 3/9" in shown[-1] and "stopped" in shown[-1]
 
 
-def output_of(client, code, timeout=240):
-    """Runs a cell; returns its outputs and its error, (name, value) or None."""
-    outputs, error = [], None
-
-    def hook(message):
-        nonlocal error
-        kind, content = message["msg_type"], message["content"]
-        if kind == "error":
-            error = content["ename"], content["evalue"]
-        elif kind in ("execute_result", "display_data", "update_display_data"):
-            outputs.append(content["data"])
-        elif kind == "stream":
-            outputs.append({"text/plain": content["text"]})
-
-    client.execute_interactive(code, output_hook=hook, timeout=timeout)
-    return outputs, error
-
-
 @pytest.fixture
 def kernel(tmp_path):
     manager_module = pytest.importorskip("jupyter_client.manager", reason="needs a notebook kernel")
@@ -91,41 +71,27 @@ def kernel(tmp_path):
 @pytest.mark.slow
 def test_interrupt_of_a_kernel_saves_the_run_which_the_next_cell_resumes(kernel, tmp_path):
     manager, client = kernel
-    out, cache = str(tmp_path / "run"), str(tmp_path / "cache")
-    assert output_of(client, "import fedvg_jax as fv")[1] is None
-    # the interrupt is sent when the cell has trained three rounds
-    client.execute(f"fv.run({SETTINGS.format(100_000, out, cache)}, progress=True)")
-    history = Path(out) / "history.jsonl"
+    out, history = tmp_path / "run", tmp_path / "run" / "history.jsonl"
+    config = f"fv.Config(rounds=100_000, clients=4, alpha=10.0, out={str(out)!r}, eval_every=1)"
+    client.execute(f"import fedvg_jax as fv\nfv.run({config}, progress=True)")
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and (not history.exists() or history.read_bytes().count(b"\n") < 3):
         time.sleep(0.1)
     manager.interrupt_kernel()
-    error, bars = None, []
-    while True:
+    error, bars = "", []
+    while not error:
         message = client.get_iopub_msg(timeout=120)
-        kind, content = message["msg_type"], message["content"]
-        if kind == "error":
-            error = content["ename"], content["evalue"]
-        elif kind in ("display_data", "update_display_data"):
-            bars.append(content["data"].get("text/html", ""))
-        elif kind == "status" and content["execution_state"] == "idle" and error:
-            break
-    assert error[0] == "KeyboardInterrupt" and f"run folder: {out}" in error[1]
-    assert any("<progress" in bar for bar in bars) and "stopped" in [bar for bar in bars if "<progress" in bar][-1]
-
+        if message["msg_type"] == "error":
+            error = message["content"]["evalue"]
+        elif message["msg_type"] in ("display_data", "update_display_data"):
+            bars.append(message["content"]["data"].get("text/html", ""))
+    assert f"run folder: {out}" in error and "stopped" in [bar for bar in bars if "<progress" in bar][-1]
     done = len(history.read_text().splitlines())
-    code = f"""
-import dataclasses
-stored = fv.History.load({out!r})
-config = dataclasses.replace(stored.config, rounds={done} + 2, resume={out!r})
-history = fv.run(config)
-print(len(stored.records), len(history.records), history.summary["resumed_from"], history.summary["stopped_by"])
-history
-"""
-    outputs, error = output_of(client, code)
-    assert error is None
-    assert outputs[0]["text/plain"].split() == [str(done), str(done + 2), str(done), "None"]
-    assert outputs[-1]["text/html"].startswith("<table>") and "<svg" in outputs[-1]["text/html"]
+    stored = f"fv.History.load({str(out)!r}).config"
+    changes = f"rounds={done + 2}, resume={str(out)!r}"
+    code = f"import dataclasses\nfv.run(dataclasses.replace({stored}, {changes}))"
+    client.execute_interactive(code, timeout=240)
+    assert len(fv.History.load(out).records) == done + 2
 
 
 def test_html_of_a_history_is_self_contained_and_escapes_every_text():

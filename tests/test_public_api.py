@@ -119,11 +119,6 @@ def test_mistake_in_a_research_script_is_one_line(call, message):
         call()
 
 
-def test_a_schedule_has_minibatches_for_a_probe():
-    schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 12)], batch_size=2, probe_ratio=0.5)
-    assert dict(zip(schedule.clients.tolist(), schedule.probe_steps.tolist(), strict=True)) == {0: 1, 1: 2}
-
-
 def test_a_pair_of_arrays_is_evaluated_as_the_batch():
     x, model = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), fv.Variables({"w": jnp.ones(3)}, {})
     pair = (x, x.sum(1) + np.float32(2))

@@ -61,15 +61,6 @@ def test_the_estimate_of_a_run_has_its_rounds_and_its_evaluations(planned):
     assert plan.seconds_per_round[0] < plan.seconds_per_round[1]
 
 
-def test_a_run_for_another_machine_has_the_shapes_of_this_one(planned, here):
-    shapes, made = planned[0], here
-    for abstract, concrete in zip(
-        jax.tree.leaves((shapes.state, shapes.data)), jax.tree.leaves((made.state, made.data)), strict=True
-    ):
-        assert isinstance(abstract, jax.ShapeDtypeStruct)
-        assert (abstract.shape, abstract.dtype) == (concrete.shape, concrete.dtype)
-
-
 def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled, here):
     """Lanes side by side, clients as one vector, the weighted mean and the norms as one reduction, wide scoring."""
     for_gpu, of_gpu = compiled
@@ -135,19 +126,3 @@ def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
     config = Config(rounds=2, clients=4, join_ratio=1.0, alpha=1.0, min_samples=2, devices="4")
     launches, size, model = exchanged_by_four(config, four)
     assert_only_clients_and_their_mean(launches, size, model, 4)
-
-
-def exchanged_by_two_hosts(num_clients):
-    """Returns what a round exchanges on 2 hosts of 8 GPUs, as XLA compiles it for them."""
-    pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
-    command = [sys.executable, exchanged.__file__, "h100:2x8", str(num_clients)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(printed.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_two_hosts_of_eight_gpus_exchange_the_clients_once_and_one_mean():
-    """16 devices; at most 12 launches of all-reduces and one of a reduce-scatter, as measured."""
-    launches, size, model = exchanged_by_two_hosts(32)
-    assert_only_clients_and_their_mean(launches, size, model, 32)
-    assert launches["reduce-scatter"] == 1 and launches["all-reduce"] <= 12

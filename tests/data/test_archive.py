@@ -127,10 +127,3 @@ def test_member_larger_than_the_limit_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr(archive, "MAX_MEMBER", 4)
     with usage_error(str(file), "claims", "bytes", SETS[name][3]):
         data.load(name, file)
-
-
-def test_folder_with_several_zips_is_refused(tmp_path):
-    for name in ("a.zip", "b.zip"):
-        write(tmp_path / name, b"")
-    with usage_error(str(tmp_path), "holds 0 folders", "its only .zip"):
-        data.load("covid19", tmp_path)

@@ -126,11 +126,6 @@ def test_damaged_entry_is_rebuilt(source, decode, damage):
     assert decode.calls == 2 and (entry_of(source) / name).read_bytes() == intact
 
 
-def test_cache_folder_is_accessible_to_its_user_only(source, decode):
-    load(source, decode)
-    assert (source.parent / "cache").stat().st_mode & 0o777 == 0o700
-
-
 def test_scratch_folder_of_a_killed_writer_is_ignored_and_removed_after_a_day(source, decode):
     load(source, decode)
     entry = entry_of(source)

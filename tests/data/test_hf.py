@@ -115,11 +115,6 @@ def test_saved_partitions_of_flwr_datasets_are_read_as_groups(tmp_path):
     assert arrays.groups.tolist() == [0, 0, 1, 2, 2]
 
 
-def test_saved_selection_is_read_in_its_order(tmp_path):
-    rows(range(9)).select([4, 2]).save_to_disk(tmp_path / "set")
-    np.testing.assert_array_equal(load(tmp_path / "set").x, X[[4, 2]])
-
-
 def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     grey = X[..., :1]
     dataset = rows(range(4), grey).remove_columns("label").add_column("target", ["b", "a", "b", "c"])
@@ -130,14 +125,6 @@ def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     rows(range(4), [X[2] if i == 2 else x for i, x in enumerate(grey[:4])]).save_to_disk(tmp_path / "mixed")
     mixed = load(tmp_path / "mixed").x  # grey images beside one in colour are repeated
     np.testing.assert_array_equal(mixed[[1, 2]], [np.broadcast_to(grey[1], (8, 10, 3)), X[2]])
-
-
-def test_column_of_pixel_arrays_is_read(tmp_path):
-    features = library.Features({"x": library.Array2D((8, 10), "uint8"), "y": library.Value("int64")})
-    library.Dataset.from_dict({"x": X[..., 0].tolist(), "y": [5] * 9}, features).save_to_disk(tmp_path / "set")
-    arrays = load(tmp_path / "set")
-    np.testing.assert_array_equal(arrays.x, X[..., :1])
-    assert arrays.y.tolist() == [5] * 9 and arrays.class_names == tuple("012345")
 
 
 def test_parquet_files_of_other_libraries_are_read(tmp_path):

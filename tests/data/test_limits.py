@@ -70,13 +70,6 @@ def test_client_array_without_valid_ids_is_refused(tmp_path, client):
         from_rows.read(tmp_path / "rows.npz")
 
 
-def test_client_array_of_another_length_is_refused(tmp_path):
-    np.savez(tmp_path / "rows.npz", client=np.arange(3) % 2)
-    assert len(from_rows.read(tmp_path / "rows.npz", 3)) == 2
-    with usage_error("rows.npz", "client is int64 [3], and the data set has 4 rows"):
-        from_rows.read(tmp_path / "rows.npz", 4)
-
-
 @pytest.mark.parametrize("sizes", [[-1, 3], [2**62, 2**62, -(2**63), 2], [0.5, 1.5], [[2]], [3]])
 def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
     np.savez(tmp_path / "rows.npz", train=[0, 1], train_sizes=sizes, val=[2], val_sizes=[1], test=[3], test_sizes=[1])

@@ -104,15 +104,6 @@ def test_skew_of_equal_clients_follows_alpha():
     assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
 
 
-def test_probability_of_a_class_is_proportional_to_its_size():
-    """With 900 and 100 rows and a large alpha, 200 clients of 5 rows each draw the rare class with probability 1/10.
-
-    Two or more rare rows have probability 0.081: 16 clients are expected, with a standard deviation below 4."""
-    labels = np.repeat([0, 1], [900, 100])
-    rare = [labels[client_rows].sum() for client_rows in equal_size.dirichlet_equal(labels, 200, 1e6, _stream(0))]
-    assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
-
-
 def test_balanced_client_holds_equally_many_rows_of_every_class():
     result = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
     counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
@@ -233,11 +224,6 @@ def test_every_layout_of_a_partition_file_is_read(tmp_path, layout):
     assert same(check(from_rows.read(file)), parts)
 
 
-def test_validation_and_test_rows_may_belong_to_no_client():
-    parts = check(([[0], [1]], [[2, 3]], [[4], []]))
-    assert [len(part) for part in parts] == [2, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
@@ -278,10 +264,3 @@ def test_statistics_equal_values_computed_by_hand():
     assert description["mean_label_distance"] == 0.25
     assert description["size_gini"] == 0.3  # |4 - 1| twice, over 2 N sum = 20
     assert json.loads(json.dumps(description)) == description
-
-
-def test_statistics_without_classes_are_sizes():
-    parts = Partition([np.arange(3)], [np.arange(3, 4)], [np.arange(4, 5)])
-    for labels, names in ((np.linspace(0, 1, 5), ("a",)), (np.arange(5), ())):
-        description = statistics.describe(labels, names, parts)
-        assert description["samples"] == [3] and "counts" not in description

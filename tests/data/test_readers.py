@@ -154,12 +154,6 @@ def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
     assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
 
 
-def test_classes_with_the_same_word_get_distinct_names(tmp_path):
-    write_tiny(tmp_path)
-    write(tmp_path / "words.txt", b"n01\tcrane, bird\nn02\tcrane\n")
-    assert data.load("tinyimagenet", tmp_path).class_names == ("crane (n02)", "crane (n01)")
-
-
 @pytest.mark.parametrize(
     ("file", "content", "parts"),
     [

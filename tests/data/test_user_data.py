@@ -38,10 +38,6 @@ def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
     np.testing.assert_array_equal(result.x, x)
 
 
-def test_labels_are_widened_to_int32():
-    assert user_data.as_arrays((FLOATS, LABELS.astype(np.uint8))).y.dtype == np.int32
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -78,11 +74,6 @@ def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, dat
     assert "\n" not in str(error.value)
 
 
-def test_sequences_with_names_of_their_characters_fit_the_model_that_asks_for_them():
-    arrays = user_data.as_arrays(Arrays("mine", TOKENS, TOKENS, ("a", "b", "c"), 6))
-    user_data.check_model_fits(arrays, Config(model="gru", partition="iid"))
-
-
 @pytest.mark.parametrize(("y", "names"), [(TOKENS, ("0", "1", "2")), (TARGETS, ())], ids=["characters", "targets"])
 def test_groups_are_one_per_row_whatever_the_labels(y, names):
     for groups in (["b", "a", "b", "c", "a", "a"], [7, 5, 7, 9, 5, 5], np.array([[1], [0], [1], [2], [0], [0]])):
@@ -112,16 +103,6 @@ def test_run_without_accuracy_is_summarised_by_its_loss():
         "test_loss_min": 1.0,
     }
     assert history.summarise([RECORDS[1]]) == {}
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [({"accuracy": 1.0}, "must give loss, whatever else; got accuracy"), ({}, "got nothing"),
-     ({"loss": 1.0, "each": np.ones(3)}, r"must give numbers, shape \[\]; got \[3\] for each")],
-)  # fmt: skip
-def test_metrics_that_are_not_scalars_are_refused_in_one_line(metrics, message):
-    with pytest.raises(UsageError, match=message):
-        history.evaluation("val", metrics)
 
 
 def test_labels_below_zero_are_refused():

@@ -189,19 +189,6 @@ def test_strategy_that_cannot_work_is_refused_before_the_first_round(arguments, 
         flower.FedVG(**arguments)
 
 
-def test_counters_stay_integers_where_the_server_steps_from_the_mean():
-    def client(node, message):
-        sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
-        assert sent["n"].dtype == np.int64
-        return reply(message, QUADRATIC | {"n": sent["n"] + 2}, **{"num-examples": 1})
-
-    server = without_evaluation(strategies.FedAvgM, server_momentum=0.9)
-    strategy = flower.FedVG(gradient=gradient, server=server)
-    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in (QUADRATIC | {"n": np.int64(3)}).items()})
-    arrays = strategy.start(LocalGrid(client), record, num_rounds=2).arrays
-    assert arrays["n"].numpy() == 7
-
-
 def test_a_strategy_started_with_another_model_weighs_all_its_arrays():
     strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
     one_round_of(strategy)

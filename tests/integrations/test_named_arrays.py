@@ -93,13 +93,6 @@ def test_client_with_anything_nonfinite_has_weight_0(where):
     assert not alone.present.any() and alone.mean.tolist() == [0]
 
 
-def test_blocks_are_named_by_the_function_of_the_user():
-    one_block = scheme(fedvg={"granularity": "blockwise"}, block_of=lambda name: name.partition(".")[2][:0])
-    modelwise = named_arrays.weigh(scheme(), MODEL, CLIENTS).of_tensors
-    blockwise = named_arrays.weigh(one_block, MODEL, CLIENTS).of_tensors
-    np.testing.assert_allclose(blockwise["conv.weight"], modelwise["head.bias"], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("weighting", "named"), [("fedvg", {"signal": "delta"}), ("generalised", {"norm": "delta"})], ids=str
 )
@@ -140,21 +133,6 @@ def test_integration_without_its_package_names_the_extra(extra, package, monkeyp
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"needs {package}; pip install 'fedvg_jax\[{extra}\]'$"):
         importlib.import_module(f"fedvg_jax.integrations.{extra}")
-
-
-def test_the_average_has_the_dtypes_of_the_global_model():
-    """Whatever the first client returns."""
-    model = {"w": np.zeros(2, np.float32), "n": np.array(3, np.int64)}
-    clients = [
-        {"w": np.full(2, 0.5, np.float16), "n": np.array(4, np.int32)},
-        {"w": np.full(2, 0.75), "n": np.array(6)},
-    ]
-    weights = named_arrays.Weights({"w": np.array([0.5, 0.5])}, np.array([0.5, 0.5]), np.ones(2), np.ones(2, bool))
-    mean = named_arrays.average(model, clients, weights)
-    assert {name: (array.dtype, array.tolist()) for name, array in mean.items()} == {
-        "w": (np.float32, [0.625, 0.625]),
-        "n": (np.int64, 5),
-    }
 
 
 def test_a_reply_of_another_kind_of_numbers_is_refused():

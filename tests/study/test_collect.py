@@ -153,13 +153,6 @@ def test_axes_that_go_together_are_one_scenario(tmp_path):
     assert study.scenarios == tuple((("dataset", d), ("model", m)) for d, m, _ in sorted(pairs))
 
 
-def test_setting_that_all_methods_vary_is_an_axis(tmp_path):
-    for method in ("fedavg", "fedvg"):
-        for epochs in (1, 2):
-            write_run(tmp_path / f"{method}{epochs}", method=method, local_epochs=epochs)
-    assert collect([tmp_path]).scenarios == ((("local_epochs", 1),), (("local_epochs", 2),))
-
-
 PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
 
 
@@ -181,14 +174,6 @@ def test_what_varies_between_methods_is_part_of_their_names(tmp_path, axes, meth
     assert study.methods == methods and study.scenarios == ((),)
     is_noted = "whose local tensors keep their initial values" in " ".join(study.notes)
     assert is_noted == ("local" in axes or methods is PERSONAL)
-
-
-def test_partition_seed_that_follows_the_seed_is_no_axis(tmp_path):
-    for method in ("fedavg", "fedvg"):
-        for seed in (0, 1):
-            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=seed)
-    study = collect([tmp_path])
-    assert study.scenarios == ((),) and sorted(study.cell("fedvg", ()).runs) == [(0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -216,14 +201,6 @@ def test_a_folder_of_data_is_a_scenario_where_a_sweep_varies_it(tmp_path):
     study = collect([sweep])
     assert study.scenarios == tuple((("data_dir", folder),) for folder in folders)
     assert all(len(cell.runs) == 2 for cell in study.cells.values())
-
-
-def test_given_partitions_may_differ_between_seeds(tmp_path):
-    for seed in (0, 1):
-        folder = write_run(tmp_path / f"{seed}", seed=seed)
-        give(folder, partition=f"{seed}")
-        edit(folder / "manifest.json", partition=f"{seed}")
-    assert len(collect([tmp_path]).runs) == 2
 
 
 @pytest.mark.parametrize("partitions", [(42, 42), (0, 1)], ids=["shared", "own"])
@@ -379,13 +356,6 @@ def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
     give(write_run(tmp_path / "a", method="fedavg"), **dict.fromkeys(names, "mine"))
     settings = collect([tmp_path]).settings
     assert {name: settings[setting] for name, setting in names.items()} == {name: f"own {name}" for name in names}
-
-
-def test_replicates_of_different_functions_are_refused(tmp_path):
-    for seed in (0, 1):
-        give(write_run(tmp_path / f"{seed}", seed=seed), weighting=f"mine.weights{seed}")
-    with pytest.raises(UsageError, match=r"mixed weighting: 1 has mine\.weights1, other runs have mine\.weights0"):
-        collect([tmp_path])
 
 
 def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):

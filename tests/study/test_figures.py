@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from run_folders import partition, write_run, write_summary, write_sweep
+from run_folders import partition, write_run, write_summary
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -13,7 +13,7 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, STEMS, base, curves
+from fedvg_jax.study.figures import FIGURES, STEMS, base
 
 LACKING = {
     "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
@@ -64,14 +64,6 @@ def test_drawn_lines_and_bands_are_those_of_the_file(study):
             corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
             edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
             assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
-
-
-def test_curve_is_of_the_rounds_that_all_runs_evaluate(tmp_path):
-    write_run(tmp_path / "a", (0.5, 0.6, 0.7), method="fedavg", seed=0)
-    write_run(tmp_path / "b", (None, 0.5, 0.6), method="fedavg", seed=1)
-    study = collect([tmp_path])
-    curve = curves.curve(study, study.cell("fedavg", ()))
-    assert curve.rounds.tolist() == [2, 3] and curve.mean.tolist() == pytest.approx([55, 65])
 
 
 @pytest.mark.parametrize(("name", "style"), [("curves", "paper"), ("alphas", "wide")])
@@ -162,10 +154,3 @@ def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
     assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
         ("fedavg", "1", "0.5", "1"), ("fedavg", "2", "0.25", "1"),
     ]  # fmt: skip
-
-
-def test_names_that_look_like_mathematics_are_drawn(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {"method": ["fedvg"], "seed": [0]}, lambda v: (0.5, 0.6), title="$\\frac_{\n")
-    drawing = draw(collect([sweep]), "curves")[0]
-    drawing = drawing._replace(title="$\\frac{ \n <b>")
-    assert [path.suffix for path in base.save(drawing, tmp_path, WIDE)] == [".png", ".pdf", ".csv"]

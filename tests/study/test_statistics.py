@@ -46,11 +46,6 @@ def test_one_sided_tests_over_the_pairs_give_the_papers_pattern_of_significance(
     }
 
 
-def test_equal_differences_have_no_p_value_of_the_t_test():
-    equal = statistics.compare({(s, 0): s + 2.0 for s in range(3)}, {(s, 0): float(s) for s in range(3)})
-    assert math.isnan(equal.t_p) and equal.t_interval == (2.0, 2.0)
-
-
 def test_exact_test_enumerates_all_signs_with_and_without_ties():
     """p is the share of the 2^n sign patterns whose rank sum is at least as large; tied ranks are means."""
     for differences in ([3.0, -1.0, 2.0, 5.0], [2.0, -2.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0]):
@@ -88,11 +83,3 @@ def test_warning_names_the_number_of_pairs_that_suffices():
     """Two-sided p of n pairs is at least 2^(1-n): 1/16 for 5. Times 30 tests: 30/512 for 10, 30/1024 for 11."""
     assert "6 pairs or more" in statistics.warning(5, 1) and not statistics.warning(6, 1)
     assert "11 pairs or more" in statistics.warning(10, 30) and not statistics.warning(11, 30)
-
-
-@pytest.mark.parametrize("n", [30, 60])
-def test_many_differences_with_ties_are_near_the_test_without_ties(n):
-    """Above 14 tied differences, and above 50 of any kind, the normal approximation is used."""
-    differences = np.random.default_rng(1).normal(0.2, 1, n)
-    untied = statistics.wilcoxon(differences)
-    assert statistics.wilcoxon(differences.round(1)) == pytest.approx(untied, abs=0.03)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvg_jax import sim
-from fedvg_jax.config import Config, flatten
+from fedvg_jax.config import flatten
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import axes, sweep_points
 from fedvg_jax.study.sweep_points import Layer, Sweep, make_points, name_of
@@ -55,11 +54,6 @@ def test_names_of_different_values_differ_and_are_safe_for_folders(one, data):
         assert (name_of(one) == name_of(other)) == is_same
     assert set(name_of(one)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+()-=,%~")
     assert len(name_of(one)) <= sweep_points.MAX_NAME and name_of(one)[0] not in ".-"
-
-
-def test_long_names_are_cut_and_stay_different():
-    long = [name_of({"fedvg.include": "a" * 300 + end}) for end in "bc"]
-    assert long[0] != long[1] and {len(name) for name in long} == {sweep_points.MAX_NAME}
 
 
 def test_axis_of_one_value_is_not_in_the_names():
@@ -116,12 +110,6 @@ def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
     assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(sim.parse(words), cache_dir=None)
 
 
-def test_numbers_of_numpy_name_the_same_points_as_python_numbers():
-    given = {"alpha": np.array([0.1, 0.5]), ("lr", "seed"): [(np.float64(0.1), np.int64(3))]}
-    plain = {"alpha": [0.1, 0.5], ("lr", "seed"): [(0.1, 3)]}
-    assert make_points(Sweep(axes.parse_axes(given))) == make_points(Sweep(axes.parse_axes(plain)))
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -157,11 +145,6 @@ def test_impossible_axes_are_refused_in_one_line_before_any_run(case):
         sweep = Sweep(tuple(axes.cross(settings, "test")), (Layer({}, "test"),))
         make_points(sweep)
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_method_that_contradicts_the_config_is_refused():
-    with pytest.raises(UsageError, match=r"the config has fedprox.mu 0.5, and a shorthand"):
-        make_points(crossed(method=["fedprox"])._replace(start=Config(fedprox={"mu": 0.5})))
 
 
 FILE = """

@@ -233,18 +233,6 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     assert len(tried) == 4 * len(points)
 
 
-def test_more_values_extend_a_sweep_in_its_folder(base, whole, monkeypatch):
-    out, results = whole
-    computed = []
-    run = loop.run_simulation
-    monkeypatch.setattr(
-        loop, "run_simulation", lambda sim, **arguments: computed.append(sim.config.seed) or run(sim, **arguments)
-    )
-    more = fedvg_jax.run_sweep(base, {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}, out)
-    assert computed == [2]
-    assert [histories(more)[r.name] for r in results] == list(histories(results).values())
-
-
 def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
     out, _ = whole
     with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):

@@ -134,20 +134,6 @@ def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(stu
         tables.options(study, "fedavg, native")
 
 
-def test_tables_print_names_as_a_paper_does_and_files_of_numbers_as_they_are_typed(tmp_path):
-    methods = ["fedavg", "uniform", "fedprox+fedvg", "permuted(fedvg)", "scaffold+uniform"]
-    for method in methods:
-        write_run(tmp_path / method, method=method)
-    study = collect([tmp_path])
-    assert set(study.methods) == set(methods)
-    printed = {"FedAvg", "uniform", "FedProx + FedVG", "permuted(FedVG)", "Scaffold + uniform"}
-    chosen = tables.options(study, "Scaffold + uniform")
-    for table in (tables.accuracy(study), tables.choices(study), tables.cost(study, chosen)):
-        assert {r[0].text for r in table.rows} - {"always the largest class"} == printed
-        assert {r["method"] for r in csv_rows(table)} - {"always the largest class"} == set(methods)
-    assert "Scaffold + uniform" in tables.effects(study, chosen).title
-
-
 @pytest.mark.parametrize(
     ("changes", "scored"),
     [
@@ -276,8 +262,7 @@ def test_html_escapes_what_would_be_an_element():
     assert "<script>" not in text and text.count("&lt;script&gt;") == 4 and "<b>1.00</b>" in text
 
 
-def test_csv_round_trips_names_and_numbers():
-    rows = list(csv.reader(io.StringIO(markup.comma_separated(hostile_table()))))
-    assert rows == [["name", "value"], [HOSTILE, "1"]]
+def test_csv_round_trips_names_and_numbers_and_holds_no_formula():
+    assert list(csv.reader(io.StringIO(markup.comma_separated(hostile_table())))) == [["name", "value"], [HOSTILE, "1"]]
     formula = Table("t", "", (Column("name", ("name",)),), ((Entry("=1+1"),),))
     assert markup.comma_separated(formula) == "name\n'=1+1\n"

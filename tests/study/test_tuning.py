@@ -94,13 +94,3 @@ def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused(settings,
     with pytest.raises(UsageError, match=message) as error:
         tuning.tuning_points(sweep, tuning.make_tuning(tuned_settings))
     assert "\n" not in str(error.value)
-
-
-def test_cells_of_the_tuning_runs_are_those_of_the_sweep():
-    """Settings that only some methods use may be tuned, and seeds may follow."""
-    varied = {"weighting": ["fedvg", "generalised"], "partition_seed": ["follow"], "alpha": [0.5, 5.0], "seed": "0:2"}
-    sweep = sweep_points.Sweep(axes.parse_axes(varied), start=Config(rounds=1))
-    tuned = {"fedvg.link": ["inverse", "softmax"], "fedvg.exponent": [1.0, 2.0]}
-    points = tuning.tuning_points(sweep, tuning.make_tuning(tuned))[1].points
-    cells = {tuning.cell_of(point.values) for point in sweep_points.make_points(sweep).points}
-    assert tuning.by_cell(points, list(tuned)).keys() == cells

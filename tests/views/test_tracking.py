@@ -5,21 +5,15 @@ import signal
 import sys
 import types
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
-from fedvg_jax.runs import loop, simulation
+from fedvg_jax.runs import loop
 from fedvg_jax.views import tracking
 from fedvg_jax.views.tracking.writers import Writer
-
-
-class FakeSimulation(NamedTuple):
-    config: Config
-    given: frozenset
 
 
 def record(number):
@@ -141,19 +135,6 @@ def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
     with usage_error("tensorboard writes into the run folder", "out"):
         fv.run(Config(rounds=1), track=["tensorboard"])
-
-
-def test_points_of_a_sweep_are_tracked(fake, monkeypatch, tmp_path):
-    def run(sim, on_start, on_records, **_):
-        on_start()
-        on_records([record(1)])
-        return fv.History([record(1)], {}, None, None, None, sim.config)
-
-    monkeypatch.setattr(loop, "run_simulation", run)
-    monkeypatch.setattr(simulation, "simulation", lambda config, **_: FakeSimulation(config, frozenset()))
-    start = Config(rounds=1, cache_dir=tmp_path / "cache")
-    assert len(fv.run_sweep(start, {"seed": [0, 1]}, track="wandb")) == 2
-    assert [name for name, _ in fake] == ["open", "log", "close"] * 2
 
 
 # --- real packages

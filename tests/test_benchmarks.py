@@ -12,7 +12,6 @@ from benchmarks import (
     cases,
     client_values,
     contest,
-    demo,
     gpu,
     lasting_weights,
     loss_plane,
@@ -210,12 +209,6 @@ def test_recording_of_global_models_only_is_replayed(tmp_path):
 # --- the digits demonstration
 
 
-def test_interval_is_student_s_t_interval():
-    """2 +- 4.302653 / sqrt 3: t(0.975) with two degrees of freedom, times the standard error of 1, 2, 3."""
-    assert demo.interval([1.0, 2.0, 3.0]) == pytest.approx((2, -0.48414, 4.48414), abs=1e-3)
-    assert not np.isfinite(demo.interval([1.0])).all()
-
-
 # --- values of clients
 
 
@@ -251,23 +244,6 @@ def test_lasting_part_of_weights_is_recovered_from_partial_cohorts():
     parts = lasting_weights.fit_parts(clients, raw / raw.sum(1, keepdims=True), 7)
     np.testing.assert_allclose(parts.lasting[:6], lasting - lasting.mean(), atol=1e-9)
     assert parts.lasting[6] == 0 and parts.explained == pytest.approx(1)
-
-
-@pytest.mark.slow
-def test_arms_reproduce_the_runs_of_named_weightings():
-    config = fv.Config(clients=4, rounds=2, eval_every=1, local_epochs=1, alpha=1.0, weighting="fedvg", devices="1")
-    sim = fv.simulation(config)
-    sizes = np.array([len(rows) for rows in sim.partition.train])
-    program, ones = lasting_weights.make_program(sim), np.ones(4)
-    arms = {
-        "fedvg": lasting_weights.Arm(ones, 1), "permuted(fedvg)": lasting_weights.Arm(ones, 1, is_permuted=True),
-        "samples": lasting_weights.Arm(sizes, 0), "uniform": lasting_weights.Arm(ones, 0),
-    }  # fmt: skip
-    for weighting, arm in arms.items():
-        result = lasting_weights.train(sim, program, arm)
-        history = fv.run(replace(config, weighting=weighting))
-        assert result.accuracy.tolist() == pytest.approx([r["test_accuracy"] for r in history.records])
-        np.testing.assert_allclose(result.weights, [r["weights"] for r in history.records], rtol=1e-5)
 
 
 # --- the loss plane

@@ -21,10 +21,9 @@ from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, presets
 from fedvg_jax.core.types import Anchor, Cohort, Report
 from fedvg_jax.data.partitions import client_rows, draw
-from fedvg_jax.engine import executors
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.paper import fidelity
-from fedvg_jax.runs import host_pool, population, registry, simulation
+from fedvg_jax.runs import population, registry, simulation
 
 DEFAULTS = config.flatten(Config())
 
@@ -189,15 +188,6 @@ def test_setting_of_the_profile_changes_what_a_run_is_made_of(name):
     assert corrected != official
     assert value_of(simulated("corrected", flags)) == corrected
     assert value_of(simulated("official", flags)) == official
-
-
-def test_host_pool_holds_the_rows_of_scaffolds_single_minibatches_only(monkeypatch):
-    """On two devices, one has at most 3 + 1 clients; of all minibatches, at most 9 + 5. See `most_rows_of_round`."""
-    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)
-    for profile, most in (("official", EPOCHS * 4 * (3 + 1)), ("corrected", 4 * (9 + 5))):
-        made = simulated(profile, "--method scaffold")
-        pool = host_pool.make(made.config, made.data, made.data, made.partition, executors.sharded(2, 1))
-        assert pool.capacity == most
 
 
 def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the_profile():

@@ -117,35 +117,6 @@ def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_pa
         assert results.verdict == verdict and "72.0 at 0," in results.ours and "deviation 2.8" in results.ours
 
 
-def write_norms(folder, found, norms=("l1", "l2", "spectral", "delta"), **settings):
-    """Writes a run per norm whose client 0 has the largest weight in the later half if the norm is among `found`."""
-    for norm in norms:
-        later = [0.6, 0.2, 0.2] if norm in found else [0.2, 0.5, 0.3]
-        fields = {i: {"clients": [0, 1, 2], "weights": later if i > 2 else later[::-1]} for i in (1, 2, 3, 4)}
-        options = {"partition": "balanced_client", "method": "fedvg", "fedvg": {"norm": norm}}
-        write_run(folder / norm, (0.5,) * 4, fields=fields, **options, **settings)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("found", "verdict"),
-    [({"l1", "l2"}, "seen"), ({"l1"}, "not seen"), ({"l1", "l2", "delta"}, "not seen")],
-)
-def test_norms_find_the_balanced_client_where_it_weighs_most(tmp_path, found, verdict):
-    results = verdicts(write_norms(tmp_path, found))["norms_find_balanced"]
-    assert results.verdict == verdict and "l1 1.80 (largest)" in results.ours
-    assert f"delta {'1.80 (largest)' if 'delta' in found else '0.60'}" in results.ours
-
-
-def test_external_sets_are_within_the_margin_for_every_pair_of_data_set_and_model():
-    values = values_of({"FedVG": 80.0, "FedVG val=STL-10": 60.0}, model="a")
-    values += values_of({"FedVG": 80.0, "FedVG val=STL-10": 79.5}, model="b")
-    finding = measures.external_within(values)
-    assert not finding.holds
-    for text in ("STL-10 -20.00 at 0.05 on d, a", "STL-10 -0.50 at 0.05 on d, b"):
-        assert text in finding.text
-
-
 def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
     axes = {"method": list(methods), "lr": [0.1, 0.01], "seed": [0]}
@@ -190,17 +161,6 @@ def test_weights_that_do_not_follow_the_distance_of_classes_hold(tmp_path, weigh
         write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
     result = verdicts(tmp_path)["no_class_bias"]
     assert result.verdict == verdict and f"weight and distance of classes {text}" in result.ours
-
-
-@pytest.mark.parametrize(("scores", "verdict"), [((1.2, 1.1, 1.0), "seen"), ((1.0, 1.1, 1.2), "not seen")])
-def test_head_claim_holds_where_losses_follow_the_head_and_scores_the_body(tmp_path, scores, verdict):
-    """Shares times scores fall from client to client for the body and rise for the head, and the losses rise."""
-    shares = [[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]
-    fields = {i: {"layer_shares": shares, "scores": scores, "client_val_loss": [1, 2, 3]} for i in (1, 2)}
-    for seed in (0, 1):
-        layers = ("classifier/kernel", "fc1/kernel")
-        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, layers=layers, fields=fields)
-    assert verdicts(tmp_path)["head_weight"].verdict == verdict
 
 
 def test_significance_needs_five_pairs():

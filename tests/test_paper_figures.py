@@ -101,38 +101,6 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expect
     assert head.rounds_of(run)[0].correlations["gradient", "head"] == 1
 
 
-def test_joint_fisher_is_drawn_beside_its_trace_and_by_tensor(tmp_path, monkeypatch):
-    """Norms are 3 and 1 / 2 of the roots 1 i, 2 i, 3 i of tensor a and the same, reversed, of tensor b.
-
-    Clients of a round have one mean root and several scores; the second round doubles all norms and roots.
-    """
-    fields = {}
-    for i in (1, 2):
-        roots = i * np.array([[1, 3], [2, 2], [3, 1]])
-        norms = roots * [3, 0.5]
-        shares = (norms / norms.sum(1, keepdims=True)).tolist()
-        fields[i] = {
-            "scores": norms.mean(1).tolist(), "layer_shares": shares, "client_joint_fisher": (roots**2).tolist(),
-        }  # fmt: skip
-    write_run(tmp_path / "a", (0.5, 0.6), method="fedvg", layers=("a", "b"), fields=fields)
-    study = collect([tmp_path])
-    monkeypatch.setattr(validity, "MAX_POINTS", 10)
-    scores, tensors = draw(study, "fisher")
-    assert "10 of 12 points" in tensors.title and len(tensors.figure.axes[0].collections[0].get_offsets()) == 10
-    trace, joint = scores.figure.axes
-    assert (trace.get_xlabel(), joint.get_xlabel()) == tuple(fisher.MEASURES)
-    means = [(float(r["root_of_fisher_trace"]), float(r["mean_root_of_joint_fisher"])) for r in rows(scores)]
-    expected = [(i * root, 2.0 * i) for i in (1, 2) for root in (10**0.5, 8**0.5, 10**0.5)]
-    assert np.array(means) == pytest.approx(np.array(expected))
-    assert "slope 1.00" in joint.get_title() and "ratio ± 0 %" not in joint.get_title()
-    assert "rank correlation 1.00, slope 1.00, ratio ± 0 %" in tensors.figure.axes[0].get_title()
-    assert all(
-        float(r["norm"]) == pytest.approx({"a": 3, "b": 0.5}[r["layer"]] * float(r["root_of_joint_fisher"]))
-        for r in rows(tensors)
-    )
-    assert len(rows(tensors)) == 2 * 3 * 2
-
-
 def test_rank_correlation_is_spearmans_and_needs_three_clients_and_variation():
     """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
     assert validity.rank_correlation([1, 2, 3, 9], [0, 5, 4, 6]) == pytest.approx(1 - 12 / 60)

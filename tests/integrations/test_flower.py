@@ -189,16 +189,6 @@ def test_strategy_that_cannot_work_is_refused_before_the_first_round(arguments, 
         flower.FedVG(**arguments)
 
 
-def test_a_strategy_started_with_another_model_weighs_all_its_arrays():
-    strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
-    one_round_of(strategy)
-    halves = QUADRATIC | {"other.weight": np.array([0.4], np.float32)}
-    record = ArrayRecord({name: Array(array) for name, array in halves.items()})
-    client = LocalGrid(lambda node, message: reply(message, halves, **{"num-examples": 1}))
-    arrays = strategy.start(client, record, num_rounds=1).arrays
-    np.testing.assert_allclose(arrays["other.weight"].numpy(), [0.4], rtol=1e-6)
-
-
 def test_reply_without_its_number_of_examples_is_refused():
     strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
     with pytest.raises(UsageError, match=r"node 11 replied with num-examples 2\.7; expected its number"):

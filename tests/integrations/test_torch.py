@@ -210,12 +210,3 @@ def test_a_gradient_that_is_not_finite_gives_its_client_weight_zero_and_a_sparse
     gradients.append({"w": torch.tensor([3.0, 0.0]).to_sparse()})
     weights = fedvg_torch.inverse_norm_weights(gradients, {"w": torch.zeros(2)}, eps=0.0)["w"]
     np.testing.assert_allclose(weights, [0.75, 0.0, 0.25], rtol=1e-6)
-
-
-def test_data_that_require_a_gradient_are_scored_like_others(nets, minibatches):
-    tracked = [(x.clone().requires_grad_(), y) for x, y in minibatches]
-    expected = fedvg_torch.validation_gradients(nets[0], LOSS, minibatches)
-    for name, gradient in fedvg_torch.validation_gradients(nets[0], LOSS, tracked).items():
-        torch.testing.assert_close(gradient, expected[name])
-    with_gradient, weight = {"w": torch.ones(2, requires_grad=True)}, torch.ones(1, requires_grad=True)
-    assert fedvg_torch.aggregate(with_gradient, [with_gradient], {"w": weight})["w"].tolist() == [1, 1]

@@ -10,7 +10,6 @@ import pytest
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
-from fedvg_jax.runs import population
 from fedvg_jax.runs.record import provenance
 from fedvg_jax.study import python_sweep
 
@@ -93,12 +92,3 @@ def test_other_objects_have_another_description_in_the_folder_of_a_sweep():
         assert given(data=changed) != given(data=known)
     for name, other in others.items():
         assert {n for n, text in given(**{**base, name: other}).items() if given(**base)[n] != text} == {name}
-
-
-def test_lists_of_rows_cannot_be_held_out_before_the_partition_and_parts_can():
-    config, whole = dataclasses.replace(CONFIG, clients=2, split="global"), np.arange(100)
-    data = (np.zeros((100, 2), np.float32), whole % 2)
-    with pytest.raises(fv.UsageError, match=r"split global holds rows out .* or give \(train, val, test\)"):
-        population.take_partition(config, user_data.as_arrays(data), [whole[:50], whole[50:]])
-    parts = ([whole[:40], whole[40:80]], [whole[80:90]], [whole[90:]])
-    assert len(population.take_partition(config, user_data.as_arrays(data), parts).test) == 1

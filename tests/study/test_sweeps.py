@@ -294,18 +294,6 @@ def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp
     assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
 
 
-def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path):
-    config, write = on_file
-    out = tmp_path / "out"
-    for folder, seed in ((out, 0), (tmp_path / "other", 1)):
-        write(seed)
-        fedvg_jax.run_sweep(config, {"seed": [0, 1]}, folder)
-    shutil.copytree(tmp_path / "other" / "points" / "seed=1", out / "points" / "seed=1", dirs_exist_ok=True)
-    line = rf"mixed data: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/seed=1"
-    with pytest.raises(UsageError, match=line):
-        fedvg_jax.run_sweep(config, {"seed": [0, 1, 2]}, out)
-
-
 def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(base, tmp_path, monkeypatch):
     def kill(*arguments):
         raise Killed

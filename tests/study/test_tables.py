@@ -80,18 +80,6 @@ def test_tables_compare_the_chosen_round(study, choice):
     assert CHOICES[choice] in table.notes[0] and CHOICES[choice] in tables.accuracy(study, choice).title
 
 
-def test_cost_counts_scored_images_of_fedvg_beside_trained_ones(study):
-    """Three rounds of a cohort of three; five epochs; D_val has 7 rows."""
-    run = next(iter(study.cell("fedvg", study.scenarios[0]).runs.values()))
-    trained = 5 * sum(sum(record["num_samples"]) for record in run.records)
-    assert costs.image_gradients(run) == trained + 3 * 3 * 7
-    other = next(iter(study.cell("fedavg", study.scenarios[0]).runs.values()))
-    assert costs.image_gradients(other) == trained
-    values = {(r["setting"], r["method"]): r for r in csv_rows(tables.cost(study, tables.options(study)))}
-    assert float(values["alpha 0.05", "fedvg"]["seconds"]) == 1.5
-    assert float(values["alpha 0.05", "fedvg"]["relative"]) == pytest.approx((trained + 63) / trained, rel=0.2)
-
-
 def test_the_table_of_runs_has_what_all_other_tables_are_made_from(study):
     """Means of its lines are the means of the table of choices, for every method, alpha and choice."""
     lines = csv_rows(tables.runs(study))

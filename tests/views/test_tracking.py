@@ -1,7 +1,5 @@
 """Trackers: what they are given, resumed runs, and failures. Real packages are tried where they are installed."""
 
-import dataclasses
-import signal
 import sys
 import types
 from pathlib import Path
@@ -192,20 +190,3 @@ def test_wandb_offline_files_are_of_one_run(tmp_path, monkeypatch):
     assert not [line for line in lines if "failed" in line]
     files = sorted((config.out / "tracking" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len({file.stem for file in files}) == 1 and len(files) == 2
-
-
-@pytest.mark.slow
-def test_run_stopped_by_a_signal_is_one_tracked_run_after_its_resumption(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs the tensorboard extra")
-
-    def stop(record, state):
-        if record["round"] == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    start = Config(rounds=6, clients=4, alpha=10.0, out=tmp_path / "run", cache_dir=tmp_path / "cache")
-    with pytest.raises(KeyboardInterrupt):
-        fv.run(start, callbacks=[stop], track="tensorboard")
-    resumed = fv.run(dataclasses.replace(start, resume=str(tmp_path / "run")), track="tensorboard")
-    events = events_of(tmp_path / "run" / "tracking")
-    got = {e.step: e.value for e in events.Scalars("train/loss")}
-    assert got == pytest.approx({r["round"]: r["train_loss"] for r in resumed.records}, rel=1e-6)

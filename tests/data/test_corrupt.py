@@ -54,6 +54,13 @@ def test_label_flip_mirrors_the_given_share_of_labels(share):
         np.testing.assert_array_equal(y[client_rows][is_flipped], 3 - Y[client_rows][is_flipped])
 
 
+def test_label_noise_is_uniform_over_other_labels():
+    y = np.full(3000, 2, np.int32)
+    result = np.bincount(corrupt.label_noise(y, 1.0, 4, np.random.default_rng(0)), minlength=4)
+    assert result[2] == 0 and result.sum() == 3000
+    assert np.all(np.abs(result[[0, 1, 3]] - 1000) < 4.5 * np.sqrt(3000 * (1 / 3) * (2 / 3)))
+
+
 def test_pixel_noise_has_its_standard_deviation_and_stays_in_range():
     x = np.full((100, 10, 10, 1), 128, np.uint8)
     error = corrupt.pixel_noise(x, 0.1, np.random.default_rng(0)).astype(float) - 128

@@ -127,6 +127,14 @@ def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     np.testing.assert_array_equal(mixed[[1, 2]], [np.broadcast_to(grey[1], (8, 10, 3)), X[2]])
 
 
+def test_column_of_pixel_arrays_is_read(tmp_path):
+    features = library.Features({"x": library.Array2D((8, 10), "uint8"), "y": library.Value("int64")})
+    library.Dataset.from_dict({"x": X[..., 0].tolist(), "y": [5] * 9}, features).save_to_disk(tmp_path / "set")
+    arrays = load(tmp_path / "set")
+    np.testing.assert_array_equal(arrays.x, X[..., :1])
+    assert arrays.y.tolist() == [5] * 9 and arrays.class_names == tuple("012345")
+
+
 def test_parquet_files_of_other_libraries_are_read(tmp_path):
     content = {"img": [{"bytes": png(x), "path": "a.png"} for x in X], "fine": list(range(9))}
     content["label"] = [i % 2 for i in range(9)]

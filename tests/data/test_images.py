@@ -1,5 +1,7 @@
 """A user's own images: folders of image files, and .npz files of encoded images."""
 
+import io
+
 import numpy as np
 import pytest
 from files import load_twice, pixels, png, usage_error, write, write_folder
@@ -69,6 +71,13 @@ def test_oversized_image_is_refused_before_decoding(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 99)
     with usage_error("bomb.png", "10 x 10", "at most 99"):
         images.decode(png(pixels(10, 10, 3)), "bomb.png")  # a decompression bomb
+
+
+def test_sixteen_bit_images_are_refused():
+    file = io.BytesIO()
+    Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(file, "PNG")
+    with usage_error("deep.png", "8 bits"):
+        images.decode(file.getvalue(), "deep.png")
 
 
 def test_folder_with_an_empty_class_or_a_single_class_is_refused(tmp_path):

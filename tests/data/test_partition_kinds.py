@@ -104,6 +104,15 @@ def test_skew_of_equal_clients_follows_alpha():
     assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
 
 
+def test_probability_of_a_class_is_proportional_to_its_size():
+    """With 900 and 100 rows and a large alpha, 200 clients of 5 rows each draw the rare class with probability 1/10.
+
+    Two or more rare rows have probability 0.081: 16 clients are expected, with a standard deviation below 4."""
+    labels = np.repeat([0, 1], [900, 100])
+    rare = [labels[client_rows].sum() for client_rows in equal_size.dirichlet_equal(labels, 200, 1e6, _stream(0))]
+    assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
+
+
 def test_balanced_client_holds_equally_many_rows_of_every_class():
     result = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
     counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])

@@ -168,6 +168,19 @@ def test_failed_and_diverged_clients_are_left_out():
     np.testing.assert_allclose(strategy.rounds[0].weights, [0, 3 / 7, 4 / 7], rtol=1e-6)
 
 
+def test_counters_stay_integers_where_the_server_steps_from_the_mean():
+    def client(node, message):
+        sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        assert sent["n"].dtype == np.int64
+        return reply(message, QUADRATIC | {"n": sent["n"] + 2}, **{"num-examples": 1})
+
+    server = without_evaluation(strategies.FedAvgM, server_momentum=0.9)
+    strategy = flower.FedVG(gradient=gradient, server=server)
+    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in (QUADRATIC | {"n": np.int64(3)}).items()})
+    arrays = strategy.start(LocalGrid(client), record, num_rounds=2).arrays
+    assert arrays["n"].numpy() == 7
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

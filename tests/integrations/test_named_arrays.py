@@ -67,8 +67,11 @@ def test_weights_of_callables_equal_inverse_norm_weights(granularity):
 
 @pytest.mark.quick
 def test_counters_are_rounded_means_and_dtypes_stay():
-    weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, CLIENTS)
-    mean = named_arrays.average(MODEL, [client.arrays for client in CLIENTS], weights)
+    """Those of the global model, whatever the first client returns."""
+    first = CLIENTS[0].arrays | {"head.bias": np.array([1.5], np.float64), "bn.count": np.array(5, np.int32)}
+    clients = [Client(first, CLIENTS[0].num_samples), *CLIENTS[1:]]
+    weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, clients)
+    mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
     assert list(mean) == list(MODEL) and all(isinstance(array, np.ndarray) for array in mean.values())
     assert {name: array.dtype for name, array in mean.items()} == {name: array.dtype for name, array in MODEL.items()}
     assert mean["bn.count"] == 6  # 4 + (1 * 10 + 2 * 20 + 3 * 30) / 60 = 6.33

@@ -80,6 +80,13 @@ def test_error_of_an_unknown_name_or_missing_folder_names_a_remedy(tmp_path):
             data.load("npz", folder)
 
 
+def test_folder_of_several_npz_files_is_refused(tmp_path):
+    for name in ("a", "b"):
+        write_npz(tmp_path / f"{name}.npz", x=images(1, 2, 2), y=np.array([0]))
+    with usage_error("a.npz, b.npz", "--data-dir FILE"):
+        data.load("npz", tmp_path)
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
     plain = write_npz(tmp_path / "plain.npz", x=images(20, 8, 8), y=np.arange(20) % 3)

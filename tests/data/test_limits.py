@@ -68,6 +68,9 @@ def test_client_array_without_valid_ids_is_refused(tmp_path, client):
     np.savez(tmp_path / "rows.npz", client=client)
     with usage_error("rows.npz", "client is", "ids [T]"):
         from_rows.read(tmp_path / "rows.npz")
+    np.savez(tmp_path / "rows.npz", client=np.arange(3) % 2)
+    with usage_error("rows.npz", "client is int64 [3], and the data set has 4 rows"):
+        from_rows.read(tmp_path / "rows.npz", 4)
 
 
 @pytest.mark.parametrize("sizes", [[-1, 3], [2**62, 2**62, -(2**63), 2], [0.5, 1.5], [[2]], [3]])

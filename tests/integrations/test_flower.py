@@ -181,6 +181,16 @@ def test_counters_stay_integers_where_the_server_steps_from_the_mean():
     assert arrays["n"].numpy() == 7
 
 
+def test_a_strategy_started_with_another_model_weighs_all_its_arrays():
+    strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
+    one_round_of(strategy)
+    halves = QUADRATIC | {"other.weight": np.array([0.4], np.float32)}
+    record = ArrayRecord({name: Array(array) for name, array in halves.items()})
+    client = LocalGrid(lambda node, message: reply(message, halves, **{"num-examples": 1}))
+    arrays = strategy.start(client, record, num_rounds=1).arrays
+    np.testing.assert_allclose(arrays["other.weight"].numpy(), [0.4], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

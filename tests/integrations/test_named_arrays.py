@@ -96,6 +96,13 @@ def test_client_with_anything_nonfinite_has_weight_0(where):
     assert not alone.present.any() and alone.mean.tolist() == [0]
 
 
+def test_blocks_are_named_by_the_function_of_the_user():
+    one_block = scheme(fedvg={"granularity": "blockwise"}, block_of=lambda name: name.partition(".")[2][:0])
+    modelwise = named_arrays.weigh(scheme(), MODEL, CLIENTS).of_tensors
+    blockwise = named_arrays.weigh(one_block, MODEL, CLIENTS).of_tensors
+    np.testing.assert_allclose(blockwise["conv.weight"], modelwise["head.bias"], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("weighting", "named"), [("fedvg", {"signal": "delta"}), ("generalised", {"norm": "delta"})], ids=str
 )

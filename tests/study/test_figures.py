@@ -13,7 +13,7 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, STEMS, base
+from fedvg_jax.study.figures import FIGURES, STEMS, base, partitions
 
 LACKING = {
     "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
@@ -137,6 +137,14 @@ def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_clas
         (bubbles,) = panels[f"alpha {alpha}"].collections
         assert bubbles.get_offsets().tolist() == np.argwhere(counts).tolist()
         assert bubbles.get_sizes() / 150 * 10 == pytest.approx(counts[counts > 0])  # of at most 10 rows
+
+
+def test_panel_is_named_by_one_of_its_settings_if_those_they_share_are_also_another_panels():
+    low, high = ("alpha", 0.05), ("alpha", 0.5)
+    slow, fast = ("lr", 0.1), ("lr", 0.2)
+    runs = [((low, slow), "a"), ((high, fast), "a"), ((low, fast), "b"), ((high, slow), "c")]
+    settings = [setting for setting, _ in partitions._distinct_runs(runs, str)]
+    assert settings == ["alpha 0.05, lr 0.1", "alpha 0.05, lr 0.2", "alpha 0.5, lr 0.1"]
 
 
 def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):

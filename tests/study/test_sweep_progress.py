@@ -47,3 +47,11 @@ def test_rounds_of_earlier_processes_are_neither_left_nor_computed(clock):
     set_time(10.0)
     counter.count(points[0], 9)
     assert counter.left() == "about 12 min left"
+
+
+def test_rounds_that_a_point_did_not_need_are_not_left(clock):
+    counter, points, set_time = clock
+    set_time(5.0)
+    counter.count(points[0], 5)
+    counter.end_point(points[0])  # it diverged
+    assert counter.left() == "about 70 s left"

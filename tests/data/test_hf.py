@@ -160,10 +160,6 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
         library.Dataset.from_dict({"x": [[[1]]] * 2, "y": [0, None]}).save_to_disk(folder)
     elif kind == "empty":
         folder.mkdir()
-    elif kind == "two configurations":
-        for name in ("a", "b"):
-            (folder / name).mkdir(parents=True)
-            rows(range(2)).to_parquet(folder / name / "train-0.parquet")
     elif kind == "truncated":
         rows(range(9)).save_to_disk(folder)
         file = next(folder.glob("*.arrow"))
@@ -178,7 +174,6 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
         ("no bytes", ["train row 0", "holds no bytes"]),
         ("missing label", ["column y misses the value of row 1"]),
         ("empty", ["holds no set", "save_to_disk", ".parquet"]),
-        ("two configurations", ["several configurations (a, b)"]),
         ("truncated", ["not a complete set"]),
         ("missing", ["no such folder", "--download"]),
     ],

@@ -59,8 +59,6 @@ def test_unusable_data_are_refused_in_one_line(data, message):
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
-        ((FLOATS, TARGETS), {}, "model mlp needs class labels.*linen_task"),
-        ((FLOATS, LABELS), {"model": "resnet18"}, r"takes images \[T, H, W, D\], x is float64 \[6, 3\]; use mlp"),
         ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((TOKENS, TOKENS), {"model": "gru"}, "data has no class_names; .*Arrays.* one name per character"),

@@ -12,7 +12,6 @@ from processes import default_signals
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import workers
 from fedvg_jax.study.sweep_points import Point
@@ -94,9 +93,3 @@ def test_save_requests_reach_every_worker_and_end_none_that_starts(tmp_path, mon
         stopped_by = workers.run_local([sys.executable, "-c", WORKER, str(tmp_path)], 2, request)
     assert stopped_by is None
     assert [(tmp_path / number).read_text() for number in "12"] == [f"{name}\n"] * 2
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b"])
-def test_share_that_is_no_part_is_refused(text):
-    with pytest.raises(UsageError, match="must be I/N"):
-        workers.parse_share(text, "--shard")

@@ -1,8 +1,8 @@
 """The cache of decoded data sets: names of entries, atomic writes, detection of damage."""
 
 import os
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -156,24 +156,10 @@ def test_unwritable_cache_gives_one_warning_line_and_no_error(source, decode):
     assert decode.calls == 1
 
 
-def test_concurrent_writers_of_one_entry_agree(source, decode):
-    with warnings.catch_warnings():
+def test_concurrent_writers_of_one_entry_agree(source):
+    entry = source.parent / "cache" / "entry"
+    with warnings.catch_warnings(), ThreadPoolExecutor(4) as pool:
         warnings.simplefilter("error")
-        errors = []
-
-        def work():
-            try:
-                for _ in range(5):
-                    entry = source.parent / "cache" / "entry"
-                    cache.publish(entry, lambda draft: cache._save(ARRAYS, draft))
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not errors
+        list(pool.map(lambda _: cache.publish(entry, lambda draft: cache._save(ARRAYS, draft)), range(20)))
     assert [path.name for path in (source.parent / "cache").iterdir()] == ["entry"]
-    assert cache._load(source.parent / "cache" / "entry") is not None
+    assert cache._load(entry) is not None

@@ -20,7 +20,7 @@ from benchmarks import (
     rounds,
     table,
 )
-from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import lenet, task
 
 
@@ -61,38 +61,6 @@ def compare(folder, contestant, peer):
 
     with np.load(folder / "workload.npz") as file:
         return contest.differences(contestant.check(), peers.check(peer), contestant.exact(), dict(file))
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["mlp64", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lenet5", "cnn", "pfl_cnn", "resnet18", "vit_s16"))],
-)
-def test_network_has_the_same_loss_in_pytorch(name):
-    torch = torch_or_skip()
-    from benchmarks import torch_nets
-
-    case = cases.CASES[name]
-    case = case._replace(images=case.images and 4)
-    task = named_task(case)
-    variables = jax.jit(task.init)(jax.random.key(0))
-    rng = np.random.default_rng(0)
-    variables = jax.tree.map(lambda x: x + rng.normal(0, 0.02, x.shape).astype(x.dtype), variables)
-    x = rng.integers(0, 256, (4, *((32, 32, 3) if case.images else (8, 8, 1))), np.uint8)
-    batch, mask = Batch(x, rng.integers(0, 10, 4).astype(np.int32)), np.ones(4, bool)
-    loss = jax.jit(lambda variables, batch: task.loss(*variables, batch, mask, True)[0])(variables, batch)
-    arrays = contest.flatten_model("init", *jax.device_get(variables))
-    params = {n: torch_nets.to_torch(name, n, a) for n, a in contest.select_prefix(arrays, "init/params").items()}
-    logits = torch_nets.NETS[name](params, None, torch.tensor(x).permute(0, 3, 1, 2).float() / 255)
-    theirs = torch.nn.functional.cross_entropy(logits, torch.tensor(batch.y).long())
-    np.testing.assert_allclose(loss, theirs, rtol=2e-5)
-    for path, array in contest.select_prefix(arrays, "init/params").items():
-        np.testing.assert_array_equal(torch_nets.from_torch(name, path, params[path]), array)
-
-
-def named_task(case):
-    from fedvg_jax.runs import registry
-
-    return cases.task(case) or registry.make_task(cases.config(case), cases.arrays(case, None))
 
 
 @pytest.mark.slow

@@ -67,9 +67,10 @@ def test_weights_of_callables_equal_inverse_norm_weights(granularity):
 
 @pytest.mark.quick
 def test_counters_are_rounded_means_and_dtypes_stay():
-    """Those of the global model, whatever the first client returns."""
-    first = CLIENTS[0].arrays | {"head.bias": np.array([1.5], np.float64), "bn.count": np.array(5, np.int32)}
-    clients = [Client(first, CLIENTS[0].num_samples), *CLIENTS[1:]]
+    """Those of the global model, whatever the clients return."""
+    others = {"head.bias": np.float64, "bn.count": np.int32}
+    wide = [{name: array.astype(others.get(name, array.dtype)) for name, array in c.arrays.items()} for c in CLIENTS]
+    clients = [Client(arrays, c.num_samples) for arrays, c in zip(wide, CLIENTS, strict=True)]
     weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, clients)
     mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
     assert list(mean) == list(MODEL) and all(isinstance(array, np.ndarray) for array in mean.values())

@@ -101,6 +101,14 @@ def test_scoring_leaves_the_model_as_it_was(nets, minibatches):
     assert net.training and net.dropout.training and torch.equal(net.fc1.weight.grad, torch.ones(5, 6))
 
 
+def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
+    net = Net()
+    net.fc1.requires_grad_(False)
+    net.unused = nn.Linear(2, 2)
+    gradients = fedvg_torch.validation_gradients(net, LOSS, minibatches)
+    assert "fc1.weight" not in gradients and not gradients["unused.weight"].any()
+
+
 def test_layers_with_dropout_of_their_own_are_scored_without_it():
     class Sequence(nn.Module):
         def __init__(self):

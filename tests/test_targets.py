@@ -111,15 +111,6 @@ def exchanged_by_four(config, of_hardware):
     return *collectives, 4 * tree.size(made.state.variables.params)
 
 
-def test_devices_exchange_the_clients_once_and_one_mean_if_they_do_not_divide_the_clients():
-    """With the choices of a GPU."""
-    config = Config(rounds=2, clients=6, join_ratio=1.0, alpha=1.0, min_samples=2)
-    _, size, model = exchanged_by_four(config, targets.parse_target("h100:4").hardware)
-    assert size["reduce-scatter"] == 8 * (model + 4)
-    assert size["all-gather"] <= MOST_SCALARS and size["all-reduce"] <= 2 * model + 2 * MOST_SCALARS
-    assert size["all-to-all"] + size["collective-permute"] <= 8 * model
-
-
 def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
     """Its weighted mean is a loop over clients, for which XLA would gather all of them on every device."""
     four = hardware.Hardware("cpu", "cpu", num_devices=4, cores=4, memory_bytes=None)

@@ -13,7 +13,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.runs.record import provenance
 from fedvg_jax.study import python_sweep
 
-CONFIG = fv.Config(clients=4, rounds=1)
+CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 
 
 def tempered(task):

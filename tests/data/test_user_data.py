@@ -10,7 +10,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import simulation
-from fedvg_jax.runs.record import history
 
 FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
@@ -80,27 +79,6 @@ def test_groups_are_one_per_row_whatever_the_labels(y, names):
     for wrong in (np.arange(5), np.arange(12).reshape(6, 2), np.ones(6), [None] * 6):
         with pytest.raises(UsageError, match=r"data: groups must be integers or strings \[6\], one per row; got"):
             user_data.as_arrays(Arrays("mine", TOKENS, y, names, 6, wrong))
-
-
-# --- runs whose metric is the loss
-
-SAME = {"clients": [0], "weights": [1.0], "num_samples": [5], "seconds": 1.0}
-RECORDS = [
-    SAME | {"round": 1, "val_loss": 2.0, "test_loss": 1.0},
-    SAME | {"round": 2},
-    SAME | {"round": 3, "val_loss": 0.5, "test_loss": 1.5},
-    SAME | {"round": 4, "val_loss": None, "test_loss": None},
-]
-
-
-def test_run_without_accuracy_is_summarised_by_its_loss():
-    assert history.summarise(RECORDS) == {
-        "test_loss_final": None,
-        "test_loss_at_best_val": 1.5,
-        "best_val_round": 3,
-        "test_loss_min": 1.0,
-    }
-    assert history.summarise([RECORDS[1]]) == {}
 
 
 def test_labels_below_zero_are_refused():

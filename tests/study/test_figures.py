@@ -79,17 +79,6 @@ def test_labels_of_close_curves_do_not_overlap(study, name, style):
         assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
 
 
-def test_spread_positions_keep_their_order_and_distance_and_move_no_more_than_needed():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        wanted = rng.random(rng.integers(1, 9)) * 5
-        placed = np.array(base.spread_positions(list(wanted), 0.7))
-        order = np.argsort(wanted)
-        assert (np.diff(placed[order]) >= 0.7 - 1e-9).all()
-        shifted = placed - wanted
-        assert abs(shifted.mean()) < 1e-9  # groups are centred on what they want
-
-
 def test_twenty_methods_differ_in_grey():
     """By dashes or marker; every pair of methods shares its colour and marker."""
     names = [f"method{i}" for i in range(10)]

@@ -1,6 +1,5 @@
-"""Intervals and tests of paired runs, by hand-derived values; the paper's own pattern of significance."""
+"""Intervals and tests of paired runs, by hand-derived values."""
 
-import functools
 import itertools
 import math
 
@@ -9,41 +8,7 @@ import pytest
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
-from fedvg_jax import paper
 from fedvg_jax.study import statistics
-
-ALPHAS = (100, 10, 1, 0.1, 0.05)
-OTHERS = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
-
-
-@functools.cache
-def cells():
-    return [cell for cell in paper.cells() if cell.table.startswith("results")]
-
-
-def pair_differences(method: str, alpha: float) -> np.ndarray:
-    """FedVG minus a method in the paper's tables, one per data set and model."""
-    results = [cell for cell in cells() if cell.alpha == alpha]
-    mean = {(cell.dataset, cell.model, cell.method): cell.mean for cell in results}
-    pairs = sorted({(cell.dataset, cell.model) for cell in results})
-    return np.array([mean[*pair, "FedVG"] - mean[*pair, method] for pair in pairs])
-
-
-def significant(alternative: str) -> dict[str, set[float]]:
-    tests = itertools.product(OTHERS, ALPHAS)
-    p = {(m, a): statistics.wilcoxon(pair_differences(m, a), alternative) for m, a in tests}
-    return {method: {alpha for alpha in ALPHAS if p[method, alpha] < 0.05} for method in OTHERS}
-
-
-def test_one_sided_tests_over_the_pairs_give_the_papers_pattern_of_significance():
-    assert significant("greater") == {
-        "FedDyn": set(ALPHAS),
-        "Elastic": {10, 1},
-        "Scaffold": {0.1, 0.05},
-        "FedAvgM": {0.1, 0.05},
-        "FedAvg": {0.05},
-        "FedProx": {0.05},
-    }
 
 
 def test_exact_test_enumerates_all_signs_with_and_without_ties():

@@ -98,6 +98,7 @@ def test_official_stream_gives_the_published_rows(num_clients, alpha, seed):
         ({"kind": "dirichle"}, ["one of dirichlet, official", "group", "'dirichle'"]),
         ({"val_ratio": 1.0}, ["validation ratio must be", "1.0"]),
         ({"test_ratio": 0.5, "val_ratio": 0.5}, ["0.5 + validation ratio 0.5", "below 1"]),
+        ({"val_ratio": 0.001}, ["0.001", "8 clients", "validation"]),
         ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
     ],
 )

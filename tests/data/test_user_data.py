@@ -59,6 +59,7 @@ def test_unusable_data_are_refused_in_one_line(data, message):
     ("data", "settings", "message"),
     [
         ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
+        ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((TOKENS, TOKENS), {"model": "gru"}, "data has no class_names; .*Arrays.* one name per character"),
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
@@ -69,6 +70,11 @@ def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, dat
     with pytest.raises(UsageError, match=message) as error:
         simulation.simulation(dataclasses.replace(Config(), **settings), data=data, partition=PARTS)
     assert "\n" not in str(error.value)
+
+
+def test_sequences_with_names_of_their_characters_fit_the_model_that_asks_for_them():
+    arrays = user_data.as_arrays(Arrays("mine", TOKENS, TOKENS, ("a", "b", "c"), 6))
+    user_data.check_model_fits(arrays, Config(model="gru", partition="iid"))
 
 
 @pytest.mark.parametrize(("y", "names"), [(TOKENS, ("0", "1", "2")), (TARGETS, ())], ids=["characters", "targets"])

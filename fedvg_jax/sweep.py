@@ -100,14 +100,8 @@ def run(command: CommandLine) -> int:
     if command.dry_run:
         return _show_plan(command, console)
 
-    def stopped() -> str:
-        return f"stopped at once; the same command continues the sweep in {command.out}"
-
-    with stop_signals.ignore_save_requests(), stop_signals.say_at_once(stopped):
-        try:
-            return _run_phases(command, console, stopped)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(stopped()) from None
+    with stop_signals.say_at_once(lambda: f"stopped at once; the same command continues the sweep in {command.out}"):
+        return _run_phases(command, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:
@@ -162,7 +156,7 @@ class Phase(NamedTuple):
         return sweep_folder.is_done(self.out, point)
 
 
-def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
+def _run_phases(command: CommandLine, console: Console) -> int:
     """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
     choices = {}
     if command.grid:
@@ -170,13 +164,13 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
         sweep_folder.refuse_taken(command.out)
         content = sweep_folder.document(command.grid.sweep, command.grid.points)
         sweep_folder.open_folder(phase.out, content, phase.points)
-        if stopped_by := _compute(command, phase, console, stopped):
+        if stopped_by := _compute(command, phase, console):
             return _say_stopped(console, stopped_by)
         choices = tuning.choose(phase.out, phase.points, command.grid.tuning)
         for line in chosen_lines(choices):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     phase = open_final(command, choices)
-    stopped_by = _compute(command, phase, console, stopped)
+    stopped_by = _compute(command, phase, console)
     from rich.console import Group
 
     from fedvg_jax.study import sweep_progress
@@ -241,7 +235,7 @@ def _mine(command: CommandLine, phase: Phase) -> list[Point]:
     return workers.own_first(groups, command.worker or Share(1, 1))
 
 
-def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Callable[[], str]) -> str | None:
+def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None:
     """Computes the points of a phase; returns the signal that stopped it, or None."""
     jobs = _num_jobs(command, [point for point in phase.points if not phase.is_done(point)])
     has_workers = jobs > 1 or command.slurm is not None
@@ -258,7 +252,7 @@ def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Call
         pending[:] = [point for point in pending if point is not own and point not in ended]
         return ended
 
-    with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), stopped, ended_elsewhere) as observers:
+    with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), ended_elsewhere) as observers:
         if not has_workers:
             return sweeps.compute(mine, phase.out, observers)[1]
 
@@ -310,8 +304,7 @@ def _work(command: CommandLine, share: Share) -> int:
     sim.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweeps
 
-    with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
+    _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

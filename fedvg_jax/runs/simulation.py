@@ -328,10 +328,8 @@ def _check_own(
         tables: the rows that a round reads.
     """
     if own.weighting:
-        size = cohort_size(config)
-        is_one_block = block_size(config) >= size
-        contracts.check_weighting(program.weighting, program.task, tables, hyper, size if is_one_block else None)
-        if not is_one_block:
+        contracts.check_weighting(program.weighting, program.task, tables, hyper)
+        if block_size(config) < cohort_size(config):
             contracts.check_terms(program.weighting, program.task, tables, hyper)
     algorithm = None if own.weighting else program.algorithm
     _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)

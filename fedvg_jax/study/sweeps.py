@@ -47,8 +47,6 @@ class Observers(NamedTuple):
     """of every point that this process has computed"""
     log: Callable[[str], None] = _log_warning
     """gets a line about a point, which starts with its name, or about several"""
-    exit_message: Callable[[], str] | None = None
-    """see `stop_signals.watch`"""
     on_resume: Callable[[Point, int], None] = lambda point, number: None
     """gets the number of rounds that earlier processes have computed of a point, before their records"""
 
@@ -200,7 +198,6 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
         history = tracking.run_simulation(
             simulation_of(work, point),
             log=lambda line: observers.log(f"{point.name}: {line}"),
-            exit_message=observers.exit_message,
             on_stop=work.stops.append,
             on_resume=functools.partial(observers.on_resume, point),
             on_records=count,

@@ -744,15 +744,13 @@ def straight(tmp_path, args):
 
 
 TINY_IN_LONG_ROUNDS = """
-import functools, sys, time
+import sys, time
 from pathlib import Path
 from test_resume import Tiny
-from fedvg_jax.runs import loop, stop_signals
+from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import recorder
 recorder.SLOW = 0.4
-watch = stop_signals.watch
-stop_signals.watch = lambda *args, **options: watch(*args, grace=0.5, **options)
-loop.run_simulation = functools.partial(loop.run_simulation, exit_message=lambda: "ended")
+stop_signals.GRACE = 0.5
 cache, out, every = *map(Path, sys.argv[1:3]), int(sys.argv[3])
 tiny = Tiny(cache)
 seconds = iter([0.5, 0.5, 3.0 if every else 1000.0])
@@ -763,7 +761,8 @@ def compute(*args, chunk=tiny.programs.chunk):
     time.sleep(wait)
     return chunk(*args)
 tiny.programs = tiny.programs._replace(chunk=compute)
-result = tiny.run(out, callbacks=[lambda record, state: None], checkpoint_every=every)
+with stop_signals.end_at_once(lambda: "ended"):
+    result = tiny.run(out, callbacks=[lambda record, state: None], checkpoint_every=every)
 sys.exit(100 + result.summary["rounds"])
 """
 
@@ -804,11 +803,8 @@ def test_killed_and_then_terminated_process_leaves_the_rounds_of_an_undisturbed_
     run_simulation = loop.run_simulation
     stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))
 
-    def run_and_stop(*args, exit_message, **options):
-        return run_simulation(*args, callbacks=[stop], **options)
-
-    with monkeypatch.context() as patch:  # without the watch, which would end this process
-        patch.setattr(loop, "run_simulation", run_and_stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "run_simulation", functools.partial(run_simulation, callbacks=[stop]))
         assert sim.main([*args, *out]) == 143
     printed = "".join(capsys.readouterr().out.split())
     assert "resuming" in printed and f"--resume{tmp_path / 'run'}" in printed
@@ -823,18 +819,12 @@ def assert_same_at(number, one, other):
     assert seal(one, number)["leaves"] == seal(other, number)["leaves"]
 
 
-def test_exit_message_names_the_saved_round_or_the_missing_folder(run, capsys):
+def test_exit_message_names_the_saved_round_or_the_missing_folder(run):
     command = f"{sim.PROG} --resume {run}"
     assert sim.exit_message(run) == f"stopped at once; round 6 is saved: {command}"
     assert sim.exit_message(left_at(run, 0)) == f"stopped at once; no round is saved yet: {command}"
-
-    def interrupted():
-        with sim._explain_stop(Config(out=run)):
-            shutil.rmtree(run)
-            raise KeyboardInterrupt
-
-    assert sim.guarded(interrupted) == 130
-    assert capsys.readouterr().err == f"stopped at once; there is no run folder {run}\n"
+    shutil.rmtree(run)
+    assert sim.exit_message(run) == f"stopped at once; there is no run folder {run}"
 
 
 # --- finished without a checkpoint

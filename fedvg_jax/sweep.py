@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
@@ -363,25 +362,15 @@ def _show_plan(command: CommandLine, console: Console) -> int:
 def _estimate(group: Sequence[Point]) -> tuple[float, float]:
     """Returns the seconds that points of one program take, and those of compiling it.
 
-    The parts of a run are timed once for points that agree in `TIMED_SETTINGS`, and their work is counted once for
-    those that agree in `COUNTED_SETTINGS` too.
+    The first point is timed, and the others count by their rounds.
     """
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import dry_run
 
-    alike: dict[tuple, list[Point]] = {}
-    for point in group:
-        settings = configs.flatten(point.config)
-        key = (tuple(settings[n] for n in names) for names in (dry_run.TIMED_SETTINGS, dry_run.COUNTED_SETTINGS))
-        alike.setdefault(tuple(key), []).append(point)
-    rates: dict[tuple, dry_run.Rates] = {}
-    seconds = compiling = 0.0
-    for (timed, _), points in alike.items():
-        prediction = dry_run.predict(simulation.simulation(points[0].config), rates=rates.get(timed))
-        rates[timed] = prediction.rates
-        seconds += prediction.seconds * len(points)
-        compiling += prediction.compile_seconds  # next to none for shapes that are compiled already
-    return seconds, compiling
+    first = group[0].config
+    prediction = dry_run.predict(simulation.simulation(first))
+    rounds = sum(point.config.rounds for point in group)
+    return prediction.seconds * rounds / first.rounds, prediction.compile_seconds
 
 
 if __name__ == "__main__":

@@ -291,7 +291,6 @@ def _make_population(
     """Reads the data set and draws the partition, unless the caller passed them."""
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
     arrays = spaced(arrays, config.max_rows)
-    host_pool.refuse_copies(config, arrays.x.nbytes)
     user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)

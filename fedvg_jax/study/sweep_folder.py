@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, presets, shorthands, uses
+from fedvg_jax.config import Config, uses
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets, images
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
 from fedvg_jax.study import sweep_points
-from fedvg_jax.study.axes import FOLLOW
 from fedvg_jax.study.sweep_points import Point, Points, Sweep
 
 DOCUMENT = "sweep.json"
@@ -108,47 +106,6 @@ def read_document(out: Path) -> dict[str, Any]:
     return content
 
 
-def contradiction(content: Mapping[str, Any], name: str, config: Config) -> str:
-    """Returns what shows that a run is not the point of a sweep whose folder it is in; "" where nothing does.
-
-    Args:
-        content: of sweep.json.
-        name: of the point.
-        config: the settings in its folder.
-    """
-    values = next((point.get("values", {}) for point in content["points"] if point["name"] == name), {})
-    tuned = (content.get("tuning") or {}).get("settings", {})
-    stored, base = configs.flatten(config), content.get("base", {})
-    for setting, value in _settings_of(values, config).items():
-        if setting not in tuned and uses.plain(stored.get(setting)) not in (value, base.get(setting, value)):
-            return (
-                f"config.json is of another run: {setting} is {stored.get(setting)}, and {value} for the point {name}"
-            )
-    return ""
-
-
-def misfit(folder: Path) -> str:
-    """Returns what shows that a run folder is not the point of the sweep that it is in; "" where nothing does."""
-    path = Path(os.path.abspath(folder))
-    if path.parent.name != POINTS or not (path.parent.parent / DOCUMENT).is_file():
-        return ""
-    try:
-        return contradiction(read_document(path.parent.parent), path.name, run_folder.read_config(path))
-    except UsageError:  # a damaged file, which other checks name
-        return ""
-
-
-def _settings_of(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Returns the settings that the values of a point stand for, by dotted name."""
-    own = {name: value for name, value in values.items() if name in configs.flatten(config)}
-    if "method" in values and own.get("weighting") == "native":
-        del own["weighting"]  # the method's own
-    if own.get("partition_seed") == FOLLOW:
-        own["partition_seed"] = config.seed
-    known = {name: values[name] for name, table in presets.SHORTHANDS.items() if values.get(name) in table}
-    return {**shorthands.meaning(known), **own}
-
-
 def refuse_taken(out: Path) -> None:
     """Raises UsageError for a folder that holds something else than a sweep."""
     # listed first: another process writes sweep.json before the others
@@ -175,7 +132,6 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
                 _refuse_other_points(out, points)
                 _refuse_other_objects(out, content.get("given", {}))
                 for point in points:
-                    _refuse_damaged(point_folder(out, point.name), point.config)
                     _refuse_other_settings(point_folder(out, point.name), point.config)
                 read_sources(out)
             text = json.dumps(content, indent=1) + "\n"
@@ -348,21 +304,6 @@ def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
     for name in sorted(stored.keys() | given.keys()):
         if stored.get(name) != given.get(name):
             raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
-
-
-def _refuse_damaged(folder: Path, config: Config) -> None:
-    """Raises UsageError for a finished point whose settings or rounds are not all there."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file in the place of a point's folder; remove it")
-    if not is_finished(folder, config):
-        return
-    path = folder / "history.jsonl"
-    num_lines = files.read_regular(path).count(b"\n") if path.exists() else 0
-    num_rounds = files.read_object(folder / "summary.json")["rounds"]
-    wrong = "" if num_lines == num_rounds else f"{path.name} has {num_lines} of {num_rounds} rounds"
-    wrong = wrong if (folder / "config.json").exists() else "config.json is missing"
-    if wrong:
-        raise UsageError(f"{folder} is finished, but {wrong}; delete that folder, and the same command computes it")
 
 
 def _refuse_other_settings(folder: Path, config: Config) -> None:

@@ -300,21 +300,6 @@ def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
         fedvg_jax.run_sweep(base, AXES, tmp_path)
 
 
-def test_finished_point_without_its_files_is_refused_and_computed_once_it_is_deleted(base, tmp_path):
-    first = histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path))
-    point = tmp_path / "points" / "seed=1"
-    for name, problem in {"history.jsonl": "has 0 of 4 rounds", "config.json": "is missing"}.items():
-        (point / name).unlink()
-        with pytest.raises(UsageError, match=rf"{point} is finished, but {name} {problem}; delete that folder"):
-            fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
-    shutil.rmtree(point)
-    assert histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)) == first
-    shutil.rmtree(point)
-    point.touch()
-    with pytest.raises(UsageError, match=rf"{point} is a file in the place of a point's folder; remove it"):
-        fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
-
-
 @pytest.fixture
 def on_file(base, tmp_path):
     """(settings of runs on data in a file and on a partition from a file, function that writes both files)"""

@@ -122,21 +122,12 @@ def opening_lines(command: CommandLine) -> list[str]:
 
 
 def tuning_lines(command: CommandLine) -> list[str]:
-    """Returns what is printed of the tuning runs: their number, and where methods have different numbers of them."""
+    """Returns what is printed of the tuning runs."""
     assert command.grid is not None
     grid, points = command.grid.tuning, command.grid.points.points
     tuned = [name for axis in grid.axes for name in axis.names]
-    cells = tuning.by_cell(points, tuned)
-    counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
     seeds = count(len(grid.seeds), "seed")
-    lines = [f"tuning {', '.join(tuned)} first: {count(len(points))} with {seeds}, chosen on D_val"]
-    few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    if counts[few] != counts[many]:
-        lines.append(
-            f"  {few} has {counts[few]} tuning runs, {many} has {counts[many]};"
-            " --tune-budget N tries equally many combinations of each"
-        )
-    return lines
+    return [f"tuning {', '.join(tuned)} first: {count(len(points))} with {seeds}, chosen on D_val"]
 
 
 # --- phases

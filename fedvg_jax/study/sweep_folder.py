@@ -22,7 +22,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets, images
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
-from fedvg_jax.study import sweep_points
 from fedvg_jax.study.sweep_points import Point, Points, Sweep
 
 DOCUMENT = "sweep.json"
@@ -39,16 +38,6 @@ INSIDE = ("tuning", "submitit")
 
 RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
 """Files of a point that is started anew."""
-
-
-OF_DATA = ("dataset", "image_size", "splits", "max_rows", "image_column", "label_column")
-OF_PARTITION = ("partition", "partition_file", "partition_seed", "split", "test_ratio", "val_ratio", "clients", "alpha")
-OF_PARTITION += ("min_samples", "min_samples_rule", "shards_per_client", "classes_per_client")
-OF_CLIENTS = ("partition", "partition_file", "clients")
-"""Settings that decide the clients' rows of a partition from a file, whatever the seed that splits them."""
-
-Sources = dict[tuple, tuple[str, Path]]
-""""data", "partition" or "clients" and the settings that decide it -> its digest, and the folder of a point with it."""
 
 
 class Failure(NamedTuple):
@@ -120,8 +109,8 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
     A sweep may gain points; it may not lose or change any.
 
     Raises:
-        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings,
-            or of several data; or it cannot be written.
+        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings; or
+            it cannot be written.
     """
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
@@ -133,56 +122,10 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
                 _refuse_other_objects(out, content.get("given", {}))
                 for point in points:
                     _refuse_other_settings(point_folder(out, point.name), point.config)
-                read_sources(out)
             text = json.dumps(content, indent=1) + "\n"
             if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
                 files.replace_bytes(out / DOCUMENT, [text.encode()])
             (out / POINTS).mkdir(exist_ok=True)
-
-
-def read_sources(out: Path) -> Sources:
-    """Returns the digests of data and partitions of all points that have results or a checkpoint.
-
-    Raises:
-        UsageError: points with the same settings of the data, or of the partition, have different digests.
-    """
-    sources: Sources = {}
-    for point in read_document(out)["points"]:
-        folder = point_folder(out, point["name"])
-        manifest = folder / "manifest.json"
-        if manifest.exists() and (has_checkpoint(folder) or (folder / "summary.json").exists()):
-            add_sources(
-                sources, folder, run_folder.read_config(folder), point.get("values", {}), files.read_object(manifest)
-            )
-    return sources
-
-
-def add_sources(
-    sources: Sources, folder: Path, config: Config, values: Mapping[str, Any], digests: Mapping[str, Any]
-) -> None:
-    """Adds the digests of a point's data and partition.
-
-    Args:
-        sources: of other points; gains those of this one.
-        folder: of the point.
-        config: its settings.
-        values: of the axes. A folder of data among them names the data.
-        digests: of data and partition, by these names.
-
-    Raises:
-        UsageError: another point with the same settings of them has other digests.
-    """
-    settings = configs.flatten(config)
-    data = [settings[name] for name in OF_DATA] + [values.get(name) for name in sweep_points.PLACES]
-    of_clients = (("clients", OF_CLIENTS),) if config.partition == "file" else ()
-    for name, own in (("data", ()), ("partition", OF_PARTITION), *of_clients):
-        key, digest = (name, *data, *(settings[n] for n in own)), str(digests.get(name, ""))
-        stored, other = sources.setdefault(key, (digest, folder)) if digest else ("", folder)
-        if stored != digest:
-            raise UsageError(
-                f"mixed {name}: {stored[:12]} in {other}, {digest[:12]} in {folder}, for the same settings; give the"
-                " files that the other points ran on, or name another folder with --out"
-            )
 
 
 def check_sources(points: Sequence[Point]) -> None:

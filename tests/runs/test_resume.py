@@ -345,11 +345,11 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny
     assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
     assert manifest["given"]["data"] == manifest["data"] and "weigh" in manifest["given"]["weighting"]
     settings = replace(tiny().sim.config, out=run, resume=str(run))
-    for names, text in (("", "the config's algorithm, task and weighting"), ("task", "its own task")):
+    for names, text in (("", "none"), ("task", "task")):
         other = tiny().sim._replace(config=settings, given=frozenset(names.split()))
         with pytest.raises(UsageError) as error, loop.open_recorder(other, pytest.fail):
             pass
-        message = f"{run} ran with its own algorithm, task and weighting, this run has {text}; pass the same objects"
+        message = f"{run} ran with these objects from Python: algorithm, task, weighting; this run has {text}; pass the"
         assert message in str(error.value) and "\n" not in str(error.value)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shutil
 import signal
 import threading
@@ -314,50 +313,6 @@ def on_file(base, tmp_path):
     write()
     settings = {"dataset": "npz", "data_dir": data, "partition": "file", "partition_file": partition}
     return dataclasses.replace(base, model="mlp", clients=2, join_ratio=1.0, **settings), write
-
-
-@pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
-def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed):
-    config, write = on_file
-    out, few, many = tmp_path / "out", *({"seed": seeds, "partition_seed": [42]} for seeds in ("0:2", "0:4"))
-    first = fedvg_jax.run_sweep(config, few, out)
-    write(**changed)
-    more = fedvg_jax.run_sweep(config, many, out)
-    assert [histories(first)[r.name] for r in first] == [timeless(r.result.records) for r in more[:2]]
-    for result in more[2:]:
-        assert isinstance(result.result, Failure) and result.result.round == 0
-        assert re.fullmatch(
-            rf"mixed {name}: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/{result.name}, .*",
-            result.result.reason,
-        )
-    write()
-    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
-
-
-def test_a_partition_file_that_changes_is_noticed_where_every_seed_splits_it_anew(on_file, tmp_path):
-    config, write = on_file
-    out, (few, many) = (
-        tmp_path / "out",
-        ({("seed", "partition_seed"): [(n, n) for n in range(count)]} for count in (2, 3)),
-    )
-    fedvg_jax.run_sweep(config, few, out)
-    write(num_first=150)
-    failure = fedvg_jax.run_sweep(config, many, out)[2].result
-    assert isinstance(failure, Failure) and failure.reason.startswith("mixed clients: ")
-    write()
-    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
-
-
-def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path):
-    config, write = on_file
-    out = tmp_path / "out"
-    for folder, seed in ((out, 0), (tmp_path / "other", 1)):
-        write(seed)
-        fedvg_jax.run_sweep(config, {"seed": [0, 1]}, folder)
-    shutil.copytree(tmp_path / "other" / "points" / "seed=1", out / "points" / "seed=1", dirs_exist_ok=True)
-    line = rf"mixed data: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/seed=1"
-    with pytest.raises(UsageError, match=line):
-        fedvg_jax.run_sweep(config, {"seed": [0, 1, 2]}, out)
 
 
 def test_an_axis_of_folders_has_data_of_their_own(on_file, tmp_path):

@@ -63,7 +63,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
 def _members(file: Path) -> Any:
     """Returns the value of a .json file, or the arrays of an .npz file whose names a layout has."""
     if file.suffix == ".json":
-        return files.read_json(file, unique_keys=True)
+        return files.read_json(file)
     files.refuse_special(file)
     return npz.read(file, _MEMBERS.union(name for name in npz.member_names(file) if _is_number(name)))
 

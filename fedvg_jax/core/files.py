@@ -243,15 +243,9 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
         is_trusted: whether the user vouches for the folder.
 
     Raises:
-        UsageError: its path is not UTF-8, which JAX's compilation cache needs; or the folder or a sub-folder belongs
-            to another user (also if this user is root), or is writable by its group or by all users.
+        UsageError: the folder or a sub-folder belongs to another user (also if this user is root), or is writable by
+            its group or by all users.
     """
-    try:
-        os.path.abspath(folder).encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"cache folder {str(folder)!r} is not UTF-8, which JAX needs; name another with --cache-dir"
-        ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
     if is_trusted:

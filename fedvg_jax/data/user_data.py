@@ -189,10 +189,6 @@ def _checked(array, name: str) -> np.ndarray:
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     if array.dtype.kind == "f":
-        if array.dtype.itemsize > 8:
-            raise UsageError(
-                f"data: {name} must be of at most 64 bits; got {array.dtype}; use {name}.astype('float32')"
-            )
         finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():
             raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")

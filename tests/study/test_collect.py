@@ -357,21 +357,6 @@ def test_a_run_without_digests_of_its_data_is_named(tmp_path, content):
     assert verification.check(tmp_path / "1").misfits
 
 
-def test_points_that_name_tuned_and_followed_settings_are_those_of_their_folders(tmp_path):
-    axes = {
-        "method": ["fedavg", "fedprox"],
-        "weighting": ["native", "fedvg"],
-        "partition_seed": ["follow"],
-        "seed": [3],
-    }
-    sweep = write_sweep(tmp_path / "s", axes, accuracies)
-    edit(sweep / "sweep.json", tuning={"settings": {"fedprox.mu": [0.1]}, "chosen": {}})
-    for folder in (sweep / "points").glob("method=fedprox*"):
-        config = json.loads((folder / "config.json").read_text())
-        edit(folder / "config.json", fedprox=config["fedprox"] | {"mu": 0.1})
-    assert len(collect([sweep]).runs) == 4
-
-
 def test_a_folder_without_its_settings_is_named(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "runs" / f"{seed}", seed=seed)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedvg_jax import config as configs
@@ -22,6 +25,12 @@ from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
 """Settings that may differ between the processes of a run."""
+
+_JAX_SETTINGS = re.compile("prng|threefry|random|gumbel|x64|dtype|precision|promotion|f16|softmax|optimi|linearize")
+"""In the names of those settings of jax that may change values."""
+
+_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+"""Environment variables that may change values."""
 
 
 def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
@@ -79,9 +88,22 @@ def start_of_first(start: Start, state: SimState) -> Start:
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions of the packages that change values beside the settings of a run."""
-    versions = provenance.versions() | {"jaxlib": importlib.metadata.version("jaxlib")}
-    return {f"version of {name}": version for name, version in versions.items()}
+    """Returns what changes values beside the settings of a run: versions, code, settings of jax and of XLA."""
+    package = Path(configs.__file__).parents[1]
+    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
+    jax_settings = {
+        name: getattr(jax.config, name, value)  # a context manager may have set another
+        for name, value in sorted(jax.config.values.items())
+        if _JAX_SETTINGS.search(name)
+    }
+    flags = {name: [flag for flag in os.environ.get(name, "").split() if "dump" not in flag] for name in _VARIABLES}
+    return {
+        **{f"version of {name}": version for name, version in provenance.versions().items()},
+        "version of jaxlib": importlib.metadata.version("jaxlib"),
+        "code of fedvg_jax": _digest(code),
+        **{name: str(value) for name, value in jax_settings.items()},
+        **{name: " ".join(sorted(words)) for name, words in flags.items()},
+    }
 
 
 def refuse_different(values: Mapping[str, str], remedy: str) -> None:

@@ -254,15 +254,35 @@ def test_a_signal_of_one_process_stops_and_saves_in_all():
 
 
 @contextlib.contextmanager
+def with_variable(name, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, value)
+        yield
+
+
+@contextlib.contextmanager
 def with_version(version):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "_version", lambda package: version)
         yield
 
 
-def test_processes_of_different_versions_are_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable False, process 0 True"),
+        (lambda: jax.enable_x64(True), "jax_enable_x64 True, process 0 False"),
+        (lambda: jax.default_matmul_precision("bfloat16"), "jax_default_matmul_precision bfloat16, process 0 None"),
+        (lambda: jax.default_prng_impl("rbg"), "jax_default_prng_impl rbg, process 0 threefry2x32"),
+        (lambda: jax.numpy_dtype_promotion("standard"), "jax_numpy_dtype_promotion standard, process 0 strict"),
+        (lambda: with_variable("NVIDIA_TF32_OVERRIDE", "0"), "NVIDIA_TF32_OVERRIDE 0, process 0 none"),
+        (lambda: with_variable("XLA_FLAGS", "--xla_a=" + "x" * 600), "XLA_FLAGS --xla_a=x"),
+        (lambda: with_version("9.9"), "version of fedvg_jax 9.9, process 0 0."),
+    ],
+)
+def test_processes_of_different_environments_are_refused(change, difference, monkeypatch):
     own = shared_start.environment()
-    with with_version("9.9"):
+    with change():
         other = shared_start.environment()
     sent = []
     monkeypatch.setattr(
@@ -271,8 +291,14 @@ def test_processes_of_different_versions_are_refused(monkeypatch):
     shared_start.refuse_different(other, "")  # of process 1, which sends all if the first digests differ
     received = iter([*sent])
     monkeypatch.setattr(processes, "exchange", lambda text: [text, next(received)])
-    with pytest.raises(UsageError, match=r"\Aprocess 1 has version of fedvg_jax 9\.9, process 0 0\.[^\n]*; remedy\Z"):
+    with pytest.raises(UsageError, match=rf"\Aprocess 1 has {re.escape(difference)}[^\n]*; remedy\Z"):
         shared_start.refuse_different(own, "remedy")
+
+
+def test_processes_may_write_their_dumps_to_different_folders(monkeypatch):
+    before = shared_start.environment()
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to=/tmp/1")
+    assert shared_start.environment() == before
 
 
 def test_errors_that_say_a_process_is_gone_are_known():

@@ -320,17 +320,9 @@ def test_every_edited_file_is_named_and_its_run_is_not_reported(sealed, tmp_path
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("summary.json", {"test_accuracy_max": 0.9}, "summary.json: test_accuracy_max is 0.9"),
-        ("summary.json", {"seal": {}}, "the digests in summary.json are damaged"),
-    ],
-    ids=str,
-)
-def test_results_that_do_not_follow_from_the_history_are_refused(tmp_path, name, changes, message):
-    edit(write_run(tmp_path / "a", (0.5,), method="fedvg") / name, **changes)
-    with pytest.raises(UsageError, match=message):
+def test_a_summary_without_its_digests_is_refused(tmp_path):
+    edit(write_run(tmp_path / "a", (0.5,), method="fedvg") / "summary.json", seal={})
+    with pytest.raises(UsageError, match=r"the digests in summary\.json are damaged"):
         collect([tmp_path])
 
 

@@ -1,8 +1,7 @@
 """`python -m fedvg_jax.verify RUN [RUN ...]`: checks that the files of run folders are as their runs wrote them.
 
-Recomputes the results of summary.json from history.jsonl, and compares the files of each folder with the digests in the
-seals of its checkpoints, in manifest.json and in summary.json, and with the sweep that it is a point of. Prints a line
-for everything that does not fit.
+Compares the files of each folder with the digests in the seals of its checkpoints, in manifest.json and in
+summary.json, which have digests of themselves. Prints a line for everything that does not fit.
 
 Exit code 0 if all fits, 1 if not, 2 for a usage error, such as a folder that is not a run folder.
 

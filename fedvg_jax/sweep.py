@@ -6,6 +6,8 @@ The same command continues a sweep that was stopped: finished points are skipped
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -353,15 +355,15 @@ def _show_plan(command: CommandLine, console: Console) -> int:
 def _estimate(group: Sequence[Point]) -> tuple[float, float]:
     """Returns the seconds that points of one program take, and those of compiling it.
 
-    The first point is timed, and the others count by their rounds.
+    Points that differ in their seeds only are timed once.
     """
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import dry_run
 
-    first = group[0].config
-    prediction = dry_run.predict(simulation.simulation(first))
-    rounds = sum(point.config.rounds for point in group)
-    return prediction.seconds * rounds / first.rounds, prediction.compile_seconds
+    counts = collections.Counter(dataclasses.replace(p.config, seed=0, partition_seed=0) for p in group)
+    predictions = {config: dry_run.predict(simulation.simulation(config)) for config in counts}
+    seconds = sum(predictions[config].seconds * count for config, count in counts.items())
+    return seconds, sum(prediction.compile_seconds for prediction in predictions.values())
 
 
 if __name__ == "__main__":

@@ -236,8 +236,8 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
 
     Raises:
         UsageError: a function takes other arguments or fails; the weights are not floats >= 0 [K] that sum to 1, in a
-            pytree like the variables; the score is not [K] and the details not [K, ...], of real numbers or booleans;
-            or a detail has a name of the history's own. The message names the leaf.
+            pytree like the variables; the score is not [K] and the details not [K, ...]; or a detail has a name of
+            the history's own. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch

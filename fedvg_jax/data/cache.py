@@ -180,12 +180,15 @@ def _sweep(target: Path) -> None:
                 shutil.rmtree(scratch)
 
 
-def _move(draft: Path, target: Path) -> None:
+def _move(draft: Path, target: Path, tries: int = 10) -> None:
     if target.is_dir():  # a folder cannot be renamed over another that is not empty
         with suppress(OSError):
             os.replace(target, draft.with_name("replaced"))
     try:
         os.replace(draft, target)
     except OSError:
-        if not target.exists():  # else another writer was faster and wrote the same content
+        if target.exists():  # another writer was faster and wrote the same content
+            return
+        if not tries:
             raise
+        _move(draft, target, tries - 1)  # another writer moved the target away to put its own there

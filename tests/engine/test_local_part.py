@@ -85,7 +85,7 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, mon
         for client, (own_params, own_stats) in enumerate(kept):
             own = {f"params/{p}": v for p, v in own_params.items()} | {f"stats/{p}": v for p, v in own_stats.items()}
             worlds.assert_close(tree.take(actual.clients.local, client), own, 1e-9)
-    np.testing.assert_array_equal(state.params["classifier/kernel"], params["classifier/kernel"])
+        np.testing.assert_array_equal(actual.variables.params["classifier"]["kernel"], params["classifier/kernel"])
 
 
 # --- laws

@@ -271,15 +271,16 @@ def test_regression_example_beats_the_mean(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("weighting", "partition", "message"),
     [
-        ({}, r"partition dirichlet needs class labels.*y of data is float32 \[6\]; use iid, quantity"),
-        ({"partition": "iid", "weighting": "val_accuracy"}, "val_accuracy needs.*use val_loss"),
+        ("native", None, r"partition dirichlet needs class labels.*y of data is float32 \[6\]; use iid, quantity"),
+        ("val_accuracy", ([[0], [1]], [[2], []], [[3], []]), "val_accuracy needs.*use val_loss"),
     ],
 )
-def test_settings_that_need_classes_are_refused_for_regression(settings, message):
+def test_settings_that_need_classes_are_refused_for_regression(weighting, partition, message):
+    settings = fedvg_jax.Config(clients=2, weighting=weighting)
     with pytest.raises(UsageError, match=message):
-        fedvg_jax.run(fedvg_jax.Config(clients=2, **settings), data=(X, Y), task=TASKS["linen"])
+        fedvg_jax.run(settings, data=(X, Y), partition=partition, task=TASKS["linen"])
 
 
 # --- errors of a user's module or loss

@@ -1,6 +1,5 @@
 """Tensors that stay with clients, against the oracle, and through every algorithm, executor and placement."""
 
-import dataclasses
 import functools
 
 import jax
@@ -128,12 +127,11 @@ def test_the_first_local_steps_train_local_tensors_and_the_others_the_rest(x64, 
 
 # --- runs
 
-SMALL = config.Config(clients=4, rounds=3, local_epochs=1, lanes="1", seed=1)
-
 
 def run(**settings):
-    given = config.Config(clients=4, rounds=2, local_epochs=1, lanes="1", alpha=10.0, method="fedper+fedvg", **settings)
-    return fv.run(given, data=worlds.images(120))
+    """Returns the history of two rounds of FedPer under FedVG's weights."""
+    given = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "alpha": 10.0, "method": "fedper+fedvg"}
+    return fv.run(config.Config(**given | settings), data=worlds.images(120))
 
 
 def models(history):
@@ -147,22 +145,17 @@ def test_runs_in_blocks_and_with_memories_on_the_host_equal_the_run_that_holds_a
 
 
 def test_a_resumed_run_goes_on_with_the_local_tensors(tmp_path):
-    settings = {"method": "fedper+fedvg", "record": "personal_accuracy", "checkpoint_every": 1}
-    whole = fv.run(dataclasses.replace(SMALL, **_meant(settings), out=tmp_path / "whole"))
-    fv.run(dataclasses.replace(SMALL, **_meant(settings), rounds=2, out=tmp_path / "part"))
-    part = fv.run(dataclasses.replace(SMALL, **_meant(settings), resume=str(tmp_path / "part")))
+    settings = {"record": "personal_accuracy", "checkpoint_every": 1}
+    whole = run(**settings, out=tmp_path / "whole")
+    run(**settings, rounds=1, out=tmp_path / "part")
+    part = run(**settings, resume=str(tmp_path / "part"))
     worlds.assert_close(models(part), models(whole), 0)
     names = ("train_loss", "personal_accuracy", "personal_worst_decile", "test_accuracy")
     assert [part.records[-1][name] for name in names] == [whole.records[-1][name] for name in names]
 
 
-def _meant(settings):
-    made = config.Config(**settings)
-    return {"local": made.local, "weighting": made.weighting, "record": made.record, "checkpoint_every": 1}
-
-
 def test_a_run_says_that_its_accuracy_is_the_global_model_s(caplog):
-    fv.run(dataclasses.replace(SMALL, local="^classifier/", rounds=1))
+    run(rounds=1)
     assert "whose local tensors keep their initial values; --record personal_accuracy" in caplog.text
 
 

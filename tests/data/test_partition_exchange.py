@@ -62,7 +62,6 @@ def test_parts_with_rows_by_client_number_are_read(tmp_path):
     ("text", "parts"),
     [
         ('{"0": [1], "2": [3]}', ["client 1 of 2 is missing"]),
-        ('{"0": [1], "0": [2], "1": [3]}', ["key '0' occurs twice"]),
         ('{"0": [1], "1": 2}', ["must be a list"]),
         ('{"0": [1], "train": [[2]]}', ["no val"]),
         ('{"0": [1], "1": [2]', ["not complete JSON"]),

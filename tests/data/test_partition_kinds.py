@@ -231,8 +231,8 @@ def test_rows_by_client_and_clients_by_row_are_read_and_split(tmp_path, layout):
     [
         ([[0, 1]], ["here", "train holds 1 clients", "clients is 2"]),
         (([[0], [1]], [[2], [3], [4]], [[5]]), ["val holds 3 clients"]),
-        ([[0, 1], [1, 2]], ["row 1", "2 times, in clients 0 and 1"]),
-        (([[0, 1], [3]], [[], []], [[1], []]), ["row 1", "2 times, in train of client 0 and test of client 0"]),
+        ([[0, 1], [1, 2]], ["row 1 occurs 2 times"]),
+        (([[0, 1], [3]], [[], []], [[1], []]), ["row 1 occurs 2 times"]),
         ([[0, 1], [2, 12]], ["0..11", "0..12"]),
         ([[0.5, 1], [2, 3]], ["integers [n]", "float64 [2]"]),
     ],

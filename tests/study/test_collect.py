@@ -11,7 +11,6 @@ import pytest
 from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
 
 import fedvg_jax as fv
-from fedvg_jax import verify
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import seals, verification
 from fedvg_jax.study import scenarios, sweep_arguments
@@ -276,20 +275,6 @@ def test_a_run_without_digests_of_its_data_is_named(tmp_path, content):
     assert verification.check(tmp_path / "1").misfits
 
 
-def test_a_run_in_the_folder_of_another_point_counts_for_neither(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0, 1]}, accuracies)
-    copied = sweep / "points" / "method=fedavg,seed=0"
-    shutil.rmtree(copied)
-    shutil.copytree(sweep / "points" / "method=fedvg,seed=0", copied)
-    line = "config.json is of another run: weighting is fedvg, and native for the point method=fedavg,seed=0"
-    for folder in (sweep, sweep / "points", copied):
-        with pytest.raises(UsageError, match=line):
-            collect([folder])
-    assert verify.check(copied).misfits == [line]
-    study = collect([sweep], partial=True)
-    assert [len(study.cell(method, ()).runs) for method in study.methods] == [1, 2]
-
-
 def test_a_folder_without_its_settings_is_named(tmp_path):
     sweep = write_sweep(tmp_path / "s", {"seed": [0, 1]}, lambda v: (0.5,))
     points = sweep / "points"
@@ -374,19 +359,6 @@ def test_run_without_an_evaluation_is_missing(tmp_path):
     study = collect([tmp_path], partial=True)
     missing = study.cell("fedavg", ()).missing
     assert study.metric == "accuracy" and missing == ("never: no evaluation in its history",)
-
-
-def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
-    """Rows that a file has split do not depend on the partition seed."""
-    for seed in (1, 2):
-        folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
-        write_manifest(folder, {"data": "digits", "partition": "file", "runs": []})
-    line = "repeated run: 2 has the seed, the rows and the results of 1"
-    with pytest.raises(UsageError, match=line):
-        collect([tmp_path])
-    assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)
-    write_manifest(tmp_path / "2", {"data": "digits", "partition": "another", "runs": []})
-    assert len(collect([tmp_path]).runs) == 2
 
 
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):

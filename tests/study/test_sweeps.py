@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import shutil
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from small_sweeps import base_config, histories, timeless
 
@@ -243,55 +240,6 @@ def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is taken and holds no sweep"):
         fedvg_jax.run_sweep(base, AXES, tmp_path)
-
-
-def test_finished_point_without_its_files_is_refused_and_computed_once_it_is_deleted(base, tmp_path):
-    first = histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path))
-    point = tmp_path / "points" / "seed=1"
-    for name, problem in {"history.jsonl": "has 0 of 4 rounds", "config.json": "is missing"}.items():
-        (point / name).unlink()
-        with pytest.raises(UsageError, match=rf"{point} is finished, but {name} {problem}; delete that folder"):
-            fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
-    shutil.rmtree(point)
-    assert histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)) == first
-    shutil.rmtree(point)
-    point.touch()
-    with pytest.raises(UsageError, match=rf"{point} is a file in the place of a point's folder; remove it"):
-        fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
-
-
-@pytest.fixture
-def on_file(base, tmp_path):
-    """(settings of runs on data in a file and on a partition from a file, function that writes both files)"""
-    data, partition = tmp_path / "data.npz", tmp_path / "partition.json"
-
-    def write(seed=0, num_first=120):
-        rng = np.random.default_rng(seed)
-        images, labels = rng.integers(0, 255, (240, 4, 4), np.uint8), np.arange(240) % 3
-        np.savez(data, x=images, y=labels)
-        partition.write_text(json.dumps([list(range(num_first)), list(range(num_first, 240))]))
-
-    write()
-    settings = {"dataset": "npz", "data_dir": data, "partition": "file", "partition_file": partition}
-    return dataclasses.replace(base, clients=2, join_ratio=1.0, **settings), write
-
-
-@pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
-def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed):
-    config, write = on_file
-    out, few, many = tmp_path / "out", *({"seed": seeds, "partition_seed": [42]} for seeds in ("0:2", "0:4"))
-    first = fedvg_jax.run_sweep(config, few, out)
-    write(**changed)
-    more = fedvg_jax.run_sweep(config, many, out)
-    assert [histories(first)[r.name] for r in first] == [timeless(r.result.records) for r in more[:2]]
-    for result in more[2:]:
-        assert isinstance(result.result, Failure) and result.result.round == 0
-        assert re.fullmatch(
-            rf"mixed {name}: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/{result.name}, .*",
-            result.result.reason,
-        )
-    write()
-    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
 
 
 def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(base, tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--style", choices=tuple(base.STYLES), default="wide")
     parser.add_argument("--figures", nargs="*", choices=tuple(FIGURES), default=tuple(FIGURES), metavar="NAME")
     args = parser.parse_args(argv)
-    return sim.guarded(lambda: write(args.dirs, args.out, args.figures, args.style), stopped="stopped")
+    return sim.guarded(lambda: write(args.dirs, args.out, args.figures, args.style))
 
 
 def write(dirs: Sequence[Path], out: Path, figures: Sequence[str] = tuple(FIGURES), style: str = "wide") -> int:

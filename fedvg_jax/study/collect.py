@@ -19,6 +19,10 @@ MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
 
 
+MEASURED = ("clients", "weights", "train_loss", "test_loss")
+"""Keys of a record in which runs of different seeds differ."""
+
+
 class _Folder(NamedTuple):
     """What a run folder, or a point of a sweep, has to offer."""
 
@@ -73,7 +77,8 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             f"the runs are of different data or partitions, of which no mean is made: {_listed(sources)}; report them"
             " apart, or sweep over dataset or data_dir"
         )
-    if (problems := mixed + missing) and not partial:
+    repeated = _repeated(cells)
+    if (problems := mixed + missing + repeated) and not partial:
         raise UsageError(
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
@@ -91,7 +96,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + _local(runs) + _tuned(sweeps) + notes + mixed + unplaced),
+        notes=tuple(_shared_partition(cells) + _local(runs) + _tuned(sweeps) + notes + mixed + unplaced + repeated),
     )
 
 
@@ -366,3 +371,22 @@ def _mixed(name: str, first: Run, second: Run) -> str:
     """Returns a line with the digests of the data, or of the partitions, of two runs."""
     digests = [str(run.manifest[name])[:12] for run in (first, second)]
     return f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
+
+
+def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every run that equals another one of its cell in all but a seed that it does not use.
+
+    The rows of a partition from a file do not depend on the partition seed; such runs are no independent replicates.
+    """
+    return [
+        f"repeated run: {run.folder.name} has the seed, the rows and the results of {first.folder.name},"
+        " and is no further replicate"
+        for cell in cells.values()
+        for first, run in _pairs(cell.runs.values(), _content, lambda run: run.folder)
+    ]
+
+
+def _content(run: Run) -> str:
+    """Returns what independent runs do not have in common: seed, rows and results."""
+    digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
+    return repr((run.config.seed, digests, [[record.get(name) for name in MEASURED] for record in run.records]))

@@ -361,6 +361,19 @@ def test_run_without_an_evaluation_is_missing(tmp_path):
     assert study.metric == "accuracy" and missing == ("never: no evaluation in its history",)
 
 
+def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
+    """Rows that a file has split do not depend on the partition seed."""
+    for seed in (1, 2):
+        folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
+        write_manifest(folder, {"data": "digits", "partition": "file", "runs": []})
+    line = "repeated run: 2 has the seed, the rows and the results of 1"
+    with pytest.raises(UsageError, match=line):
+        collect([tmp_path])
+    assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)
+    write_manifest(tmp_path / "2", {"data": "digits", "partition": "another", "runs": []})
+    assert len(collect([tmp_path]).runs) == 2
+
+
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     axes = {"hyper.T": [0.5, 2.0], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, 0.6 + v["hyper.T"] / 10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import importlib.util
 import json
@@ -148,17 +149,14 @@ def test_closed_output_does_not_end_the_run(traced, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_leaves_a_readable_run_folder(traced, tmp_path, monkeypatch, capsys):
-    """Within round 2, without the watch, which would end this process."""
+    """Within round 2."""
     out, run_simulation = tmp_path / "run", loop.run_simulation
 
     def interrupt(record, state):
         if record["round"] == 2:
             signal.raise_signal(signal.SIGINT)
 
-    def run_and_interrupt(*args, exit_message, **options):
-        return run_simulation(*args, callbacks=[interrupt], **options)
-
-    monkeypatch.setattr(loop, "run_simulation", run_and_interrupt)
+    monkeypatch.setattr(loop, "run_simulation", functools.partial(run_simulation, callbacks=[interrupt]))
     with default_signals():
         assert traced([*SHORT, "--rounds", "20", "--out", str(out)]) == 130
     output = capsys.readouterr().out

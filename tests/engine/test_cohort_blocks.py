@@ -203,16 +203,10 @@ def of_terms(*terms):
     return basic.samples()._replace(terms=terms)
 
 
-def ignore_absence(hyper, count, returns):
-    """Weights that do not depend on which clients are present."""
-    return basic.broadcast_weights(count / count.sum(), returns)
-
-
 WHOLE = basic.samples().terms[0]
 WRONG = {
     "none": ((), "weighting.terms is empty"),
     "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
-    "the absent": ((WHOLE._replace(weigh=ignore_absence),), "expected the same ratios, and 0 for the absent client"),
 }
 
 

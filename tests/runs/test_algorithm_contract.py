@@ -34,7 +34,7 @@ MISTAKES = {
         {"report": lambda *_: (jnp.ones(2), (), ())},
         "algorithm.report: memory has a leaf '' that algorithm.init's memory of a client has not",
     ),
-    "one message": ({"report": lambda h, p, a, d: ((), (), d)}, "the message to be averaged has "),
+    "one message": ({"report": lambda h, p, a, d: ((), (), d)}, "the message to be averaged is not ()"),
     "an average of integers": (
         {"report": lambda h, p, a, d: (a.client, (), jax.tree.map(lambda leaf: jnp.int32(1), p))},
         "algorithm.report: the message to be averaged leaf 'bn1/bias' is int32 of shape (); expected floats of shape",

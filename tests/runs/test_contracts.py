@@ -54,7 +54,7 @@ MODELS = {
     "nothing": ({"init": lambda key: Variables({}, {})}, "params without a leaf"),
     "a loss per row": (
         {"loss": lambda params, stats, batch, mask, train: (mask.astype(float), stats)},
-        "a loss float32 of shape (3,); expected one float, of shape ()",
+        "a loss float32 of shape (7,); expected one float, of shape ()",
     ),
     "statistics of another dtype": (
         {"loss": lambda *args: (TASK.loss(*args)[0], jax.tree.map(jnp.bfloat16, TASK.loss(*args)[1]))},
@@ -67,7 +67,7 @@ MODELS = {
     ),
     "a row less": (
         {"predict": lambda *args: TASK.predict(*args)[:2]},
-        "task.predict: output has shape (2, 3); expected (3, ...), for 3 rows of the batch",
+        "task.predict: output has shape (2, 3); expected (7, ...), for 7 rows of the batch",
     ),
 }
 
@@ -105,29 +105,13 @@ RULES = {
         by(detail=lambda ones: {"own": ones.sum()}),
         "weighting.detail leaf 'own' has shape (); expected (3",
     ),
-    "a list of details": (by(detail=lambda ones: [ones]), "weighting.detail returned list; expected a dict, name ->"),
-    "nested details": (by(detail=lambda ones: {"own": {"a": ones}}), "weighting.detail 'own' is dict; expected a"),
-    "a detail's number": (by(detail=lambda ones: {1: ones}), "weighting.detail '1' is a name of type int; expected a"),
+    "a list of details": (by(detail=lambda ones: [ones]), "weighting.detail must return a dict of arrays, name -> ["),
+    "nested details": (by(detail=lambda ones: {"own": {"a": ones}}), "weighting.detail must return a dict of arrays"),
     "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
     "a metric's detail": (by(detail=lambda ones: {"test_loss": ones}), "'test_loss' would hide the history's own"),
-    "complex details": (
-        by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}),
-        "leaf 'own' is complex64; expected real numbers",
-    ),
-    "complex scores": (
-        by(score=lambda ones: ones.astype(jnp.complex64)),
-        "weighting.score is complex64; expected real numbers",
-    ),
     "a negative number": (
         basic.by_scalar(lambda *_: -0.83),
-        "weighting.signal: by_scalar got -0.83; expected a number",
-    ),
-    "negative shares": (
-        by(
-            lambda hyper, gain, returns: basic.broadcast_weights(basic.shares(gain), returns),
-            signal=lambda *_: -2.0,
-        ),
-        "shares got -2; expected a number >= 0",
+        "weighting.weigh: weights leaf 'params/left/x' is [-0.333 -0.333 -0.333]; expected (3,) numbers >= 0",
     ),
     "no number": (
         basic.by_scalar(lambda *_: None),
@@ -149,14 +133,6 @@ RULES = {
         by(lambda hyper, ones, returns: hyper["tempo"]),
         "weighting.weigh failed: there is no 'tempo'; hyper has ",
     ),
-    "nan where one is absent": (
-        by(
-            lambda hyper, ones, returns: basic.broadcast_weights(
-                jnp.where(returns.present.all(), 1 / 3, jnp.nan * ones), returns
-            )
-        ),
-        "weighting.weigh: with the first client absent, weights leaf 'params/left/x' is [ 0. nan nan]",
-    ),
 }
 
 
@@ -166,13 +142,6 @@ def test_an_error_in_a_weighting_is_reported(mistake):
     with pytest.raises(UsageError) as error:
         check_weighting(rule)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_weights_of_a_fixed_number_of_clients_are_refused_for_a_larger_cohort():
-    rule = everywhere(lambda ones: jnp.array([0.2, 0.3, 0.5]))
-    contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(), 3)
-    with pytest.raises(UsageError, match=r"weights leaf 'params/bn1/bias' has shape \(3,\); expected \(5,\)"):
-        contracts.check_weighting(rule, TASK, WORLD.data(), worlds.hyper(), 5)
 
 
 FACTORIES = {
@@ -220,7 +189,7 @@ def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
 def test_a_run_records_a_detail_of_one_number_per_client(tmp_path, small, monkeypatch):
     """In its first chunk of one round and in a second of more; `trace_only` returns ones."""
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(contracts, "refuse_wrong_weights", lambda weighting, records: None)
+    monkeypatch.setattr(contracts, "refuse_wrong_weights", lambda records: None)
     rule = by(detail=lambda ones: {"own": jnp.arange(len(ones), dtype=jnp.float32)})
     settings = fedvg_jax.Config(clients=4, join_ratio=1.0, rounds=3, local_epochs=1, cache_dir=tmp_path, lanes="1")
     with jax.default_prng_impl("rbg"):
@@ -289,16 +258,16 @@ def small_clients(hyper, report, data):
 WRONG_FOR_OTHERS = {
     "thirds": (
         right_for_three(lambda weights: jax.tree.map(lambda w: jnp.full_like(w, 1 / 3), weights)),
-        r"round 1: weights of weighting right_for_three of signal nothing sum to 1\.6666\d, the least is 0\.333",
+        r"round 1: weights sum to 1\.6666\d, the least is 0\.333",
     ),
     "one negative": (
         right_for_three(lambda weights: jax.tree.map(lambda w: w.at[:2].add(jnp.array([0.7, -0.7])), weights)),
-        r"round 1: weights of weighting right_for_three of signal nothing sum to 1, the least is -0\.5; expected",
+        r"round 1: weights sum to 1, the least is -0\.5; expected",
     ),
     "one tensor": (right_for_three(doubled_in_one_tensor), r"round 1: .* sum to 2, the least is 0\.2; expected"),
     "all negative": (
         basic.by_scalar(small_clients),
-        r"round 1: weights of weighting by_scalar of signal small_clients sum to -1, the least is -0\.\d+; expected",
+        r"round 1: weights sum to -1, the least is -0\.\d+; expected",
     ),
 }
 """Weights that are right for three clients only."""
@@ -329,9 +298,7 @@ def test_negative_losses_have_no_weights_by_validation_loss(small, weighting):
         return value - 50, stats
 
     settings = fedvg_jax.Config(clients=3, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, weighting=weighting)
-    with pytest.raises(
-        UsageError, match=r"round 1: weights of weighting .*which negative measurements, such as losses"
-    ):
+    with pytest.raises(UsageError, match=r"round 1: weights sum .*which negative measurements, such as losses"):
         fedvg_jax.run(settings, **{**small, "task": TASK._replace(loss=loss)})
 
 

@@ -345,11 +345,11 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny
     assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
     assert manifest["given"]["data"] == manifest["data"] and "weigh" in manifest["given"]["weighting"]
     settings = replace(tiny().sim.config, out=run, resume=str(run))
-    for names, text in (("", "the config's algorithm, task and weighting"), ("task", "its own task")):
+    for names, text in (("", "none"), ("task", "task")):
         other = tiny().sim._replace(config=settings, given=frozenset(names.split()))
         with pytest.raises(UsageError) as error, loop.open_recorder(other, pytest.fail):
             pass
-        message = f"{run} ran with its own algorithm, task and weighting, this run has {text}; pass the same objects"
+        message = f"{run} ran with these objects from Python: algorithm, task, weighting; this run has {text}; pass the"
         assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -411,13 +411,6 @@ def test_finished_run_with_an_edited_result_is_refused(tiny, run, name):
         (run / name).unlink()  # and is made again
         tiny().run(run, resume=str(run))
         assert verification.check(run).misfits == []
-
-
-def test_verify_compares_the_summary_with_the_history(run):
-    """Its own digest fits; the numbers do not."""
-    edited(run / "summary.json", lambda value: seals.with_digest(EDITS["summary.json"](value)))
-    (misfit,) = verification.check(run).misfits
-    assert misfit.startswith("summary.json: test_accuracy_final is 0.99, the history gives")
 
 
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "summary.json", "partition.json", "history.jsonl"])
@@ -744,15 +737,13 @@ def straight(tmp_path, args):
 
 
 TINY_IN_LONG_ROUNDS = """
-import functools, sys, time
+import sys, time
 from pathlib import Path
 from test_resume import Tiny
-from fedvg_jax.runs import loop, stop_signals
+from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import recorder
 recorder.SLOW = 0.4
-watch = stop_signals.watch
-stop_signals.watch = lambda *args, **options: watch(*args, grace=0.5, **options)
-loop.run_simulation = functools.partial(loop.run_simulation, exit_message=lambda: "ended")
+stop_signals.GRACE = 0.5
 cache, out, every = *map(Path, sys.argv[1:3]), int(sys.argv[3])
 tiny = Tiny(cache)
 seconds = iter([0.5, 0.5, 3.0 if every else 1000.0])
@@ -763,7 +754,8 @@ def compute(*args, chunk=tiny.programs.chunk):
     time.sleep(wait)
     return chunk(*args)
 tiny.programs = tiny.programs._replace(chunk=compute)
-result = tiny.run(out, callbacks=[lambda record, state: None], checkpoint_every=every)
+with stop_signals.end_at_once(lambda: "ended"):
+    result = tiny.run(out, callbacks=[lambda record, state: None], checkpoint_every=every)
 sys.exit(100 + result.summary["rounds"])
 """
 
@@ -804,11 +796,8 @@ def test_killed_and_then_terminated_process_leaves_the_rounds_of_an_undisturbed_
     run_simulation = loop.run_simulation
     stop = at(7, functools.partial(signal.raise_signal, signal.SIGTERM))
 
-    def run_and_stop(*args, exit_message, **options):
-        return run_simulation(*args, callbacks=[stop], **options)
-
-    with monkeypatch.context() as patch:  # without the watch, which would end this process
-        patch.setattr(loop, "run_simulation", run_and_stop)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "run_simulation", functools.partial(run_simulation, callbacks=[stop]))
         assert sim.main([*args, *out]) == 143
     printed = "".join(capsys.readouterr().out.split())
     assert "resuming" in printed and f"--resume{tmp_path / 'run'}" in printed
@@ -823,18 +812,12 @@ def assert_same_at(number, one, other):
     assert seal(one, number)["leaves"] == seal(other, number)["leaves"]
 
 
-def test_exit_message_names_the_saved_round_or_the_missing_folder(run, capsys):
+def test_exit_message_names_the_saved_round_or_the_missing_folder(run):
     command = f"{sim.PROG} --resume {run}"
     assert sim.exit_message(run) == f"stopped at once; round 6 is saved: {command}"
     assert sim.exit_message(left_at(run, 0)) == f"stopped at once; no round is saved yet: {command}"
-
-    def interrupted():
-        with sim._explain_stop(Config(out=run)):
-            shutil.rmtree(run)
-            raise KeyboardInterrupt
-
-    assert sim.guarded(interrupted) == 130
-    assert capsys.readouterr().err == f"stopped at once; there is no run folder {run}\n"
+    shutil.rmtree(run)
+    assert sim.exit_message(run) == f"stopped at once; there is no run folder {run}"
 
 
 # --- finished without a checkpoint

@@ -66,22 +66,17 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_rounds_equal_the_oracle(x64, monkeypatch, kind):
     """The layerwise scores include that of the embedding; Elastic also measures outputs at every place."""
-    world, task, logits, algorithm, rule, norm, granularity = KINDS[kind]
+    world, task, logits, name, rule, norm, granularity = KINDS[kind]
     monkeypatch.setattr(oracle, "logits", logits)
-    rule_here = worlds.weighting(
-        rule, worlds.algorithm(algorithm), task, world.batch_size, norm=norm, granularity=granularity
-    )
-    step = worlds.make_round(world, worlds.algorithm(algorithm), rule_here, task)
-    state, hyper = worlds.state(world, worlds.algorithm(algorithm), task), worlds.hyper()
-    plain, mine = {name: float(value) for name, value in hyper.items()}, oracle.ALGORITHMS[algorithm]
-    expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(world.train))
-    for number in range(3):
-        schedule = world.schedule(number, 2, probe_ratio=0.9)
-        state, metrics = step(state, schedule, world.data(), hyper)
-        scoring = oracle.Scoring(norm, granularity, "train")
-        expected, expected_metrics = oracle.round_step(
-            expected, schedule, world.pool, world.scoring, plain, mine, rule, scoring
-        )
+    algorithm, mine = worlds.algorithm(name), oracle.ALGORITHMS[name]
+    weighting = worlds.weighting(rule, algorithm, task, world.batch_size, norm=norm, granularity=granularity)
+    plan = [world.schedule(number, 2, probe_ratio=0.9) for number in range(3)]
+    plain = {name: float(value) for name, value in worlds.hyper().items()}
+    expected = oracle.init(mine, plain, *map(worlds.by_path, worlds.variables(task=task)), len(world.train))
+    scoring = oracle.Scoring(norm, granularity, "train")
+    for schedule, (state, metrics) in zip(plan, worlds.play(world, plan, algorithm, weighting, task), strict=True):
+        arguments = schedule, world.pool, world.scoring, plain, mine, rule, scoring
+        expected, expected_metrics = oracle.round_step(expected, *arguments)
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
         worlds.assert_close(metrics.weights, expected_metrics.weights, 1e-9)
 

@@ -1,7 +1,5 @@
 """A loss with a key: local training draws from (seed, round, client, step), and scoring draws nothing."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 import worlds
 
 from fedvg_jax.core.types import Report, UsageError
-from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import executors
 from fedvg_jax.weightings import signals
 
 WORLD = worlds.uneven(cohort_size=5)
@@ -34,15 +32,12 @@ def loss(params, stats, batch, mask, train, key=None):
 TASK = worlds.QUADRATIC._replace(loss=loss)
 
 
-@functools.cache
-def round_step(num_lanes):
-    rule, executor = worlds.weighting("samples", ALGORITHM), executors.lanes(num_lanes)
-    step = federated_round.make_round(TASK, ALGORITHM, rule, executor, local_training.sgd, len(WORLD.train))
-    return worlds.jit(step)
+ONE_LANE = executors.lanes(1)
 
 
-def one_round(schedule, num_lanes=1):
-    return round_step(num_lanes)(worlds.state(WORLD, ALGORITHM, TASK), schedule, WORLD.data(), worlds.hyper())
+def one_round(schedule, executor=ONE_LANE):
+    ((state, _),) = worlds.play(WORLD, [schedule], ALGORITHM, "samples", TASK, executor=executor)
+    return state
 
 
 @worlds.jit
@@ -65,7 +60,7 @@ def trained_by_hand(schedule, k, lr):
 
 def test_each_step_draws_from_seed_round_client_and_step(x64):
     schedule = WORLD.schedule(3, seed=7)
-    state, _ = one_round(schedule)
+    state = one_round(schedule)
     models = [trained_by_hand(schedule, k, worlds.HYPER["lr"]) for k in range(5)]
     shares = schedule.num_samples / schedule.num_samples.sum()
     expected = jax.tree.map(lambda *x: sum(s * leaf for s, leaf in zip(shares, x, strict=True)), *models)
@@ -73,9 +68,9 @@ def test_each_step_draws_from_seed_round_client_and_step(x64):
 
 
 def test_lanes_and_cohort_blocks_draw_the_same_numbers(x64):
-    expected, _ = one_round(WORLD.schedule(0))
+    expected = one_round(WORLD.schedule(0))
     for schedule in (WORLD.schedule(0, 2), WORLD.schedule(0, 2, block_size=2)):
-        state, _ = one_round(schedule, 2)
+        state = one_round(schedule, worlds.TWO_LANES)
         worlds.assert_close(state.variables, expected.variables, 1e-12)
 
 

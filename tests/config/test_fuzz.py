@@ -14,7 +14,7 @@ from fedvg_jax import config, data, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import draw
-from fedvg_jax.data.readers import cifar, npz
+from fedvg_jax.data.readers import npz
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 
@@ -120,19 +120,6 @@ def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, tes
         rows = np.concatenate([mine for part in made for mine in part])
         assert np.array_equal(np.sort(rows), np.arange(len(labels)))
         assert all(len(part) == num_clients for part in made)
-
-
-RECORD = 1 + cifar.PIXELS
-
-
-@given(st.lists(st.binary(max_size=8) | st.integers(0, 2).map(lambda n: bytes([n]) * RECORD), max_size=3))
-def test_any_bytes_as_a_cifar_file(folder, parts):
-    for name in cifar.FILES:
-        (folder / name).write_bytes(bytes(RECORD))
-    (folder / cifar.FILES[1]).write_bytes(b"".join(parts))
-    with allow_usage_error():
-        got = data.load("cifar10", folder)
-        assert got.x.shape == (len(got.y), 32, 32, 3) and set(got.y) <= set(range(10))
 
 
 ARRAYS = st.tuples(

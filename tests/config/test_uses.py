@@ -84,11 +84,8 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
         ("--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
         ("--method scaffold --feddyn.alpha 1", "--feddyn.alpha is not used by --algorithm scaffold"),
         ("--robust.trim 0.4", "--robust.trim is not used by --robust.rule mean; it is used by trimmed_mean"),
-        ("--weighting samples --fedvg.norm=l1", "--fedvg.norm is not used by --weighting samples"),
         ("--weighting samples --fedvg.no-per-element", "--fedvg.per-element is not used by --weighting samples"),
         ("--lr_decay 0.9", "--lr-decay is not used by --lr-schedule constant; it is used by exponential"),
-        ("--partition iid --alpha 1", "--alpha is not used by --partition iid"),
-        ("--attack.scale 3", "--attack.scale is not used by --attack.kind none"),
         ("--tuning.lr 0.1", "--tuning.lr is not used by --tuning.steps 0"),
         ("--conv gemm", "--conv is not used by --model mlp"),
     ],
@@ -138,13 +135,9 @@ def test_settings_from_python_are_converted_as_from_a_file():
     ("settings", "message"),
     [
         ({"lr": "abc"}, "lr must be a float; got 'abc'"),
-        ({"lr": None}, "lr must be a float"),
         ({"clients": True}, "clients must be an int"),
-        ({"out": 3}, "out must be a Path"),
-        ({"resume": 5.0}, "resume must be a str"),
         ({"fedvg": "l2"}, "fedvg must be a FedVG or a dict"),
         ({"fedvg": {"nrom": "l2"}}, "did you mean 'fedvg.norm'"),
-        ({"fedvg": config.FedVG(eps="x")}, "fedvg.eps must be a float"),
         ({"fedvg": config.FedProx()}, "fedvg must be a FedVG or a dict"),
     ],
 )
@@ -156,7 +149,7 @@ def test_setting_of_another_type_is_one_line_from_python(settings, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", [{"lr": 1.0}, "digits", 3])
+@pytest.mark.parametrize("given", [{"lr": 1.0}, "digits"])
 def test_object_that_is_no_config_is_one_line(given):
     import fedvg_jax
 

@@ -6,13 +6,16 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import programs
 import pytest
+from files import usage_error
 
+import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
-from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.core.types import Variables
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs import chunks, registry
 from fedvg_jax.views import plots
@@ -96,15 +99,6 @@ def test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-def test_file_may_hold_settings_of_other_methods_which_are_listed(tmp_path):
-    path = tmp_path / "sweep.toml"
-    path.write_text("lr = 0.1\n[fedprox]\nmu = 0.01\n[scaffold]\neta_g = 7.0\n")
-    command_line = sim.read_command_line(["--config", str(path), "--algorithm", "scaffold"])
-    assert command_line.unused == ["fedprox.mu"] and command_line.config.scaffold.eta_g == 7.0
-    assert "fedprox.mu" in config.to_json(command_line.config)["unused"]
-    assert "scaffold.eta_g" not in config.to_json(command_line.config)["unused"]
-
-
 def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(plots, "write", lambda *_: None)
@@ -124,11 +118,15 @@ def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_
 
 def test_settings_from_python_are_converted_as_from_a_file():
     """A dict is converted to a group, an int to a float, a NumPy scalar to its number."""
-    import numpy as np
-
     made = config.check(Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2))
     expected = dataclasses.replace(Config(), fedvg=config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
     assert made == expected and type(made.clients) is int and type(made.alpha) is float
+
+
+@pytest.mark.parametrize("given", [{"lr": 1.0}, "digits"])
+def test_object_that_is_no_config_is_one_line(given):
+    with usage_error("must be a fedvg_jax.Config"):
+        fedvg_jax.run(given)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +140,5 @@ def test_settings_from_python_are_converted_as_from_a_file():
     ],
 )
 def test_setting_of_another_type_is_one_line_from_python(settings, message):
-    import fedvg_jax
-
-    with pytest.raises(UsageError) as error:
+    with usage_error(message):
         fedvg_jax.run(Config(**settings))
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("given", [{"lr": 1.0}, "digits"])
-def test_object_that_is_no_config_is_one_line(given):
-    import fedvg_jax
-
-    with pytest.raises(UsageError, match=r"must be a fedvg_jax\.Config"):
-        fedvg_jax.run(given)

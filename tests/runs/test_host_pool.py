@@ -8,6 +8,7 @@ import pytest
 import worlds
 from files import usage_error
 from several_processes import assert_equal_histories, run_processes
+from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config, Scaffold
@@ -60,14 +61,6 @@ def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, tmp_path
         return fv.simulation(settings, data=images, task=worlds.TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
-
-
-def assert_equal_runs(one, other):
-    def numbers(history):
-        return [{name: value for name, value in r.items() if name != "seconds"} for r in history.records]
-
-    assert numbers(one) == numbers(other)
-    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
 
 
 def test_rows_on_the_host_give_the_same_history_to_the_bit(run, whole, monkeypatch):

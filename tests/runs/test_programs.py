@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from small_sweeps import assert_equal_runs
 
 import fedvg_jax
 from fedvg_jax import config
@@ -127,6 +128,4 @@ def test_shared_program_gives_the_results_of_a_separate_one():
     programs._make.store.cache_clear()
     programs._compiled.store.cache_clear()
     alone = fedvg_jax.run(other)
-    same = [{k: v for k, v in record.items() if k != "seconds"} for record in shared.records]
-    assert same == [{k: v for k, v in record.items() if k != "seconds"} for record in alone.records]
-    jax.tree.map(np.testing.assert_array_equal, shared.variables, alone.variables)
+    assert_equal_runs(shared, alone)

@@ -16,14 +16,12 @@ from pathlib import Path
 
 import jax
 import pytest
-import worlds
 from several_processes import free_port, started_together
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.engine import executors, federated_round
 from fedvg_jax.runs import launch, registry, rendezvous, shared_start, stop_signals
 
 # --- the command line
@@ -170,33 +168,6 @@ def test_every_process_contributes_equally_many_devices(hardware, changes, expec
 def test_settings_that_processes_cannot_share_are_refused(hardware, changes, message):
     with hw.assumed(hardware), pytest.raises(UsageError, match=message):
         registry.make_executor(Config(**{"clients": 10, "join_ratio": 1.0} | changes))
-
-
-def test_double_precision_allows_one_cpu_device_a_process():
-    config = Config(clients=10, join_ratio=1.0, model="resnet18", devices="2")
-    with jax.enable_x64(True), hw.assumed(TWO._replace(platform="cpu")):
-        assert registry.num_devices(config) == 2
-        with pytest.raises(UsageError, match="double precision"):
-            registry.num_devices(Config(clients=10, join_ratio=1.0, devices="4"))
-
-
-COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "pvary"}
-COLLECTIVES |= {"reduce_scatter", "all_gather_invariant", "pcast"}
-
-
-def test_devices_exchange_finished_clients_and_their_mean_and_no_gradient():
-    """A gradient with respect to a replicated model inside `shard_map` may silently be summed over the devices. The
-    only sums are those of the weighted means."""
-    import programs
-
-    world, algorithm = worlds.uneven(), worlds.full_algorithm()
-    executor = executors.sharded(4, 1)
-    rule = worlds.weighting("samples+fedvg", algorithm)
-    step = federated_round.make_round(worlds.QUADRATIC, algorithm, rule, executor, worlds.with_momentum, 5)
-    schedule = world.schedule(0, executor.num_lanes, lanes_together=1, probe_ratio=0.5)
-    state = worlds.state(world, algorithm, worlds.QUADRATIC)
-    used = programs.primitives(step, state, schedule, world.data(), worlds.hyper())
-    assert used & COLLECTIVES == {"psum", "reduce_scatter"} and "shard_map" in used
 
 
 CORES = """

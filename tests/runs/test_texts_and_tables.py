@@ -73,7 +73,7 @@ def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatc
         dataset="text",
         data_dir=texts,
         record="client_accuracy, confusion",
-        weighting="fedvg+val_accuracy",
+        weighting="val_accuracy",
         corrupt={"kind": "label_noise", "clients": 0.5},
         validation={"label_noise": 0.2},
         **settings,

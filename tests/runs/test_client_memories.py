@@ -8,7 +8,6 @@ import linear
 import numpy as np
 import pytest
 import worlds
-from linear import TASK
 from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
@@ -37,16 +36,11 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def data():
-    return linear.data()
-
-
-@pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def run(tmp_path_factory):
     """(layout, settings) -> (history, the states after each round, on the host)."""
     cache, algorithm = tmp_path_factory.mktemp("cache"), worlds.full_algorithm()
 
-    def run(layout, callbacks=True, given=algorithm, **changes):
+    def run(layout, callbacks=True, **changes):
         states = []
         memories = "host" if layout.startswith("host") else "device"
         config = replace(SETTINGS, cache_dir=cache, memories=memories, **changes)
@@ -57,7 +51,8 @@ def run(data, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in LAYOUTS[layout].items():
                 patch.setattr(client_memories, name, value)
-            history = fv.run(config, data=data, task=TASK, algorithm=given, callbacks=[keep] if callbacks else [])
+            given = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+            history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
         return history, states
 
     return run

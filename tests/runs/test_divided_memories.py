@@ -10,21 +10,17 @@ import jax
 import linear
 import numpy as np
 import pytest
+import test_client_memories
 import worlds
 from several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
 from benchmarks.targets import hlo
-from fedvg_jax.config import Config
 from fedvg_jax.runs import chunks, client_memories, simulation
 
 NUM_CLIENTS = 22
-SETTINGS = Config(
-    **{"clients": NUM_CLIENTS, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4},
-    **{"rounds": 3, "eval_every": 1, "weighting": "uniform", "dropout": 0.2, "lr": 0.05, "local_epochs": 2},
-    **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
-)
-"""Four clients a round of `worlds.full_algorithm`, with probes as elastic has. Neither 3 nor 4 divides the clients."""
+SETTINGS = replace(test_client_memories.SETTINGS, clients=NUM_CLIENTS)
+"""Four clients a round. Neither 3 nor 4 divides the clients."""
 DATA = linear.data()
 
 
@@ -38,7 +34,7 @@ def run(cache):
     """(devices, settings) -> (history, the states after each round as they are stored, the last state)."""
 
     def run(devices, in_order=False, callbacks=True, **changes):
-        states, last, algorithm = [], [], None if "algorithm" in changes else worlds.full_algorithm()
+        states, last = [], []
         config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
 
         def keep(record, state):
@@ -47,8 +43,8 @@ def run(cache):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(client_memories, "DENSE_BYTES", 0 if in_order else 2**40)
-            given = {"algorithm": algorithm, "callbacks": [keep] if callbacks else []}
-            history = fv.run(config, data=DATA, task=linear.TASK, **given)
+            given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
+            history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
         return history, states, last and last[0]
 
     return functools.cache(run)

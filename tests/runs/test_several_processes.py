@@ -88,12 +88,10 @@ def test_a_taken_number_and_another_count_are_refused_and_the_number_of_an_ended
             for index, count in [(1, 3), (2, 2)]:
                 with pytest.raises(UsageError, match=rf"\A[^\n]*process {index} of {count} is taken, or[^\n]*\Z"):
                     rendezvous.meet(f"localhost:{port}", count, index, 60)
-        others = [threading.Thread(target=rendezvous.meet, args=(f"localhost:{port}", 3, i, 60)) for i in (1, 2)]
-        for other in others:
-            other.start()
-        first.result()
-        for other in others:
-            other.join()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            others = [pool.submit(rendezvous.meet, f"localhost:{port}", 3, i, 60) for i in (1, 2)]
+        for process in (first, *others):
+            process.result()
 
 
 def test_a_port_in_use_is_refused():

@@ -38,6 +38,7 @@ ALPHAS = ("0.05", "0.1", "0.5")
 FEDVG = "fedvg"
 STEPS = "fedavg, tuning.steps 10"
 CHOSEN = "fedavg, round best on D_val"
+EXTRA = "fedavg, D_val as one more client"
 DEFAULTS = (", norm l1", ", granularity modelwise")
 """Settings of FedVG that a method's name has only where they vary."""
 
@@ -54,6 +55,7 @@ USES = {
     CHOSEN: "FedAvg in the round best on D_val",
     STEPS: "FedAvg, server steps on D_val",
     "uniform, tuning.steps 10": "uniform weights, server steps on D_val",
+    EXTRA: "FedAvg, D_val as one more client",
 }
 """Method -> what it does with D_val, in the order of the picture."""
 
@@ -64,6 +66,9 @@ SMALLEST = 0.5
 """Points: the smallest difference worth naming."""
 
 LEVEL = 0.05
+
+MORE = ("lr", "balanced", "inequality")
+"""Columns of runs.csv that a report's does not have."""
 
 Values = dict[tuple[int, int], float]
 """(seed, partition seed) -> percent."""
@@ -94,8 +99,8 @@ def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
         folder: name in benchmarks/results.
         choice: column of runs.csv.
     """
-    path, values = RESULTS / folder / "runs.csv", {}
-    if path.exists():
+    values: dict[tuple[str, str], Values] = {}
+    for path in sorted((RESULTS / folder).glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for run in csv.DictReader(file):
                 replicate = int(run["seed"]), int(run["partition_seed"])
@@ -175,16 +180,16 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     study = study_of([source], partial=True)
     rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
     place = [rows[0].index(name) for name in ("alpha", "method", "seed", "partition_seed")]
-    more = {
-        (str(dict(cell.scenario)["alpha"]), cell.method, str(seed), str(partition)): _more(run)
+    added = {
+        (str(dict(cell.scenario)["alpha"]), cell.method, str(seed), str(partition)): more(run.records, run.config.lr)
         for cell in study.cells.values()
         for (seed, partition), run in cell.runs.items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "runs.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*rows[0], "lr", "balanced", "inequality"])
-        writer.writerows([*row, *more[tuple(row[i] for i in place)]] for row in rows[1:])
+        writer.writerow([*rows[0], *MORE])
+        writer.writerows([*row, *added[tuple(row[i] for i in place)]] for row in rows[1:])
     about = machine.describe([])
     where = f"{about['processor']}, {about['cores']} cores"
     written = {
@@ -197,15 +202,15 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     (folder / "run.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
-def _more(run: Any) -> list[str]:
-    """Returns the learning rate, the balanced accuracy of the final round in percent, and the weights' inequality."""
-    final = next(r for r in reversed(run.records) if r.get("test_balanced_accuracy") is not None)
+def more(records: Sequence[Mapping[str, Any]], lr: float) -> list[str]:
+    """Returns the values of `MORE`: learning rate, balanced accuracy in percent, and the weights' inequality."""
+    final = next(r for r in reversed(records) if r.get("test_balanced_accuracy") is not None)
     ratios = []
-    for record in run.records:
+    for record in records:
         weights = np.array(record["weights"], float).reshape(len(record["clients"]), -1).mean(1)
         positive = weights[weights > 0]
         ratios.append(positive.max() / positive.min())
-    return [f"{run.config.lr:g}", f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
+    return [f"{lr:g}", f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
 
 
 # --- the picture

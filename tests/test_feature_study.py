@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import uses
+import fedvg_jax as fv
+from benchmarks import extra_client, uses
 
 MEASURED = [folder for folder in uses.SETS if uses.read(folder)]
 
@@ -29,12 +30,12 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
             interval = test.confidence_interval(0.95)
             mean = (finals(alpha, "fedvg") - finals(alpha, control)).mean()
             expected[name, alpha] = (mean, interval.low, interval.high, test.pvalue)
+    contrasts = uses.primary(uses.read(folder))
     ordered, largest = sorted(expected, key=lambda key: expected[key][3]), 0.0
     for i, key in enumerate(ordered):
         largest = max(largest, min(1.0, (len(ordered) - i) * expected[key][3]))
-        contrast = uses.primary(uses.read(folder))[key]
         # results have nine digits, and a report rounds their differences, so that equal ones tie
-        np.testing.assert_allclose(contrast[1:], (*expected[key][:3], largest), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(contrasts[key][1:], (*expected[key][:3], largest), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,18 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
 )
 def test_outcomes_are_those_of_the_protocol(contrast, outcome):
     assert contrast.outcome == outcome
+
+
+def test_one_more_client_has_the_rows_of_the_validation_set():
+    config = fv.Config(weighting="samples", model="linear", clients=4, join_ratio=1.0, rounds=1, alpha=1.0)
+    sim = fv.simulation(config)
+    (record,) = extra_client.with_extra_client(config).records
+    sizes = dict(zip(record["clients"], record["num_samples"], strict=True))
+    expected = dict(enumerate(map(len, [*sim.partition.train, np.concatenate(sim.partition.val)])))
+    assert config.clients in sizes and len(sizes) == 4 and sizes.items() <= expected.items()
+    assert record["test_majority_accuracy"] == pytest.approx(_majority(sim))
+
+
+def _majority(sim):
+    labels = sim.arrays.y[np.concatenate(sim.partition.test)]
+    return np.bincount(labels).max() / len(labels)

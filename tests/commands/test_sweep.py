@@ -99,8 +99,6 @@ REFUSED = {
         ["--record", "confusion", "calibration"],
         "record changes no result, so it is no axis; for all of them give one value: confusion,calibration",
     ),
-    "scale without a file": (["--scale", "tiny"], "give the file with --config"),
-    "unused": (["--fedprox.mu", "0.1"], "--fedprox.mu is not used by --algorithm fedavg"),
     "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
     "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
     "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
@@ -118,7 +116,6 @@ REFUSED = {
     "seeds of no tuning": (["--tune-seeds", "0:2"], "need settings to tune"),
     "seeds of the points": (["--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"], "seed 2 is a seed of the"),
     "numbers with commas": (["--alpha", "0.05,0.5"], "separated by spaces: 0.05 0.5"),
-    "words for jobs": (["--jobs", "many"], "--jobs must be auto or a number >= 1; got many"),
     "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
 }
 

@@ -50,7 +50,7 @@ def pieces() -> dict[str, str]:
         },
         "controls_cifar10_lenet5_full_against_fedavg": result_tables.controls("controls_cifar10_lenet5_full", "fedavg"),
         **{name: result_tables.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
-        "learning_rates_digits": result_tables.controls("learning_rates_digits"),
+        **{name: result_tables.controls(name) for name in ("learning_rates_digits", "learning_rates_features")},
         **{
             name: result_tables.client_values(name)
             for name in ("client_values", "client_values_cifar10", "client_values_covid")

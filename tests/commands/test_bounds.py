@@ -12,7 +12,9 @@ from fedvg_jax import bounds, config
 from fedvg_jax.config import Corrupt, Robust, Tuning, Validation
 from fedvg_jax.runs import chunks, host_pool, population, simulation
 
-SETTINGS = replace(config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1)
+SETTINGS = replace(
+    config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1, model="linear"
+)
 
 
 @pytest.fixture(scope="module")

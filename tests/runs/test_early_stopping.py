@@ -13,7 +13,7 @@ from fedvg_jax.runs import early_stopping
 from fedvg_jax.runs.record import verification
 from fedvg_jax.study.sweep_arguments import split_flags
 
-CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples")
+CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples", model="linear")
 
 
 @pytest.fixture(scope="module")

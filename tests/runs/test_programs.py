@@ -17,7 +17,7 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import programs, registry, simulation
 
 IMAGES = programs.Images((8, 8, 1), 10)
-SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform")
+SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
 
 
 @functools.cache

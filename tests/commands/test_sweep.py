@@ -25,7 +25,7 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import report, sweep_arguments, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
-SHORT |= {"--jobs": "1"}
+SHORT |= {"--jobs": "1", "--model": "linear"}
 
 
 def short(*words):

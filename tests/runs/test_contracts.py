@@ -5,6 +5,7 @@ import json
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import optax
 import programs
@@ -230,20 +231,20 @@ def small_clients(hyper, report, data):
     return 3.5 - report.num_samples.astype(jnp.float32)
 
 
-def test_weights_of_a_cohort_in_blocks_are_checked(small):
+def test_weights_of_a_cohort_in_blocks_are_checked():
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, batch_size=8, hold=2)
     message = (
         r"round 1: weights of weighting by_scalar of signal small_clients sum to -1, the least is -0\.\d+; expected"
     )
     with pytest.raises(UsageError, match=message):
-        fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), **small)
+        fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), data=linear.data(), task=linear.TASK)
 
 
-def test_negative_losses_have_no_weights_by_validation_loss(small):
+def test_negative_losses_have_no_weights_by_validation_loss():
     """A density's, of which 1 / loss says nothing; all clients had equal weights."""
 
     def loss(*arguments):
-        value, stats = TASK.loss(*arguments)
+        value, stats = linear.TASK.loss(*arguments)
         return value - 50, stats
 
     settings = fedvg_jax.Config(
@@ -252,7 +253,7 @@ def test_negative_losses_have_no_weights_by_validation_loss(small):
     with pytest.raises(
         UsageError, match=r"round 1: weights of weighting .*which negative measurements, such as losses"
     ):
-        fedvg_jax.run(settings, **{**small, "task": TASK._replace(loss=loss)})
+        fedvg_jax.run(settings, data=linear.data(), task=linear.TASK._replace(loss=loss))
 
 
 def test_containers_in_another_order_are_reported():

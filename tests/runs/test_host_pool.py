@@ -23,6 +23,9 @@ SETTINGS = Config(
 )
 
 
+TASK = fv.models.classification(fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE)
+
+
 @pytest.fixture(scope="module")
 def images():
     rng = np.random.default_rng(0)
@@ -40,7 +43,7 @@ def small_pieces(monkeypatch):
 def run(images, tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
 
-    def run(task=worlds.TASK, **changes):
+    def run(task=TASK, **changes):
         return fv.run(replace(SETTINGS, cache_dir=cache, **changes), data=images, task=task)
 
     return run
@@ -58,7 +61,7 @@ def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, tmp_path
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
         settings = replace(settings, cache_dir=tmp_path, record="", devices="2")
-        return fv.simulation(settings, data=images, task=worlds.TASK, algorithm=algorithm).host_pool.capacity
+        return fv.simulation(settings, data=images, task=TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
 
@@ -79,7 +82,7 @@ def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
 
 
 def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
-    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=worlds.TASK) for pool in ("device", "host")]
+    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=TASK) for pool in ("device", "host")]
     on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
     assert on_device == on_host
     before = host_pool._compiled.store.cache_info()
@@ -140,7 +143,7 @@ def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images):
 
 
 def test_only_two_chunks_of_rows_are_on_the_device(images):
-    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=worlds.TASK)
+    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_pool.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(words):
         print(__doc__)
         return 0
-    return sim.guarded(lambda: draw(parse(words)), stopped="stopped")
+    return sim.guarded(lambda: draw(parse(words)))
 
 
 def parse(argv: Sequence[str]) -> list[Path]:

@@ -96,8 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 0
     if words[:1] == ["features"]:
-        return sim.guarded(lambda: write_features(words[1:]), stopped="interrupted; no file is written")
-    return sim.guarded(lambda: prepare(*parse(words)), stopped="interrupted")
+        return sim.guarded(lambda: write_features(words[1:]))
+    return sim.guarded(lambda: prepare(*parse(words)))
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, bool]:

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    return sim.guarded(lambda: write(words), stopped="stopped")
+    return sim.guarded(lambda: write(words))
 
 
 def _parser() -> argparse.ArgumentParser:

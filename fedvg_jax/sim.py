@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,13 +88,8 @@ def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -
     return bool(asked)
 
 
-def guarded(command: Callable[[], int], stopped: str = "stopped at once") -> int:
-    """Returns the exit code of a command; errors and stops are reported in one line.
-
-    Args:
-        command: returns its own exit code.
-        stopped: printed after Ctrl-C where the exception has no text.
-    """
+def guarded(command: Callable[[], int]) -> int:
+    """Returns the exit code of a command; errors and stops are reported in one line."""
     with output.lasting():
         try:
             return command()
@@ -106,8 +101,8 @@ def guarded(command: Callable[[], int], stopped: str = "stopped at once") -> int
                 raise
             print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
             return 2
-        except KeyboardInterrupt as stop:
-            print(str(stop) or stopped, file=sys.stderr)
+        except KeyboardInterrupt:
+            print("stopped at once", file=sys.stderr)
             return 130
         except OSError as error:
             print(f"error: {one_line(str(error))}", file=sys.stderr)
@@ -210,7 +205,12 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
                 config = resume.resolve(config)
                 return _show_plan(config, console, unused)
             config = choose(config)
-        with stop_signals.ignore_save_requests(), _explain_stop(config, reserved.close):
+
+        def message() -> str:
+            reserved.close()  # removes the folder if it is empty
+            return exit_message(_run_folder(config))
+
+        with stop_signals.say_at_once(message):
             return _train(config, console, log, unused)
 
 
@@ -243,26 +243,6 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
         return dataclasses.replace(config, out=out)
     run_folder.refuse_taken(config.out)
     return config
-
-
-@contextlib.contextmanager
-def _explain_stop(config: Config, remove_unused: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Makes the line at a stop signal say what the run leaves in its folder.
-
-    Args:
-        config: its `out` is the folder.
-        remove_unused: removes a folder that was reserved for the run, if it is empty.
-    """
-
-    def message() -> str:
-        remove_unused()
-        return exit_message(_run_folder(config))
-
-    try:
-        with stop_signals.say_at_once(message):
-            yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(message()) from None
 
 
 def _run_folder(config: Config) -> Path:
@@ -311,9 +291,7 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
                 starting.close()
                 show(records)
 
-            finished = tracking.run_simulation(
-                sim, on_records=on_records, log=log, exit_message=lambda: exit_message(out)
-            )
+            finished = tracking.run_simulation(sim, on_records=on_records, log=log)
     if not processes.is_first():
         return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     if importlib.util.find_spec("matplotlib"):

@@ -6,13 +6,14 @@ The same command continues a sweep that was stopped: finished points are skipped
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
@@ -100,14 +101,8 @@ def run(command: CommandLine) -> int:
     if command.dry_run:
         return _show_plan(command, console)
 
-    def stopped() -> str:
-        return f"stopped at once; the same command continues the sweep in {command.out}"
-
-    with stop_signals.ignore_save_requests(), stop_signals.say_at_once(stopped):
-        try:
-            return _run_phases(command, console, stopped)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(stopped()) from None
+    with stop_signals.say_at_once(lambda: f"stopped at once; the same command continues the sweep in {command.out}"):
+        return _run_phases(command, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:
@@ -129,21 +124,12 @@ def opening_lines(command: CommandLine) -> list[str]:
 
 
 def tuning_lines(command: CommandLine) -> list[str]:
-    """Returns what is printed of the tuning runs: their number, and where methods have different numbers of them."""
+    """Returns what is printed of the tuning runs."""
     assert command.grid is not None
     grid, points = command.grid.tuning, command.grid.points.points
     tuned = [name for axis in grid.axes for name in axis.names]
-    cells = tuning.by_cell(points, tuned)
-    counts = {cell: sum(map(len, combinations.values())) for cell, combinations in cells.items()}
     seeds = count(len(grid.seeds), "seed")
-    lines = [f"tuning {', '.join(tuned)} first: {count(len(points))} with {seeds}, chosen on D_val"]
-    few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
-    if counts[few] != counts[many]:
-        lines.append(
-            f"  {few} has {counts[few]} tuning runs, {many} has {counts[many]};"
-            " --tune-budget N tries equally many combinations of each"
-        )
-    return lines
+    return [f"tuning {', '.join(tuned)} first: {count(len(points))} with {seeds}, chosen on D_val"]
 
 
 # --- phases
@@ -162,7 +148,7 @@ class Phase(NamedTuple):
         return sweep_folder.is_done(self.out, point)
 
 
-def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], str]) -> int:
+def _run_phases(command: CommandLine, console: Console) -> int:
     """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
     choices = {}
     if command.grid:
@@ -170,13 +156,13 @@ def _run_phases(command: CommandLine, console: Console, stopped: Callable[[], st
         sweep_folder.refuse_taken(command.out)
         content = sweep_folder.document(command.grid.sweep, command.grid.points)
         sweep_folder.open_folder(phase.out, content, phase.points)
-        if stopped_by := _compute(command, phase, console, stopped):
+        if stopped_by := _compute(command, phase, console):
             return _say_stopped(console, stopped_by)
         choices = tuning.choose(phase.out, phase.points, command.grid.tuning)
         for line in chosen_lines(choices):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     phase = open_final(command, choices)
-    stopped_by = _compute(command, phase, console, stopped)
+    stopped_by = _compute(command, phase, console)
     from rich.console import Group
 
     from fedvg_jax.study import sweep_progress
@@ -241,7 +227,7 @@ def _mine(command: CommandLine, phase: Phase) -> list[Point]:
     return workers.own_first(groups, command.worker or Share(1, 1))
 
 
-def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Callable[[], str]) -> str | None:
+def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None:
     """Computes the points of a phase; returns the signal that stopped it, or None."""
     jobs = _num_jobs(command, [point for point in phase.points if not phase.is_done(point)])
     has_workers = jobs > 1 or command.slurm is not None
@@ -258,7 +244,7 @@ def _compute(command: CommandLine, phase: Phase, console: Console, stopped: Call
         pending[:] = [point for point in pending if point is not own and point not in ended]
         return ended
 
-    with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), stopped, ended_elsewhere) as observers:
+    with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), ended_elsewhere) as observers:
         if not has_workers:
             return sweeps.compute(mine, phase.out, observers)[1]
 
@@ -310,8 +296,7 @@ def _work(command: CommandLine, share: Share) -> int:
     sim.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweeps
 
-    with stop_signals.ignore_save_requests():
-        _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
+    _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 
@@ -370,25 +355,15 @@ def _show_plan(command: CommandLine, console: Console) -> int:
 def _estimate(group: Sequence[Point]) -> tuple[float, float]:
     """Returns the seconds that points of one program take, and those of compiling it.
 
-    The parts of a run are timed once for points that agree in `TIMED_SETTINGS`, and their work is counted once for
-    those that agree in `COUNTED_SETTINGS` too.
+    Points that differ in their seeds only are timed once.
     """
     from fedvg_jax.runs import simulation
     from fedvg_jax.views import dry_run
 
-    alike: dict[tuple, list[Point]] = {}
-    for point in group:
-        settings = configs.flatten(point.config)
-        key = (tuple(settings[n] for n in names) for names in (dry_run.TIMED_SETTINGS, dry_run.COUNTED_SETTINGS))
-        alike.setdefault(tuple(key), []).append(point)
-    rates: dict[tuple, dry_run.Rates] = {}
-    seconds = compiling = 0.0
-    for (timed, _), points in alike.items():
-        prediction = dry_run.predict(simulation.simulation(points[0].config), rates=rates.get(timed))
-        rates[timed] = prediction.rates
-        seconds += prediction.seconds * len(points)
-        compiling += prediction.compile_seconds  # next to none for shapes that are compiled already
-    return seconds, compiling
+    counts = collections.Counter(dataclasses.replace(p.config, seed=0, partition_seed=0) for p in group)
+    predictions = {config: dry_run.predict(simulation.simulation(config)) for config in counts}
+    seconds = sum(predictions[config].seconds * count for config, count in counts.items())
+    return seconds, sum(prediction.compile_seconds for prediction in predictions.values())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """`python -m fedvg_jax.verify RUN [RUN ...]`: checks that the files of run folders are as their runs wrote them.
 
-Recomputes the results of summary.json from history.jsonl, and compares the files of each folder with the digests in the
-seals of its checkpoints, in manifest.json and in summary.json, and with the sweep that it is a point of. Prints a line
-for everything that does not fit.
+Compares the files of each folder with the digests in the seals of its checkpoints, in manifest.json and in
+summary.json, which have digests of themselves. Prints a line for everything that does not fit.
 
 Exit code 0 if all fits, 1 if not, 2 for a usage error, such as a folder that is not a run folder.
 
@@ -22,7 +21,6 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import parse_path
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import sweep_folder
 from fedvg_jax.views import output
 
 PROG = verification.COMMAND
@@ -32,20 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if all folders fit, 1 if not, 2 for a usage error."""
     with output.lasting():
         try:
-            reports = {run: check(run) for run in _parse(argv).runs}
+            reports = {run: verification.check(run) for run in _parse(argv).runs}
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         for run, report in reports.items():
             show(run, report)
     return int(any(report.misfits for report in reports.values()))
-
-
-def check(run: Path) -> verification.Findings:
-    """Returns the report on a run folder; that of a point of a sweep is compared with the sweep, too."""
-    report = verification.check(run)
-    misfit = sweep_folder.misfit(run)
-    return report._replace(misfits=[*report.misfits, *filter(None, [misfit])])
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -589,17 +589,16 @@ def round_step(
     algorithm: Algorithm,
     weighting: str,
     scoring: Scoring,
-    weigh_untrained: bool = False,
 ):
     """Returns the state after one round, and its metrics.
 
-    Clients that drop out train, and are then left out of everything. So are clients without a step, unless
-    `weigh_untrained`, as published. Without present clients, nothing changes.
+    Clients that drop out train, and are then left out of everything. So are clients without a step. Without present
+    clients, nothing changes.
     """
     cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["eps"])
     probes = [probe(state, schedule, k, pool, hyper, algorithm) for k in cohort]
     trained = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
-    present = [k for k in cohort if schedule.heard[k] and (schedule.num_steps[k] > 0 or weigh_untrained)]
+    present = [k for k in cohort if schedule.heard[k] and schedule.num_steps[k] > 0]
     returned = [trained[k] for k in present]
     weighting = weighting.replace("native", algorithm.native)
     weights = dict.fromkeys((*state.params, *state.stats), np.zeros(0))

@@ -33,7 +33,7 @@ ONLY_IN = {
     "torch": {"integrations"},
     "matplotlib": {"views", "study"},
 }
-STUDY_COMMANDS = {"sweep", "report", "verify", "api"}
+STUDY_COMMANDS = {"sweep", "report", "api"}
 WITHOUT_JAX = {
     "config",
     "paper",

@@ -21,7 +21,9 @@ from fedvg_jax.core.types import (
     Anchor,
     Batch,
     Data,
+    Executor,
     Hyper,
+    Metrics,
     Schedule,
     SimState,
     Task,
@@ -29,7 +31,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
+from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
@@ -118,14 +120,12 @@ def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **chan
 every_executor = pytest.mark.parametrize(
     ("executor", "changes"),
     [
-        (executors.lanes(1), {}),
         (executors.vmapped(), {}),
-        (differentiable.unrolled(6), {}),
         (executors.lanes(2), {"block_size": 2}),
     ],
-    ids=["one lane", "vmapped", "unrolled", "cohort blocks"],
+    ids=["vmapped", "cohort blocks"],
 )
-"""Executors other than two lanes, and cohort blocks; `changes` are those of the schedules."""
+"""An executor other than two lanes, and cohort blocks; `changes` are those of the schedules."""
 
 
 def ragged() -> World:
@@ -186,35 +186,6 @@ def hyper(**changes: float) -> Hyper:
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
     return registry.ALGORITHMS[name](replace(config.Config(), **settings))
-
-
-def assert_derivative(world: World, name: str, parameter: str, params_of) -> None:
-    """Asserts that reverse mode over two rounds equals the central difference by a hyperparameter.
-
-    Args:
-        world: the federation.
-        name: of the algorithm.
-        parameter: name of the hyperparameter.
-        params_of: state -> tensors, of which the objective is a sum of sines.
-    """
-    schedules, own = [world.schedule(number) for number in range(2)], algorithm(name)
-    executor = differentiable.unrolled(differentiable.max_steps(schedules))
-    rule = weighting("fedvg", own, TASK, world.batch_size)
-    step = federated_round.make_round(TASK, own, rule, executor, local_training.sgd, len(world.train))
-    rounds, start, stacked = (
-        differentiable.over_rounds(step),
-        state(world, own),
-        differentiable.stack_schedules(schedules),
-    )
-
-    def objective(value):
-        final, _ = rounds(start, stacked, world.data(), hyper() | {parameter: value})
-        return sum(jnp.sin(x).sum() for x in jax.tree.leaves(params_of(final)))
-
-    value, h, of = jnp.float64(0.7), 1e-5, jit(objective)
-    difference = float(of(value + h) - of(value - h)) / (2 * h)
-    derivative = float(jit(jax.grad(objective))(value))
-    assert abs(difference) > 1e-4 and derivative == pytest.approx(difference, rel=1e-5)
 
 
 ON_QUADRATICS = [n for n in registry.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]
@@ -279,6 +250,8 @@ HASTE = supported(xla_flags.CHEAP | xla_flags.PLAIN_KERNELS, xla_flags.CHEAP)
 jit = functools.partial(jax.jit, compiler_options=HASTE)
 """`jax.jit` with these options."""
 
+
+TWO_LANES = executors.lanes(2)
 
 # --- quadratics: neither images nor classes
 
@@ -427,31 +400,39 @@ def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_siz
     return registry.make_weighting(settings, task, algorithm)
 
 
-def round_step(
+def make_round(
     world: World, algorithm: Algorithm, rule: Weighting | str = "native", task: Task = QUADRATIC,
-    optimiser: local_training.Optimiser = local_training.sgd, **options,
+    optimiser: local_training.Optimiser = local_training.sgd, executor: Executor = TWO_LANES, **options,
 ):  # fmt: skip
-    """Returns the round of an algorithm and weighting, on two lanes."""
+    """Returns the jitted round of an algorithm and weighting; equal arguments share one program across tests."""
     if isinstance(rule, str):
         rule = weighting(rule, algorithm, task, world.batch_size)
-    return federated_round.make_round(task, algorithm, rule, executors.lanes(2), optimiser, len(world.train), **options)
+    return _program(task, algorithm, rule, executor, optimiser, len(world.train), **options)
 
 
-def make_round(world: World, *args, **options):
-    """Returns `round_step`, jitted; equal arguments share one program across tests."""
-    return _jitted(_Sizes(range(len(world.train)), world.batch_size), *args, **options)
-
-
-class _Sizes(NamedTuple):
-    """The parts of a world that a round's program depends on."""
-
-    train: range
-    batch_size: int
+def round_step(*args, **options):
+    """Returns `make_round` without jit."""
+    return make_round(*args, **options).__wrapped__
 
 
 @functools.cache
-def _jitted(sizes: _Sizes, *args, **options):
-    return jit(round_step(sizes, *args, **options))
+def _program(*args, **options):
+    return jit(federated_round.make_round(*args, **options))
+
+
+def play(
+    world: World, plan: Sequence[Schedule], algorithm: Algorithm, rule: Weighting | str = "samples",
+    task: Task = QUADRATIC, values: Hyper | None = None, **options,
+) -> list[tuple[SimState, Metrics]]:  # fmt: skip
+    """Returns state and metrics after every round of a plan; `options` are those of `make_round`."""
+    step, values = make_round(world, algorithm, rule, task, **options), values or hyper()
+    start = {name: value for name, value in options.items() if name in ("stats_too", "local")}
+    arguments = task, algorithm, len(world.train), jax.random.key(0), values
+    state, results = federated_round.init_state(*arguments, variables=variables(task=task), **start), []
+    for planned in plan:
+        state, metrics = step(state, planned, world.data(), values)
+        results.append((state, metrics))
+    return results
 
 
 # --- data of runs

@@ -179,18 +179,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path, unique_keys: bool = False) -> Any:
+def read_json(path: Path) -> Any:
     """Returns the value in a JSON file.
-
-    Args:
-        path: the file.
-        unique_keys: whether an object that names a key twice is damaged; otherwise the last value counts.
 
     Raises:
         UsageError: if the file cannot be read, or is not complete JSON.
     """
     try:
-        return parse_json(read_regular(path), path, unique_keys)
+        return parse_json(read_regular(path), path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
 
@@ -212,32 +208,22 @@ def read_regular(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def parse_json(text: bytes, source: object, unique_keys: bool = False) -> Any:
+def parse_json(text: bytes, source: object) -> Any:
     """Returns the value of a JSON text.
 
     Args:
         text: bytes of the JSON.
         source: its name in errors.
-        unique_keys: see `read_json`.
 
     Raises:
         UsageError: it is no JSON (not UTF-8, cut short, nested too deeply).
     """
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_distinct if unique_keys else None)
+        return json.loads(text.decode("utf-8"))
     except RecursionError:
         raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"{source} is damaged: not complete JSON ({reason(error)})") from None
-
-
-def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object of (key, value) pairs; ValueError if a key occurs twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)[:50]!r} occurs twice")
-    return values
 
 
 def make_private(folder: Path) -> None:
@@ -257,15 +243,9 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
         is_trusted: whether the user vouches for the folder.
 
     Raises:
-        UsageError: its path is not UTF-8, which JAX's compilation cache needs; or the folder or a sub-folder belongs
-            to another user (also if this user is root), or is writable by its group or by all users.
+        UsageError: the folder or a sub-folder belongs to another user (also if this user is root), or is writable by
+            its group or by all users.
     """
-    try:
-        os.path.abspath(folder).encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"cache folder {str(folder)!r} is not UTF-8, which JAX needs; name another with --cache-dir"
-        ) from None
     with contextlib.suppress(OSError):
         make_private(folder)
     if is_trusted:

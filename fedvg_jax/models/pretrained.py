@@ -71,9 +71,6 @@ _FILE_HEAD = re.compile(r"(_?fc|head|heads)\.")
 FILE = "model.safetensors"
 """Name of the weights in a folder of the Hugging Face hub."""
 
-_TIMM_MODELS = {"vit_small_patch16_224": "vit_s16", "vit_base_patch16_224": "vit_b16"}
-"""timm's name of an architecture -> the name of the model here; ResNets have one name."""
-
 
 def load(path: Path, variables: Variables, architecture: str, *, head: bool = False) -> Variables:
     """Returns `variables` with the tensors of a file.
@@ -90,12 +87,10 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
             stays, and the head in the file is ignored.
 
     Raises:
-        UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named. Or the
-            folder's config.json names another model.
+        UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named.
     """
     if path.is_dir():
         path = find(path)
-        _refuse_other_architecture(path.with_name("config.json"), architecture)
     return from_tensors(read(path), variables, architecture, head=head, source=str(path))
 
 
@@ -237,21 +232,6 @@ def _snapshot(path: Path) -> Path:
     if len(versions) != 1:
         raise UsageError(f"cannot read {path}: its snapshots are {len(versions)} versions; name the folder of one")
     return versions[0]
-
-
-def _refuse_other_architecture(description: Path, architecture: str) -> None:
-    """Raises UsageError if a folder's config.json, such as timm's, names another model."""
-    content = files.read_object(description) if description.is_file() else {}
-    named = content.get("architecture")
-    if not isinstance(named, str):
-        return
-    theirs = _TIMM_MODELS.get(named.partition(".")[0], named)
-    is_known = theirs.startswith("resnet") or theirs in _TIMM_MODELS.values()
-    if is_known and theirs != architecture:
-        raise UsageError(
-            f"{description.parent} holds a {theirs} (its config.json), and the model is {architecture}; use --model"
-            f" {theirs}, or other weights"
-        )
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,6 @@ from fedvg_jax.core.types import (
     Cohort,
     Data,
     Hyper,
-    Metrics,
     Probe,
     Report,
     Returns,
@@ -31,12 +29,14 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import local_training, schedule
+from fedvg_jax.engine import local_training
 from fedvg_jax.models.conv.rewrite import MAX_TAPS, remaining_operations
 from fedvg_jax.runs.record import history
-from fedvg_jax.weightings import basic, streaming
+from fedvg_jax.weightings import streaming
 
 _CLIENTS = 3
+_ROWS = 7
+"""Of the batch of a trial. A mask [3] would fit 3 channels in place of the rows."""
 
 _ARGUMENTS = {
     "signal": ("hyper", "report", "data"),
@@ -102,22 +102,21 @@ def check_task(task: Task, pool: Any) -> None:
         loss, stats = _tuple_of(2, returned, "task.loss", "the pair (loss, stats)")
         return jnp.asarray(loss), stats
 
-    for num_rows in (5, _CLIENTS):  # a mask [3] would fit 3 channels in place of the rows
-        batch, mask = _shapes_of_batch(pool, num_rows)
-        called_with = f"which is called with a batch of {num_rows} rows and mask of shape {mask.shape},"
-        with checks.without_notes(), checks.calling(f"task.loss, {called_with}"):
-            loss, stats = jax.eval_shape(trial, model, batch, mask)
+    batch, mask = _shapes_of_batch(pool)
+    called_with = f"which is called with a batch of {_ROWS} rows and mask of shape {mask.shape},"
+    with checks.without_notes(), checks.calling(f"task.loss, {called_with}"):
+        loss, stats = jax.eval_shape(trial, model, batch, mask)
     _check_scalar(loss, "task.loss")
     checks.same_arrays(stats, model.stats, "task.loss: stats", "task.init's stats")
     with checks.calling("task.predict"):
         outputs = jax.eval_shape(task.predict, *model, batch)
     if outputs is not None:
-        _leading(outputs, _CLIENTS, "task.predict: output", "rows of the batch")
+        _leading(outputs, _ROWS, "task.predict: output", "rows of the batch")
 
 
-def _shapes_of_batch(pool: Any, num_rows: int = _CLIENTS) -> tuple[Any, Any]:
+def _shapes_of_batch(pool: Any) -> tuple[Any, Any]:
     """Returns the shapes and dtypes of a batch of a few rows and of its mask."""
-    return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(num_rows, dtype=jnp.int32)), pool)
+    return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_ROWS, dtype=jnp.int32)), pool)
 
 
 def check_output(task: Task, pool: Any, consumer: str, instead: str, num_classes: int = 0) -> None:
@@ -140,7 +139,7 @@ def check_output(task: Task, pool: Any, consumer: str, instead: str, num_classes
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: weighting val_accuracy needs scores [B, C] from task.predict, C >= 2 classes; got float32 of \
-shape (3,) for B = 3; use val_loss
+shape (7,) for B = 7; use val_loss
     """
     batch = _shapes_of_batch(pool)[0]
     output = _shape_of_output(task, batch)
@@ -151,7 +150,7 @@ shape (3,) for B = 3; use val_loss
     needed = f"scores [{axes}] from task.predict, C >= {num_classes} classes" if num_classes else ""
     got = None if output is None else f"a {type(output).__name__}"
     if isinstance(output, jax.ShapeDtypeStruct):
-        got = f"{output.dtype} of shape {output.shape} for B = {_CLIENTS}"
+        got = f"{output.dtype} of shape {output.shape} for B = {_ROWS}"
     raise UsageError(f"{consumer} needs {needed or 'one float array [B, ...] from task.predict'}; got {got}; {instead}")
 
 
@@ -224,25 +223,21 @@ def _call_hint(given: Any, otherwise: str) -> str:
     return f"did you mean {getattr(given, '__name__', 'it')}()?"
 
 
-def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, cohort_size: int | None = None) -> None:
+def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
     """Checks a weighting on three clients near the initial model and a few rows of D_val.
 
-    Weights are computed with all three clients present and with one absent. A record of the history is made from the
-    score and the detail. The program of the trial is kept, so that another run with the same weighting does not trace
-    it again.
+    The program of the trial is kept, so that another run with the same weighting does not trace it again.
 
     Args:
         weighting: the weighting to check.
         task: the model and its loss.
         data: the pool and the tables of rows.
         hyper: the hyperparameters of the run.
-        cohort_size: K of the run, for which the shapes of the weights are checked too; None if the cohort comes in
-            several blocks.
 
     Raises:
         UsageError: a function takes other arguments or fails; the weights are not floats >= 0 [K] that sum to 1, in a
-            pytree like the variables; the score is not [K] and the details not [K, ...], of real numbers or booleans;
-            or a detail has a name of the history's own. The message names the leaf.
+            pytree like the variables; the score is not [K] and the details not [K, ...]; or a detail has a name of
+            the history's own. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -255,98 +250,58 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
     """
     for name, arguments in _ARGUMENTS.items():
         checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
-    model = jax.jit(task.init)(jax.random.key(0))
-    few, hyper = data._replace(scoring=data.scoring[:1], val=data.val[:1]), dict(hyper)
+    model, few = jax.jit(task.init)(jax.random.key(0)), _few_rows(data)
     with checks.without_notes():
-        result = _jitted_trial(weighting)(model, few, hyper)
-    if any((np.asarray(leaf) < 0).any() for leaf in jax.tree.leaves(result.measured)):
-        _weights(weighting, hyper, result.measured, result.returns)  # not traced, so that `shares` sees the values
-    checks.distributions(result.weights, _CLIENTS, "weighting.weigh: weights")
-    checks.distributions(result.of_present, _CLIENTS, "weighting.weigh: with the first client absent, weights")
-    _record(*jax.device_get((result.score, result.detail)))
-    if cohort_size not in (None, _CLIENTS):
-        with checks.without_notes():
-            jax.eval_shape(functools.partial(_weigh_many, weighting, cohort_size), model, few, hyper, result.measured)
+        weights = _jitted_trial(weighting)(model, few, dict(hyper))
+    checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
 
 
-def refuse_wrong_weights(weighting: Weighting, records: Sequence[Mapping[str, Any]]) -> None:
+def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
     """Raises UsageError for the first round whose weights are wrong: a trial has three clients, a cohort others.
 
     Args:
-        weighting: the caller's.
         records: of rounds, with `misweighed` where the weights of a tensor are negative or do not sum to 1.
 
-    >>> from fedvg_jax.weightings import basic
-    >>> refuse_wrong_weights(basic.samples(), [{"round": 2, "misweighed": [1.5, 0.0]}])
+    >>> refuse_wrong_weights([{"round": 2, "misweighed": [1.5, 0.0]}])
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: round 2: weights of weighting by_scalar of signal num_samples sum to 1.5, the least is 0; \
-expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size, which negative measurements, such as \
-losses, do not give
+    fedvg_jax.UsageError: round 2: weights sum to 1.5, the least is 0; expected numbers >= 0 with sum 1 in every \
+tensor, for cohorts of every size, which negative measurements, such as losses, do not give
     """
     wrong = next((record for record in records if "misweighed" in record), None)
     if wrong is not None:
         total, least = wrong["misweighed"]
-        rule, signal = (_name_of(function) for function in (weighting.weigh, weighting.signal))
         raise UsageError(
-            f"round {wrong['round']}: weights of weighting {rule} of signal {signal} sum to {total:.6g}, the least is"
-            f" {least:.3g}; expected numbers >= 0 with sum 1 in every tensor, for cohorts of every size, which negative"
-            " measurements, such as losses, do not give"
+            f"round {wrong['round']}: weights sum to {total:.6g}, the least is {least:.3g}; expected numbers >= 0 with"
+            " sum 1 in every tensor, for cohorts of every size, which negative measurements, such as losses, do not"
+            " give"
         )
 
 
-def _name_of(function: Any) -> str:
-    """Returns the name of a function, or of the factory that made it."""
-    function = getattr(function, "func", function)  # of a partial
-    return getattr(function, "__qualname__", type(function).__name__).partition(".<locals>")[0]
-
-
-class _Trial(NamedTuple):
-    """What a weighting returns for three clients."""
-
-    measured: Any
-    returns: Returns
-    weights: Variables
-    of_present: Variables
-    """with the first client absent"""
-    score: jax.Array
-    detail: dict[str, jax.Array]
-
-
 @stored
-def _jitted_trial(weighting: Weighting) -> Callable[[Variables, Data, Hyper], _Trial]:
+def _jitted_trial(weighting: Weighting) -> Callable[[Variables, Data, Hyper], Variables]:
     return jax.jit(functools.partial(_run_trial, weighting))
 
 
-def _run_trial(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> _Trial:
-    """Returns what a weighting computes for three clients, with the shapes and dtypes checked."""
+def _run_trial(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> Variables:
+    """Returns the weights of three clients, after checking the shapes and dtypes of all that a weighting computes."""
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     report, returns = _trial_clients(model, data)
     measured = _measured(weighting, hyper, report, data)
     _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
     weights = _weights(weighting, hyper, measured, returns)
-    present = jnp.arange(_CLIENTS) > 0
-    of_present = _weights(
-        weighting, hyper, measured, returns._replace(present=present), "with the first client absent, "
-    )
-    of_present = basic.renormalise_over_present(present, of_present)
     with checks.calling("weighting.score", signals=measured):
         score = jnp.asarray(weighting.score(measured))
     if score.shape != (_CLIENTS,):
         raise UsageError(f"weighting.score has shape {score.shape}; expected ({_CLIENTS},), one number per client")
-    _recordable(score, "weighting.score")
     with checks.calling("weighting.detail", signals=measured):
         detail = weighting.detail(measured)
-    _check_detail(detail)
-    return _Trial(measured, returns, weights, of_present, score, detail)
-
-
-def _weigh_many(weighting: Weighting, count: int, model: Variables, data: Data, hyper: Hyper, measured: Any) -> None:
-    """Checks the shapes of the weights of `count` clients. Under `jax.eval_shape`, which computes nothing."""
-    hyper = tree.arrays(dict(hyper), tree.dtype(model))
-    first = jax.tree.map(lambda leaf: leaf[0], measured)
-    _, returns = _trial_clients(model, data, count)
-    _weights(weighting, hyper, tree.repeat(first, count), returns)
+    if not isinstance(detail, dict) or not all(hasattr(leaf, "shape") for leaf in detail.values()):
+        raise UsageError("weighting.detail must return a dict of arrays, name -> [K, ...], for K clients")
+    if hidden := next(filter(history.is_reserved, detail), None):
+        raise UsageError(f"weighting.detail '{hidden}' would hide the history's own; give it another name")
+    _leading(detail, _CLIENTS, "weighting.detail", "clients")
+    return weights
 
 
 def _measured(weighting: Weighting, hyper: Hyper, report: Report, data: Data) -> Any:
@@ -355,13 +310,12 @@ def _measured(weighting: Weighting, hyper: Hyper, report: Report, data: Data) ->
         return jax.lax.map(lambda one: weighting.signal(hyper, one, data), report)
 
 
-def _weights(weighting: Weighting, hyper: Hyper, measured: Any, returns: Returns, case: str = "") -> Variables:
+def _weights(weighting: Weighting, hyper: Hyper, measured: Any, returns: Returns) -> Variables:
     """Returns the weights, with their structure and shapes checked."""
     with checks.calling("weighting.weigh", hyper=hyper, signals=measured):
         weights = weighting.weigh(hyper, measured, returns)
-    what = f"weighting.weigh: {case}weights"
-    checks.same_structure(weights, returns.variables, what, "the model's variables")
-    checks.stacked(weights, what, len(returns.shuffle), per_tensor=True)
+    checks.same_structure(weights, returns.variables, "weighting.weigh: weights", "the model's variables")
+    checks.stacked(weights, "weighting.weigh: weights", _CLIENTS, per_tensor=True)
     return weights
 
 
@@ -369,8 +323,7 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
     """Checks the terms of a weighting, which a round in cohort blocks uses, on the clients of `check_weighting`.
 
     Raises:
-        UsageError: there are no terms, they do not add up to the weights, or the ratios of a term's weights change when
-            a client is left out. The message names the leaf.
+        UsageError: there are no terms, or they do not add up to the weights. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -387,84 +340,40 @@ def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> N
             "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
             " use --hold 0"
         )
-    model = jax.jit(task.init)(jax.random.key(0))
-    few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
+    few = _few_rows(data)
 
-    def trial(model: Variables) -> tuple[Variables, Variables, list[Variables], list[Variables]]:
+    def trial(model: Variables) -> tuple[Variables, Variables]:
         report, returns = _trial_clients(model, few)
         measured = _measured(weighting, hyper, report, few)
-        weights = _weights(weighting, hyper, measured, returns)
         # terms read neither the clients' models nor the permutation
         all_present = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
-        first_absent = all_present._replace(present=jnp.arange(_CLIENTS) > 0)
-        of_all, of_two = (
-            [term.weigh(hyper, measured, returns) for term in weighting.terms]
-            for returns in (all_present, first_absent)
-        )
-        shares = [t.share(hyper, measured, all_present) for t in weighting.terms]
-        return weights, streaming.combine_terms(shares, of_all), of_all, of_two
+        terms = [term.weigh(hyper, measured, all_present) for term in weighting.terms]
+        shares = [term.share(hyper, measured, all_present) for term in weighting.terms]
+        return _weights(weighting, hyper, measured, returns), streaming.combine_terms(shares, terms)
 
-    weights, total, of_all, of_two = jax.device_get(jax.jit(trial)(model))
-    for path, whole, added in _leaves(weights, total):
+    weights, total = jax.device_get(jax.jit(trial)(jax.jit(task.init)(jax.random.key(0))))
+    for path, whole, added in zip(tree.paths(weights), *map(jax.tree.leaves, (weights, total)), strict=True):
         if not np.allclose(whole, added, rtol=1e-3, atol=1e-5):
             raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
-    for path, all_three, two in (leaf for both in zip(of_all, of_two, strict=True) for leaf in _leaves(*both)):
-        if two[0] or not np.allclose(all_three[1] * two[2], all_three[2] * two[1], rtol=1e-3, atol=1e-5):
-            raise UsageError(
-                f"weighting.terms: leaf '{path}' is {all_three.round(2)}, and {two.round(2)} without the first client;"
-                " expected the same ratios, and 0 for the absent client"
-            )
 
 
-def _check_detail(detail: Any) -> None:
-    """Raises UsageError for details that a record of the history cannot hold."""
-    if not isinstance(detail, dict):
-        raise UsageError(
-            f"weighting.detail returned {type(detail).__name__}; expected a dict, name -> array ({_CLIENTS}, ...), for"
-            f" {_CLIENTS} clients"
-        )
-    for name, leaf in detail.items():
-        if not isinstance(name, str) or not hasattr(leaf, "shape"):
-            what = type(leaf).__name__ if isinstance(name, str) else f"a name of type {type(name).__name__}"
-            raise UsageError(f"weighting.detail '{name}' is {what}; expected a string naming one array")
-        if history.is_reserved(name):
-            raise UsageError(f"weighting.detail '{name}' would hide the history's own; give it another name")
-    _leading(detail, _CLIENTS, "weighting.detail", "clients")
-    for name, leaf in detail.items():
-        _recordable(leaf, f"weighting.detail leaf '{name}'")
+def _few_rows(data: Data) -> Data:
+    """Returns the data with one batch of D_val."""
+    return data._replace(scoring=data.scoring[:1], val=data.val[:1])
 
 
-def _recordable(leaf: Any, what: str) -> None:
-    """Raises UsageError unless the leaf holds real numbers or booleans."""
-    if not any(jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
-        raise UsageError(f"{what} is {leaf.dtype}; expected real numbers or booleans, for the history")
-
-
-def _record(score: Any, detail: dict[str, Any]) -> None:
-    """Serialises a record of three clients, as a run does."""
-    ones = np.ones(_CLIENTS)
-    batches = [np.zeros((1, 1), np.int32)] * _CLIENTS
-    planned = schedule.pack(np.arange(_CLIENTS), batches, [1] * _CLIENTS, num_lanes=1, capacity=_CLIENTS)
-    metrics = Metrics(ones, score, ones, ones > 0, detail)  # pyright: ignore[reportArgumentType]  # NumPy, as on the host
-    json.dumps(history.record(1, planned, metrics, 0.0))
-
-
-def _trial_clients(model: Variables, data: Data, count: int = _CLIENTS) -> tuple[Report, Returns]:
+def _trial_clients(model: Variables, data: Data) -> tuple[Report, Returns]:
     """Returns clients whose models are the global one plus noise: their reports, leaves [K, ...], and the returns."""
-    keys = jax.random.split(jax.random.key(1), count)
+    keys = jax.random.split(jax.random.key(1), _CLIENTS)
 
     def moved(key: jax.Array, theta: jax.Array) -> jax.Array:
         return theta + 0.01 * jax.random.normal(key, theta.shape, theta.dtype)
 
     params = jax.vmap(lambda key: jax.tree.map(lambda theta: moved(key, theta), model.params))(keys)
-    clients = Variables(params, tree.repeat(model.stats, count))
+    clients = Variables(params, tree.repeat(model.stats, _CLIENTS))
     deltas = jax.tree.map(lambda theta, client: theta[None] - client, model.params, params)
-    report = Report(clients, jnp.arange(1, count + 1, dtype=jnp.int32), deltas)
-    return report, Returns(model, clients, jnp.arange(count, dtype=jnp.int32), data, jnp.ones(count, bool))
-
-
-def _leaves(first: Variables, second: Variables) -> list[tuple[str, Any, Any]]:
-    return list(zip(tree.paths(first), jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+    report = Report(clients, jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32), deltas)
+    return report, Returns(model, clients, jnp.arange(_CLIENTS, dtype=jnp.int32), data, jnp.ones(_CLIENTS, bool))
 
 
 def _tuple_of(count: int, returned: Any, function: str, expected: str) -> tuple:
@@ -632,8 +541,7 @@ def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:
         jax.tree.map(lambda _, entry: None, theta, message)
     except (TypeError, ValueError):
         raise UsageError(
-            f"algorithm.report: the message to be averaged has {', '.join(tree.paths(message))}; expected (), or an"
-            f" entry for each leaf of {whose}: {', '.join(tree.paths(theta))}"
+            f"algorithm.report: the message to be averaged is not (), and has no entry for each leaf of {whose}"
         ) from None
     checks.floating(message, "algorithm.report: the message to be averaged")
 

@@ -18,7 +18,7 @@ from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import evaluate, executors, training_rows
@@ -329,19 +329,3 @@ def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:
         return jax.make_array_from_callback((host.num_devices * length, *rest), sharding, of_index)
 
     return jax.tree.map(joined, *map(part_of, own))
-
-
-def refuse_copies(config: Config, num_bytes: int) -> None:
-    """Raises UsageError for options that copy all images, where the data leave no memory for the copy."""
-    memory = hw.host_memory()
-    copying = {
-        f"validation.source {config.validation.source}": config.validation.source != "clients",
-        f"validation.pixel_noise {config.validation.pixel_noise:g}": config.validation.pixel_noise > 0,
-        f"corrupt.kind {config.corrupt.kind}": config.corrupt.kind not in ("none", "label_flip", "label_noise"),
-    }
-    named = next((name for name, copies in copying.items() if copies), None)
-    if named and memory is not None and num_bytes > memory / 2 and not config.force:
-        size, limit = (f"{n / 2**30:,.1f} GiB" for n in (num_bytes, memory))
-        raise UsageError(
-            f"{named} copies all images, {size}, and this machine has {limit}; leave it out, or use --max-rows"
-        )

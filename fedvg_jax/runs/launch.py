@@ -195,9 +195,6 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
         if is_first:
             raise
         return getattr(error, "exit_code", 2)
-    except KeyboardInterrupt as stop:
-        _end(str(stop) or "stopped at once", 130)
-        raise
     except Exception as error:
         if processes.is_loss(error):
             _end(lost_message(), LOST)

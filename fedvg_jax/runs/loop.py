@@ -52,8 +52,6 @@ class Observers(NamedTuple):
     log: Callable[[str], None] = _log_warning
     """called with one line about a resumed run, about the first round that averages no client, and at the end with the
     number of such rounds"""
-    exit_message: Callable[[], str] | None = None
-    """see `stop_signals.watch`"""
     on_stop: Callable[[str], None] = lambda name: None
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
@@ -167,10 +165,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     compiled = None if is_over else chunks.compile_programs(sim)
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
-    with _caught_signals(observers.on_stop) as requests, hardware.single_lapack_thread():
-        traced = config.profile if processes.is_first() else None
-        watching = stop_signals.watch(observers.exit_message, is_saved=lambda: recorder.is_saved)
-        with watching, _traced(traced) as stop_tracing:
+    with _caught_signals(run) as requests, hardware.single_lapack_thread():
+        with _traced(config.profile if processes.is_first() else None) as stop_tracing:
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
@@ -201,7 +197,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     sim = run.sim
-    contracts.refuse_wrong_weights(sim.weighting, new)
+    contracts.refuse_wrong_weights(new)
     limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = divergence.error(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = divergence.until_first(new, limit) if error else new
@@ -258,14 +254,14 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 
 @contextlib.contextmanager
-def _caught_signals(on_stop: Callable[[str], None]) -> Iterator[stop_signals.Requests]:
+def _caught_signals(run: Run) -> Iterator[stop_signals.Requests]:
     """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    with stop_signals.catch_signals() as requests:
+    with stop_signals.catch_signals(lambda: run.recorder.is_saved) as requests:
         try:
             yield requests
         finally:
             if requests.stop:
-                on_stop(requests.stop[0])
+                run.observers.on_stop(requests.stop[0])
 
 
 def _history(run: Run, state: SimState, stopped_by: str | None) -> History:

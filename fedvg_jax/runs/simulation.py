@@ -291,7 +291,6 @@ def _make_population(
     """Reads the data set and draws the partition, unless the caller passed them."""
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
     arrays = spaced(arrays, config.max_rows)
-    host_pool.refuse_copies(config, arrays.x.nbytes)
     user_data.check_augmentation_fits(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
@@ -328,10 +327,8 @@ def _check_own(
         tables: the rows that a round reads.
     """
     if own.weighting:
-        size = cohort_size(config)
-        is_one_block = block_size(config) >= size
-        contracts.check_weighting(program.weighting, program.task, tables, hyper, size if is_one_block else None)
-        if not is_one_block:
+        contracts.check_weighting(program.weighting, program.task, tables, hyper)
+        if block_size(config) < cohort_size(config):
             contracts.check_terms(program.weighting, program.task, tables, hyper)
     algorithm = None if own.weighting else program.algorithm
     _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)

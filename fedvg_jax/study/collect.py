@@ -12,12 +12,12 @@ from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import divergence
 from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History, Record
-from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
 from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, passed_objects, places, shared_settings
 
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
+
 
 MEASURED = ("clients", "weights", "train_loss", "test_loss")
 """Keys of a record in which runs of different seeds differ."""
@@ -45,8 +45,6 @@ class _Sweep(NamedTuple):
     """Settings that all points share, and given.NAME for every object that was given in place of one."""
     tuned: Mapping[str, Mapping[str, Any]]
     """Cell -> the values that were chosen for it on D_val."""
-    content: Mapping[str, Any]
-    """All of it."""
 
 
 def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
@@ -79,9 +77,8 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             f"the runs are of different data or partitions, of which no mean is made: {_listed(sources)}; report them"
             " apart, or sweep over dataset or data_dir"
         )
-    different = _different_objects(cells) + _repeated(cells)
-    problems = mixed + missing + different
-    if problems and not partial:
+    repeated = _repeated(cells)
+    if (problems := mixed + missing + repeated) and not partial:
         raise UsageError(
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
@@ -99,7 +96,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + _local(runs) + _tuned(sweeps) + notes + mixed + unplaced + different),
+        notes=tuple(_shared_partition(cells) + _local(runs) + _tuned(sweeps) + notes + mixed + unplaced + repeated),
     )
 
 
@@ -177,8 +174,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
             sweep = _read_sweep(folder)
             sweeps.append(sweep)
             tuned = {name for chosen in sweep.tuned.values() for name in chosen}
-            points = [(path, Point(path.name, None, values, sweep.base, tuned)) for path, values in sweep.points]
-            run_folders += [_read_run(path, point, sweep.content) for path, point in points]
+            run_folders += [_read_run(p, Point(p.name, None, values, sweep.base, tuned)) for p, values in sweep.points]
         elif verification.is_run(folder):
             run_folders.append(_read_run(folder, Point(folder.name, None)))
         else:
@@ -213,19 +209,18 @@ def _read_sweep(folder: Path) -> _Sweep:
         chosen = (content.get("tuning") or {}).get("chosen", {})
         tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
         base = {**content.get("base", {}), **{f"given.{name}": True for name in content.get("given", {})}}
-        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), base, tuned, content)
+        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), base, tuned)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         advice = f"name {folder / 'points'} to report its runs without it"
         raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))}); {advice}") from None
 
 
-def _read_run(folder: Path, empty: Point, sweep: Mapping[str, Any] | None = None) -> _Folder:
+def _read_run(folder: Path, empty: Point) -> _Folder:
     """Returns what a run folder has to offer; damaged files are one line.
 
     Args:
         folder: of the run.
         empty: the point without its config.
-        sweep: content of sweep.json, for a point of a sweep.
     """
     name = empty.name
     if not (folder / "config.json").exists():
@@ -239,9 +234,6 @@ def _read_run(folder: Path, empty: Point, sweep: Mapping[str, Any] | None = None
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
     assert history.config is not None
-    misfit = sweep_folder.contradiction(sweep, name, history.config) if sweep else sweep_folder.misfit(folder)
-    if misfit:
-        return _Folder(empty, None, f"{name}: {misfit}")
     point = empty._replace(config=history.config)
     is_failed = failed is not None or history.summary.get("stopped_by") == "diverged"
     if problem := "" if is_failed else _unfinished(history):
@@ -379,18 +371,6 @@ def _mixed(name: str, first: Run, second: Run) -> str:
     """Returns a line with the digests of the data, or of the partitions, of two runs."""
     digests = [str(run.manifest[name])[:12] for run in (first, second)]
     return f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
-
-
-def _different_objects(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns a line for every run whose objects from Python have other functions than those of its cell."""
-    lines = []
-    for cell in cells.values():
-        for name in ("task", "algorithm", "weighting", "selection"):
-            runs = [run for run in cell.runs.values() if name in run.manifest.get("given", {})]
-            for first, run in _pairs(runs, lambda run: (), lambda run, n=name: run.manifest["given"][n]):
-                functions = (each.manifest["given"][name] for each in (run, first))
-                lines.append("mixed {}: {} has {}, other runs have {}".format(name, run.folder.name, *functions))
-    return lines
 
 
 def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:

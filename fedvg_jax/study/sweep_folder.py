@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, presets, shorthands, uses
+from fedvg_jax.config import Config, uses
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets, images
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
-from fedvg_jax.study import sweep_points
-from fedvg_jax.study.axes import FOLLOW
 from fedvg_jax.study.sweep_points import Point, Points, Sweep
 
 DOCUMENT = "sweep.json"
@@ -41,16 +38,6 @@ INSIDE = ("tuning", "submitit")
 
 RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
 """Files of a point that is started anew."""
-
-
-OF_DATA = ("dataset", "image_size", "splits", "max_rows", "image_column", "label_column")
-OF_PARTITION = ("partition", "partition_file", "partition_seed", "split", "test_ratio", "val_ratio", "clients", "alpha")
-OF_PARTITION += ("min_samples", "min_samples_rule", "shards_per_client", "classes_per_client")
-OF_CLIENTS = ("partition", "partition_file", "clients")
-"""Settings that decide the clients' rows of a partition from a file, whatever the seed that splits them."""
-
-Sources = dict[tuple, tuple[str, Path]]
-""""data", "partition" or "clients" and the settings that decide it -> its digest, and the folder of a point with it."""
 
 
 class Failure(NamedTuple):
@@ -108,47 +95,6 @@ def read_document(out: Path) -> dict[str, Any]:
     return content
 
 
-def contradiction(content: Mapping[str, Any], name: str, config: Config) -> str:
-    """Returns what shows that a run is not the point of a sweep whose folder it is in; "" where nothing does.
-
-    Args:
-        content: of sweep.json.
-        name: of the point.
-        config: the settings in its folder.
-    """
-    values = next((point.get("values", {}) for point in content["points"] if point["name"] == name), {})
-    tuned = (content.get("tuning") or {}).get("settings", {})
-    stored, base = configs.flatten(config), content.get("base", {})
-    for setting, value in _settings_of(values, config).items():
-        if setting not in tuned and uses.plain(stored.get(setting)) not in (value, base.get(setting, value)):
-            return (
-                f"config.json is of another run: {setting} is {stored.get(setting)}, and {value} for the point {name}"
-            )
-    return ""
-
-
-def misfit(folder: Path) -> str:
-    """Returns what shows that a run folder is not the point of the sweep that it is in; "" where nothing does."""
-    path = Path(os.path.abspath(folder))
-    if path.parent.name != POINTS or not (path.parent.parent / DOCUMENT).is_file():
-        return ""
-    try:
-        return contradiction(read_document(path.parent.parent), path.name, run_folder.read_config(path))
-    except UsageError:  # a damaged file, which other checks name
-        return ""
-
-
-def _settings_of(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Returns the settings that the values of a point stand for, by dotted name."""
-    own = {name: value for name, value in values.items() if name in configs.flatten(config)}
-    if "method" in values and own.get("weighting") == "native":
-        del own["weighting"]  # the method's own
-    if own.get("partition_seed") == FOLLOW:
-        own["partition_seed"] = config.seed
-    known = {name: values[name] for name, table in presets.SHORTHANDS.items() if values.get(name) in table}
-    return {**shorthands.meaning(known), **own}
-
-
 def refuse_taken(out: Path) -> None:
     """Raises UsageError for a folder that holds something else than a sweep."""
     # listed first: another process writes sweep.json before the others
@@ -163,8 +109,8 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
     A sweep may gain points; it may not lose or change any.
 
     Raises:
-        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings,
-            or of several data; or it cannot be written.
+        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings; or
+            it cannot be written.
     """
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
@@ -175,58 +121,11 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
                 _refuse_other_points(out, points)
                 _refuse_other_objects(out, content.get("given", {}))
                 for point in points:
-                    _refuse_damaged(point_folder(out, point.name), point.config)
                     _refuse_other_settings(point_folder(out, point.name), point.config)
-                read_sources(out)
             text = json.dumps(content, indent=1) + "\n"
             if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
                 files.replace_bytes(out / DOCUMENT, [text.encode()])
             (out / POINTS).mkdir(exist_ok=True)
-
-
-def read_sources(out: Path) -> Sources:
-    """Returns the digests of data and partitions of all points that have results or a checkpoint.
-
-    Raises:
-        UsageError: points with the same settings of the data, or of the partition, have different digests.
-    """
-    sources: Sources = {}
-    for point in read_document(out)["points"]:
-        folder = point_folder(out, point["name"])
-        manifest = folder / "manifest.json"
-        if manifest.exists() and (has_checkpoint(folder) or (folder / "summary.json").exists()):
-            add_sources(
-                sources, folder, run_folder.read_config(folder), point.get("values", {}), files.read_object(manifest)
-            )
-    return sources
-
-
-def add_sources(
-    sources: Sources, folder: Path, config: Config, values: Mapping[str, Any], digests: Mapping[str, Any]
-) -> None:
-    """Adds the digests of a point's data and partition.
-
-    Args:
-        sources: of other points; gains those of this one.
-        folder: of the point.
-        config: its settings.
-        values: of the axes. A folder of data among them names the data.
-        digests: of data and partition, by these names.
-
-    Raises:
-        UsageError: another point with the same settings of them has other digests.
-    """
-    settings = configs.flatten(config)
-    data = [settings[name] for name in OF_DATA] + [values.get(name) for name in sweep_points.PLACES]
-    of_clients = (("clients", OF_CLIENTS),) if config.partition == "file" else ()
-    for name, own in (("data", ()), ("partition", OF_PARTITION), *of_clients):
-        key, digest = (name, *data, *(settings[n] for n in own)), str(digests.get(name, ""))
-        stored, other = sources.setdefault(key, (digest, folder)) if digest else ("", folder)
-        if stored != digest:
-            raise UsageError(
-                f"mixed {name}: {stored[:12]} in {other}, {digest[:12]} in {folder}, for the same settings; give the"
-                " files that the other points ran on, or name another folder with --out"
-            )
 
 
 def check_sources(points: Sequence[Point]) -> None:
@@ -348,21 +247,6 @@ def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
     for name in sorted(stored.keys() | given.keys()):
         if stored.get(name) != given.get(name):
             raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
-
-
-def _refuse_damaged(folder: Path, config: Config) -> None:
-    """Raises UsageError for a finished point whose settings or rounds are not all there."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file in the place of a point's folder; remove it")
-    if not is_finished(folder, config):
-        return
-    path = folder / "history.jsonl"
-    num_lines = files.read_regular(path).count(b"\n") if path.exists() else 0
-    num_rounds = files.read_object(folder / "summary.json")["rounds"]
-    wrong = "" if num_lines == num_rounds else f"{path.name} has {num_lines} of {num_rounds} rounds"
-    wrong = wrong if (folder / "config.json").exists() else "config.json is missing"
-    if wrong:
-        raise UsageError(f"{folder} is finished, but {wrong}; delete that folder, and the same command computes it")
 
 
 def _refuse_other_settings(folder: Path, config: Config) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import hashlib
 import itertools
@@ -108,7 +107,6 @@ def make_points(sweep: Sweep) -> Points:
             merged[repeated] = kept.name
     kept_points = list(points.values())
     _refuse_never_used(sweep, kept_points)
-    _refuse_equal_names(kept_points)
     return Points(kept_points, merged)
 
 
@@ -240,10 +238,3 @@ def _refuse_never_used(sweep: Sweep, points: Sequence[Point]) -> None:
     for name in (*last, *(name for axis in sweep.axes for name in axis.names)):
         if all(_is_unused(point.config, name) for point in points):
             refuse_unused(points[0].config, [name])
-
-
-def _refuse_equal_names(points: Sequence[Point]) -> None:
-    """Raises UsageError for names that a file system without upper and lower case cannot tell apart."""
-    counts = collections.Counter(point.name.casefold() for point in points)
-    if equal := [point.name for point in points if counts[point.name.casefold()] > 1]:
-        raise UsageError(f"points {equal[0]} and {equal[1]} have names that differ in case only; rename a value")

@@ -77,7 +77,6 @@ def sweep_progress(
     console: Console,
     points: Sequence[Point],
     num_done: int,
-    exit_message: Callable[[], str] | None = None,
     ended_elsewhere: Callable[[Point], Sequence[Point]] = lambda point: (),
 ) -> Iterator[Observers]:
     """Shows points and rounds as they finish; yields what the sweep reports to.
@@ -88,7 +87,6 @@ def sweep_progress(
         console: where to print.
         points: of the sweep, the finished ones first.
         num_done: how many are finished.
-        exit_message: see `runs.sweeps.Observers`.
         ended_elsewhere: called with every point that this process has computed; returns what other processes have
             finished since the last call.
     """
@@ -119,7 +117,7 @@ def sweep_progress(
             log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
             progress.update(bar, completed=clock.points_done, text=clock.left())
 
-        yield Observers(start, count, end, log, exit_message, on_resume=clock.start_point)
+        yield Observers(start, count, end, log, on_resume=clock.start_point)
 
 
 def result_text(result: History | Failure) -> str:

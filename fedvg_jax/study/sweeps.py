@@ -21,7 +21,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import programs, simulation
-from fedvg_jax.runs.record import checkpoint, provenance
+from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.sweep_folder import Failure
@@ -47,8 +47,6 @@ class Observers(NamedTuple):
     """of every point that this process has computed"""
     log: Callable[[str], None] = _log_warning
     """gets a line about a point, which starts with its name, or about several"""
-    exit_message: Callable[[], str] | None = None
-    """see `stop_signals.watch`"""
     on_resume: Callable[[Point, int], None] = lambda point, number: None
     """gets the number of rounds that earlier processes have computed of a point, before their records"""
 
@@ -105,8 +103,7 @@ def compute(
     """
     if out and retries:
         sweep_folder.clear_failures(out, points)
-    sources = sweep_folder.read_sources(out) if out else {}
-    work = Work(out, observers, replacements, {}, sources, {}, [])
+    work = Work(out, observers, replacements, {}, {}, [])
     pending = list(points)
     while pending:
         busy = []
@@ -156,8 +153,6 @@ class Work(NamedTuple):
     """arguments of `simulation.simulation`"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
-    sources: sweep_folder.Sources
-    """digests of data and partitions of all points in the folder; grows"""
     results: dict[str, History | Failure]
     """of the points that are computed; grows"""
     stops: list[str]
@@ -200,7 +195,6 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
         history = tracking.run_simulation(
             simulation_of(work, point),
             log=lambda line: observers.log(f"{point.name}: {line}"),
-            exit_message=observers.exit_message,
             on_stop=work.stops.append,
             on_resume=functools.partial(observers.on_resume, point),
             on_records=count,
@@ -212,13 +206,8 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 
 
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
-    """Returns the simulation of a point, in its folder.
-
-    Raises:
-        UsageError: its data or its partition are not those of another point with the same settings; or as `simulation`.
-    """
-    folder = work.folder(point)
-    config = _config_in(folder, point.config)
+    """Returns the simulation of a point, in its folder."""
+    config = _config_in(work.folder(point), point.config)
     arguments = for_point(point, work.replacements)
     is_given = arguments.get("data") is not None
     if not is_given:
@@ -228,9 +217,6 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
             work.data[key] = simulation.load_data(config)
         arguments["data"] = work.data[key]
     sim = simulation.simulation(config, **arguments)
-    if folder:
-        digests = provenance.sources(sim.arrays, sim.partition)
-        sweep_folder.add_sources(work.sources, folder, config, point.values, digests)
     return sim if is_given else sim._replace(given=sim.given - {"data"})  # the data set that the settings name
 
 

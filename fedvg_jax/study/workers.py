@@ -122,14 +122,13 @@ def _num_devices(config: Config) -> int:
 def stop_without_parent() -> None:
     """Ends this process like SIGTERM when standard input closes: the process that started it has died.
 
-    Until then that process forwards requests for checkpoints, which `run_local` has delayed.
+    Until then every byte is a request of a checkpoint. A signal could end a process that has no handler yet.
     """
-    stop_signals.accept_save_requests()
 
     def wait() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1):
-                pass
+                os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -146,24 +145,30 @@ def run_local(command: Sequence[str], count: int, on_poll: Callable[[], None]) -
         on_poll: called about twice a second.
 
     Raises:
-        KeyboardInterrupt: a second stop signal; the workers are killed.
+        KeyboardInterrupt: a second stop signal, unless it ends the process; the workers are killed.
     """
     environment = worker_environment(count)
-    with contextlib.ExitStack() as stack, stop_signals.catch_signals() as requests:
-        workers = []
+    workers: list[subprocess.Popen] = []
+
+    def is_over() -> bool:
+        return all(worker.poll() is not None for worker in workers)
+
+    with contextlib.ExitStack() as stack, stop_signals.catch_signals(is_over) as requests:
         for i in range(count):  # in sessions of their own: a terminal's signals reach them through this process only
             words = [*command, "--worker", f"{i + 1}/{count}"]
-            with stop_signals.delay_save_requests():
-                worker = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+            worker = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True, bufsize=0)
             stack.callback(_end, worker)
             workers.append(worker)
         num_forwarded = 0
-        while any(worker.poll() is None for worker in workers):
-            if requests.stop and not num_forwarded:
-                num_forwarded = len([_send(worker, requests.stop[0]) for worker in workers])
-            for name in stop_signals.take_save_requests(requests):
-                for worker in workers:
-                    _send(worker, name)
+        while not is_over():
+            stops, saves = requests.stop[num_forwarded:1], stop_signals.take_save_requests(requests)
+            num_forwarded += len(stops)
+            for worker in workers:
+                for name in stops:
+                    worker.send_signal(signal.Signals[name])  # does nothing to one that has ended
+                assert worker.stdin is not None
+                with contextlib.suppress(OSError):
+                    worker.stdin.write(b" " * len(saves))
             on_poll()
             time.sleep(POLL_SECONDS)
         on_poll()
@@ -182,12 +187,6 @@ def worker_environment(count: int) -> dict[str, str]:
         environment.setdefault("JAX_NUM_CPU_DEVICES", str(hw.num_cores()))
     environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / count:.3f}")  # of one accelerator
     return environment
-
-
-def _send(worker: subprocess.Popen, name: str) -> None:
-    """Forwards a signal to a worker that still runs."""
-    if worker.poll() is None:
-        worker.send_signal(signal.Signals[name])
 
 
 def _end(worker: subprocess.Popen) -> None:

@@ -42,21 +42,6 @@ COUNTED = 1000
 """Rounds whose work is counted. Later rounds are drawn from the same distribution."""
 
 
-COUNTED_SETTINGS = (
-    *("rounds", "local_epochs", "eval_every", "single_rows", "partition", "alpha"),
-    *("shards_per_client", "classes_per_client", "partition_file", "min_samples", "min_samples_rule"),
-    *("scaffold.steps", "elastic.ratio", "elastic.rows"),
-)
-"""Settings outside the program that change how much work a run has. A client that drops out trains too."""
-
-TIMED_SETTINGS = (
-    *("pool", "memories", "select", "split", "test_ratio", "val_ratio", "validation.source", "validation.data_dir"),
-    *("validation.copies", "validation.classes", "validation.clients", "validation.size", "validation.fraction"),
-    *("validation.rho", "validation.imbalance"),
-)
-"""Settings outside the program that change how long a part of a run takes."""
-
-
 class Rates(NamedTuple):
     """Seconds of the parts of a run: the coefficients of the module's equation."""
 
@@ -90,21 +75,18 @@ class Prediction(NamedTuple):
     """Rows that are copied to the devices for each chunk of rounds; 0 where all rows are there."""
     memory_bytes: int
     """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
-    rates: Rates
 
 
-def predict(sim: simulation.Simulation, num_done: int = 0, rates: Rates | None = None) -> Prediction:
+def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
     """Returns the plan of a run: its work, counted, and its time and memory, estimated.
 
     Args:
         sim: as `simulation.simulation` returns it; its state is not changed.
         num_done: rounds that are computed already, fewer than all.
-        rates: of the plan of a run of the same program, without differences in `TIMED_SETTINGS`; by default they are
-            measured.
     """
     config, programs = sim.config, run_chunks.compile_programs(sim)
     groups = _num_groups(sim.data)
-    rates = rates or _measure_rates(sim, programs, groups)
+    rates = _measure_rates(sim, programs, groups)
     num_rounds = config.rounds - num_done
     counted = range(num_done, num_done + min(num_rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
@@ -127,7 +109,6 @@ def predict(sim: simulation.Simulation, num_done: int = 0, rates: Rates | None =
         seconds=training + chunks * rates.chunk + evaluations * rates.evaluation,
         copied_bytes=host_pool.copied_bytes(sim.host_pool) if sim.host_pool else 0,
         memory_bytes=_memory(programs),
-        rates=rates,
     )
 
 

@@ -53,13 +53,6 @@ def test_an_algorithm_with_neutral_hyperparameters_equals_fedavg(x64, name, chan
     worlds.assert_close(actual, fedavg(), 1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fedavgm", "scaffold", "feddyn", "elastic", "fednova"])
-def test_an_algorithm_with_other_hyperparameters_differs_from_fedavg(x64, name):
-    """Otherwise the laws of equality would hold trivially."""
-    actual = after(worlds.algorithm(name), 3)[-1].variables
-    assert tree_distance(actual, fedavg()[-1]) > 1e-3
-
-
 def tree_distance(a, b):
     return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
@@ -76,37 +69,22 @@ def test_fednova_with_equal_steps_equals_fedavg(x64):
     worlds.assert_close(actual, fedavg(3, "EVEN"), 1e-12)
 
 
-@pytest.mark.slow
-def test_elastic_with_equal_sensitivities_and_tau_1_equals_fedavg(x64):
-    """For any sensitivity that all tensors share."""
-    algorithm = worlds.algorithm("elastic")._replace(
-        probe=lambda hyper, probe: jax.tree.map(lambda _: hyper["mu"], probe.variables.params)
-    )
-    actual = [state.variables for state in after(algorithm, 3, tau=1.0)]
-    worlds.assert_close(actual, fedavg(), 1e-12)
-
-
 # --- Elastic
 
 
-@functools.cache
-def _elastic_residual():
-    return worlds.jit(worlds.algorithm("elastic").residual)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64, seed):
+def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64):
     """Of u = 1, R = 1 - zeta. The most sensitive has zeta = tau, and none more than 1 + tau."""
-    rng = np.random.default_rng(seed)
     names, ones = list("abcdef"), dict.fromkeys("abcdef", jnp.ones(()))
-    weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
-    probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
-    cohort = Cohort(ones, (), (), weights, probes, 9)
-    rest, _ = _elastic_residual()(worlds.hyper(tau=0.5), (), ones, cohort)
-    sensitivity = np.array([weights[name] @ probes[name] for name in names])
-    zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
-    assert (np.diff(zeta) <= 1e-12).all() and (zeta <= 1.5).all()
-    np.testing.assert_allclose(zeta[-1], 0.5, rtol=1e-12)
+    residual = worlds.jit(worlds.algorithm("elastic").residual)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
+        probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
+        rest, _ = residual(worlds.hyper(tau=0.5), (), ones, Cohort(ones, (), (), weights, probes, 9))
+        sensitivity = np.array([weights[name] @ probes[name] for name in names])
+        zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
+        assert (np.diff(zeta) <= 1e-12).all() and (zeta <= 1.5).all()
+        np.testing.assert_allclose(zeta[-1], 0.5, rtol=1e-12)
 
 
 def probe_of(world, num_batches, params):
@@ -126,7 +104,7 @@ def test_a_tensor_without_entries_has_sensitivity_0():
     assert {name: float(o) for name, o in found.items()} == pytest.approx({"w": 4.0, "empty": 0.0})
 
 
-@pytest.mark.parametrize("number", [0, 1, 4])
+@pytest.mark.parametrize("number", [0, 4])
 def test_sensitivity_is_the_moving_average_of_the_mean_squared_gradient_of_the_outputs(x64, number):
     """The outputs a x - b have the gradient 2 a (a x - b) of their square; of a constant the average is that constant,
     and without a batch it is 0. The pool's first rows, of one client, are equal."""
@@ -183,32 +161,21 @@ def test_an_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five_rounds(x
 
 
 FIRST_STEPS = {
-    # eta = 0.1, beta_1 = 0.9, beta_2 = 0.999, tau = 1e-3; v = 0.999 tau^2 + 0.001 u^2, so sqrt(v) + tau = 1.99951e-3
-    ("fedadam", "paper"): [5.0012],
     ("fedyogi", "paper"): [5.0, 9.5, 13.55],
-    ("fedadagrad", "paper"): [49.8756],  # 0.1 / (sqrt(tau^2 + u^2) + tau)
-    ("fedadam", "optax"): [90.9091],  # 0.1 / (u + tau): both moments are corrected
-    ("fedadagrad", "optax"): [3.1623],  # 0.1 / sqrt(u^2 + tau)
-    ("fedadagrad", "official"): [9.0909],  # 0.1 x 0.1 / (u + tau)
+    ("fedadam", "optax"): [90.9091],  # eta / (u + tau): both moments are corrected
+    ("fedadagrad", "optax"): [3.1623],  # eta / sqrt(u^2 + tau)
 }
 
 
 @pytest.mark.parametrize(("name", "variant"), FIRST_STEPS)
 def test_first_steps_of_an_adaptive_server_have_the_length_of_its_equations(x64, name, variant):
-    """In units of an update u = 1e-4 that stays the same. In FedYogi v moves by 1e-3 of u^2 = 0.01 tau^2 a round, so a
-    step is m_t / 2 tau x 0.1 with m_t = 1 - 0.9^t."""
+    """In units of an update u = 1e-4 that stays the same, with the default eta = 0.1 and tau = 1e-3. In FedYogi v moves
+    by 1e-3 of u^2 = 0.01 tau^2 a round, so a step is m_t / 2 tau x 0.1 with m_t = 1 - 0.9^t."""
     u, defaults = {"a": jnp.full(1, -1e-4)}, config.FedOpt()
     changes = {"server_lr": defaults.lr, "b1": defaults.b1, "b2": defaults.b2, "server_eps": defaults.eps}
     expected = FIRST_STEPS[name, variant]
     steps = server_steps(name, variant, [u] * len(expected), **changes)
     np.testing.assert_allclose([step["a"][0] / 1e-4 for step in steps], expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-@pytest.mark.parametrize("variant", ["paper", "official", "optax"])
-def test_an_adaptive_server_does_not_change_parameters_with_zero_update(x64, name, variant):
-    zero = {"a": jnp.zeros(3)}
-    worlds.assert_close(server_steps(name, variant, [zero] * 3), [zero] * 3, 0)
 
 
 # --- memories
@@ -307,19 +274,12 @@ UNUSED = worlds.quadratics(*USED, [4, 8, 2, 6, 3], 3)
 STORING = {
     "scaffold": {},
     "scaffold, noise": {"attack.kind": "noise"},
-    "feddyn": {},
-    "feddyn, noise": {"attack.kind": "noise"},
     "feddyn, linear": {"feddyn.regulariser": "linear"},
-    **{f"{name}, noise": {"attack.kind": "noise"} for name in registry.ALGORITHMS},
 }
 """Name of an algorithm, with other settings than the defaults -> these settings."""
 
 
-def is_quick(case):
-    return case.startswith(("scaffold,", "feddyn,"))
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if is_quick(c) else pytest.mark.slow) for c in STORING])
+@pytest.mark.parametrize("case", STORING)
 def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes(x64, case):
     """In two rounds, in which all clients are corrupt where any is."""
     name, settings = case.partition(",")[0], STORING[case]
@@ -327,14 +287,12 @@ def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes
     algorithm = registry.ALGORITHMS[name](chosen)
     disturb = attacks.BY_KIND[chosen.attack.kind](np.arange(5), 5)
 
-    def last_state(support):
-        step = worlds.make_round(UNUSED, algorithm, "uniform", support=support, disturb=disturb)
-        state = worlds.state(UNUSED, algorithm, worlds.QUADRATIC)
-        for number in range(2):
-            state, _ = step(state, schedule_of(UNUSED, number), UNUSED.data(), worlds.hyper())
-        return state
-
-    pairs = zip(*(jax.tree.leaves(last_state(support)) for support in (SUPPORT, FULL_SUPPORT)), strict=True)
+    plan = [schedule_of(UNUSED, number) for number in range(2)]
+    states = (
+        worlds.play(UNUSED, plan, algorithm, "uniform", support=support, disturb=disturb)[-1][0]
+        for support in (SUPPORT, FULL_SUPPORT)
+    )
+    pairs = zip(*map(jax.tree.leaves, states), strict=True)
     is_same = all(np.allclose(part, whole, rtol=1e-12, atol=1e-12) for part, whole in pairs)
     assert registry.make_live(chosen, worlds.QUADRATIC._replace(support=SUPPORT)) is (
         SUPPORT if is_same else FULL_SUPPORT
@@ -343,16 +301,13 @@ def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes
 
 # --- convergence
 
-ROUNDS = 400
-CHANGES = {"lr": 0.1, "eta_g": 1.0, "dyn_alpha": 1.0, "clip": 1e6}
-
 
 @functools.cache
-def reached(name, momentum, rounds=ROUNDS):
+def reached(name, rounds=400):
     """Distance to the minimiser of the mean of all losses, sum b / sum a, after many rounds with 3 of 5 clients."""
-    algorithm, changes = worlds.algorithm(name), CHANGES | {"momentum": momentum}
+    algorithm, changes = worlds.algorithm(name), {"lr": 0.1, "eta_g": 1.0, "dyn_alpha": 1.0, "clip": 1e6}
     step, state = worlds.shared_round(algorithm), worlds.shared_state(WORLD, algorithm, **changes)
-    data, hyper = WORLD.data(), worlds.by_rule("samples", **changes)
+    data, hyper = WORLD.data(), worlds.by_rule("samples", momentum=0.5, **changes)
     for number in range(rounds):
         state, _ = step(state, schedule_of(WORLD, number), data, hyper)
     first = [rows[0] for rows in WORLD.train]
@@ -361,12 +316,11 @@ def reached(name, momentum, rounds=ROUNDS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("name", ["scaffold", "feddyn"])
-def test_heterogeneous_clients_with_partial_participation_reach_the_joint_minimiser(x64, name, momentum):
+def test_heterogeneous_clients_with_partial_participation_reach_the_joint_minimiser(x64, name):
     """1 to 4 steps a round, 3 of 5 clients; FedAvg does not reach it, so the law is not trivial."""
-    assert reached(name, momentum) < 1e-9
-    assert reached("fedavg", momentum, 100) > 1e-2
+    assert reached(name) < 1e-9
+    assert reached("fedavg", 100) > 1e-2
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -396,48 +350,47 @@ def test_fednova_follows_the_mean_of_constant_gradients_for_any_numbers_of_steps
 
 # --- corners
 
-ONES = np.ones((5, 3))
 CORNERS = {
     "no gradient": WORLD._replace(pool=jax.tree.map(np.zeros_like, WORLD.pool)),
     "nothing to score": WORLD._replace(scoring=np.full_like(WORLD.scoring, -1)),
-    "a batch or none": worlds.quadratics(ONES, ONES, [0, 1, 2, 3, 2], 3),
-    "one row each": worlds.quadratics(ONES, ONES, [1] * 5, 3),
+    "a batch or none": worlds.quadratics(np.ones((5, 3)), np.ones((5, 3)), [0, 1, 2, 3, 2], 3),
 }
 
 
 @every_algorithm
 def test_states_are_finite_with_zero_gradients_and_clients_with_one_batch_or_none(x64, name):
-    """Under any weighting; and every round is the same program."""
+    """And every round is the same program."""
     algorithm = worlds.algorithm(name)
     step, counts = worlds.any_shared_round(algorithm), set()
-    for world, rule in itertools.product(CORNERS.values(), worlds.RULES):
+    for corner, world in CORNERS.items():
         state = worlds.shared_state(world, algorithm)
         for number in range(2):
-            state, metrics = step(state, schedule_of(world, number), world.data(), worlds.by_rule(rule))
-            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics))), (rule, number)
+            state, metrics = step(state, schedule_of(world, number), world.data(), worlds.by_rule("samples+fedvg"))
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics))), (corner, number)
             counts.add(worlds.any_program()._cache_size())
     assert len(counts) == 1
 
 
-@every_algorithm
-def test_gradients_of_an_algorithm_s_functions_are_finite_at_zero(name):
+def test_gradients_of_the_algorithms_functions_are_finite_at_zero():
     """With respect to all their floating-point arguments, after no step and after some."""
-    algorithm, hyper = worlds.algorithm(name), worlds.hyper()
-    zero = jax.tree.map(jnp.zeros_like, worlds.QUADRATIC.init(None).params)
-    server, client = algorithm.init(hyper, zero)
-    stack = functools.partial(tree.repeat, count=3)
+    zero, hyper = jax.tree.map(jnp.zeros_like, worlds.QUADRATIC.init(None).params), worlds.hyper()
     weights = jax.tree.map(lambda _: jnp.full(3, 1 / 3), zero)
 
-    def total(hyper, params, grads, displacement):
+    def total(algorithm, hyper, params, grads, displacement):
+        server, client = algorithm.init(hyper, zero)
         anchor = Anchor(zero, server, client)
         corrected = algorithm.correct(hyper, grads, params, anchor)
         memory, *messages = algorithm.report(hyper, params, anchor, displacement)
-        probes = stack(algorithm.probe(hyper, probe_of(WORLD, 2, params)))
+        probes = tree.repeat(algorithm.probe(hyper, probe_of(WORLD, 2, params)), 3)
         cohort = Cohort(grads, *messages, weights, probes, 5)
         rest, _ = algorithm.residual(hyper, server, params, cohort)
         return sum(leaf.sum() for leaf in jax.tree.leaves((corrected, memory, messages, probes, rest)))
 
-    gradients = worlds.jit(jax.value_and_grad(total, (0, 1, 2, 3)))
+    @worlds.jit
+    def gradients(*arguments):
+        by_name = {name: functools.partial(total, worlds.algorithm(name)) for name in worlds.ON_QUADRATICS}
+        return {name: jax.value_and_grad(f, (0, 1, 2, 3))(*arguments) for name, f in by_name.items()}
+
     for displacement in (0.0, 0.3):
-        actual = gradients(hyper, zero, zero, jnp.float32(displacement))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(actual))
+        for name, actual in gradients(hyper, zero, zero, jnp.float32(displacement)).items():
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(actual)), name

@@ -13,7 +13,7 @@ from flax import nnx
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core.types import Anchor, Batch
-from fedvg_jax.engine import differentiable, executors, federated_round, local_training
+from fedvg_jax.engine import differentiable
 from fedvg_jax.runs import registry
 
 WORLD = worlds.small()
@@ -21,16 +21,11 @@ NEUTRAL = {"moon": {"moon_mu": 0.0}, "fedntd": {"ntd_beta": 0.0}, "feddecorr": {
 every_loss = pytest.mark.parametrize("name", NEUTRAL)
 
 
-def after(name, rounds=1, executor=None, weighting="samples", schedules=None, **changes):
+def after(name, rounds=1, plan=None, values=None, **options):
     """States after every round."""
-    algorithm, executor = worlds.algorithm(name), executor or executors.lanes(2)
-    rule = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size)
-    arguments = worlds.TASK, algorithm, rule, executor, local_training.sgd, len(WORLD.train)
-    step, state, states = worlds.jit(federated_round.make_round(*arguments)), worlds.state(WORLD, algorithm), []
-    for schedule in schedules or [WORLD.schedule(number, executor.num_lanes) for number in range(rounds)]:
-        state, _ = step(state, schedule, WORLD.data(), worlds.hyper(**changes))
-        states.append(state)
-    return states
+    plan = plan or [WORLD.schedule(number, 2) for number in range(rounds)]
+    played = worlds.play(WORLD, plan, worlds.algorithm(name), "samples", worlds.TASK, values, **options)
+    return [state for state, _ in played]
 
 
 @functools.cache
@@ -38,18 +33,11 @@ def fedavg():
     return [state.variables for state in after("fedavg", 2)]
 
 
-def distance(a, b):
-    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 @every_loss
 def test_a_loss_with_weight_zero_equals_fedavg(x64, name):
-    worlds.assert_close([state.variables for state in after(name, 2, **NEUTRAL[name])], fedavg(), 1e-12)
-
-
-@every_loss
-def test_a_loss_with_another_weight_differs_from_fedavg(x64, name):
-    assert distance(after(name, 2)[-1].variables, fedavg()[-1]) > 1e-4
+    worlds.assert_close(
+        [state.variables for state in after(name, 2, values=worlds.hyper(**NEUTRAL[name]))], fedavg(), 1e-12
+    )
 
 
 def test_moon_equals_fedavg_in_the_first_round_of_every_client(x64):
@@ -59,36 +47,37 @@ def test_moon_equals_fedavg_in_the_first_round_of_every_client(x64):
 
 def test_moon_remembers_the_model_that_the_client_trained(x64):
     schedule = WORLD.schedule(0, 2)
-    state = after("moon", schedules=[schedule])[0]
-    alone = after("fedavg", schedules=[schedule._replace(heard=schedule.clients == 0)])[0]
+    state = after("moon", plan=[schedule])[0]
+    alone = after("fedavg", plan=[schedule._replace(heard=schedule.clients == 0)])[0]
     worlds.assert_close(jax.tree.map(lambda leaf: leaf[0], state.clients), alone.variables.params, 1e-12)
 
 
-@every_loss
-@pytest.mark.parametrize("executor", [executors.lanes(1), executors.vmapped(), differentiable.unrolled(6)])
-def test_executors_agree_on_a_loss_of_the_algorithm(x64, name, executor):
-    worlds.assert_close(after(name, 2, executor)[-1].variables, after(name, 2)[-1].variables, 1e-10)
+def test_executors_agree_on_a_loss_of_the_algorithm(x64):
+    plan = [WORLD.schedule(number) for number in range(2)]
+    unrolled = after("moon", plan=plan, executor=differentiable.unrolled(6))
+    worlds.assert_close(unrolled[-1].variables, after("moon", 2)[-1].variables, 1e-10)
 
 
 @every_loss
-def test_the_derivative_by_the_weight_of_a_loss_is_the_central_difference(x64, name):
-    worlds.assert_derivative(WORLD, name, next(iter(NEUTRAL[name])), lambda state: state.variables.params)
-
-
-def test_padded_rows_do_not_change_a_penalty(x64):
+def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows_change_none(x64, name):
     """The same client with minibatches of 4 and of 8 rows, of which half are padding."""
-    variables, batch = worlds.variables(), jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool)
+    (params, stats), batch = worlds.variables(), jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool)
     padded = jax.tree.map(lambda part: jnp.concatenate([part, 7 + 0 * part]), batch)
     anchor = Anchor(worlds.variables(1).params, (), worlds.variables(2).params)
-    for name in NEUTRAL:
-        loss = worlds.algorithm(name).loss
-        expected, actual = (
-            jax.jit(loss, static_argnums=1)(
-                worlds.hyper(), worlds.TASK, *variables, rows, jnp.arange(len(rows.y)) < 4, jax.random.key(0), anchor
-            )
-            for rows in (batch, padded)
-        )
-        worlds.assert_close(actual, expected, 1e-12)
+
+    @worlds.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1))
+    def loss(weight, params, rows=batch):
+        hyper, mask = worlds.hyper() | {next(iter(NEUTRAL[name])): weight}, jnp.arange(len(rows.y)) < 4
+        return worlds.algorithm(name).loss(hyper, worlds.TASK, params, stats, rows, mask, jax.random.key(0), anchor)[0]
+
+    at = jnp.float64(0.7), params
+    _, (by_weight, by_params) = actual = loss(*at)
+    worlds.assert_close(loss(*at, padded), actual, 1e-12)
+    ahead, back = (jax.tree.map(lambda x: x + h, at) for h in (1e-5, -1e-5))  # noqa: B023
+    difference = (loss(*ahead)[0] - loss(*back)[0]) / 2e-5
+    assert abs(by_weight) > 1e-4
+    np.testing.assert_allclose(by_weight + sum(x.sum() for x in jax.tree.leaves(by_params)), difference, rtol=1e-6)
 
 
 # --- features
@@ -117,12 +106,12 @@ def test_features_are_the_input_of_the_last_layer_with_parameters():
     np.testing.assert_array_equal(outputs.loss, expected)
 
 
-@pytest.mark.parametrize("model", config.MODELS)
-@pytest.mark.parametrize("precision", ["default", "bfloat16"])
-def test_features_of_a_named_model_are_the_input_of_its_head_in_float32(model, precision):
+@pytest.mark.parametrize("model", [name for name in config.MODELS if name not in ("resnet34", "resnet50", "vit_b16")])
+def test_features_of_a_named_model_are_the_input_of_its_head_in_float32(model):
+    """Also where its arithmetic is in bfloat16."""
     is_sequence = config.MODELS[model].is_sequence
     row, labels = ((16,), (4, 16)) if is_sequence else ((32, 32, 3), (4,))
-    task = registry.named_task(fv.Config(model=model, precision=precision), row, 10)
+    task = registry.named_task(fv.Config(model=model, precision="bfloat16"), row, 10)
     x = jax.ShapeDtypeStruct((4, *row), jnp.int32 if is_sequence else jnp.uint8)
     batch, variables = Batch(x, jax.ShapeDtypeStruct(labels, jnp.int32)), jax.eval_shape(task.init, jax.random.key(0))
     with jax.numpy_dtype_promotion("standard"):  # as in a run: a ViT resizes its images in float32
@@ -148,12 +137,11 @@ def test_a_module_with_layers_is_no_layer_and_a_layer_may_be_called_by_keyword()
     assert outputs.features.shape == (4, 7)
 
 
-@every_loss
-def test_every_loss_runs_with_an_own_module_and_fedvg(name):
+def test_a_loss_runs_with_an_own_module_and_fedvg():
     settings = fv.Config(clients=4, rounds=2, local_epochs=1, weighting="fedvg", lanes="1")
     x, y = worlds.images(80)
     task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))
-    history = fv.run(settings, data=(np.asarray(x, np.float32), y), task=task, algorithm=getattr(fv.algorithms, name)())
+    history = fv.run(settings, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.feddecorr())
     assert all(np.isfinite(record["train_loss"]) for record in history.records)
 
 
@@ -217,14 +205,12 @@ def test_fedntd_without_labels_of_classes_is_one_line():
         fv.run(settings, data=data, task=task)
 
 
-@pytest.mark.parametrize("algorithm", [None, fv.algorithms.moon()], ids=["by name", "given"])
-def test_a_forward_pass_of_another_loss_than_the_task_s_is_one_line(algorithm):
+def test_a_forward_pass_of_another_loss_than_the_task_s_is_one_line():
     settings = fv.Config(clients=4, rounds=1, partition="iid", algorithm="moon", weighting="samples", lanes="1")
     task, data = regression()
     changed = task._replace(loss=lambda *arguments: (2 * task.loss(*arguments)[0], {}))
     with pytest.raises(fv.UsageError, match=r"task\.forward has the loss .* replace it together with the loss"):
-        fv.run(settings, data=data, task=changed, algorithm=algorithm)
-    fv.run(settings, data=data, task=task, algorithm=algorithm)
+        fv.run(settings, data=data, task=changed)
 
 
 def test_a_task_without_a_forward_pass_is_refused_in_one_line():

@@ -1,7 +1,5 @@
 """Clients carry only the parameters that can have a gradient, and no result changes."""
 
-import dataclasses
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ import worlds
 from fedvg_jax import config
 from fedvg_jax.core import gradient_support, norms, tree
 from fedvg_jax.core.types import Batch, Report, UsageError
-from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import local_training
 from fedvg_jax.models import layers, live_taps, resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import registry
@@ -73,57 +71,36 @@ def test_every_tap_is_live_where_padding_is_not_explicit(padding, strides, dilat
     assert live_boxes(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
 
 
-@pytest.mark.parametrize("is_initialised", [False, True])
-def test_live_taps_are_recorded_whether_or_not_a_model_was_initialised(is_initialised):
+def test_live_taps_are_recorded_also_after_a_model_was_initialised():
     init, boxes = live_taps.record_live_taps(
         lambda key: OnePixel().init(key, jnp.zeros((1, *worlds.IMAGE)), None, False)
     )
-    if is_initialised:
-        for _ in range(2):
-            worlds.jit(init)(jax.random.key(1))
+    worlds.jit(init)(jax.random.key(1))
     assert boxes() == {"conv1/kernel": [(1, 2), (0, 3)]}
 
 
-WITH_MEMORIES = ("scaffold", "feddyn")
-"""The algorithms of which clients correct their gradients by memories; of the others this holds all the more."""
+def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64):
+    """Two rounds of an algorithm whose clients correct their gradients by memories."""
+    algorithm = worlds.algorithm("scaffold")
+    plan = [WORLD.schedule(number, 2) for number in range(2)]
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in WITH_MEMORIES else pytest.mark.slow) for n in registry.ALGORITHMS]
-)
-def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64, name):
-    """Two rounds with their memories, under weights that measure nothing."""
-    algorithm = worlds.algorithm(name)
-    schedules = [WORLD.schedule(number, probe_ratio=0.5) for number in range(2)]
-
-    def rounds(task, support):
-        rule = basic.samples()
-        arguments = task, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
-        step, state = worlds.jit(federated_round.make_round(*arguments, support=support)), start
-        for schedule in schedules:
-            state, metrics = step(state, schedule, WORLD.data(), worlds.hyper())
-        return state, metrics
-
-    start = worlds.state(WORLD, algorithm, TASK)
-    on_support = rounds(TASK, TASK.support)
-    worlds.assert_close(on_support, rounds(TASK._replace(support=None), gradient_support.FULL_SUPPORT), 1e-12)
-    kernels = [state.variables.params["conv1"]["kernel"] for state in (start, on_support[0])]
+    on_support, on_all = (
+        worlds.play(WORLD, plan, algorithm, basic.samples(), TASK._replace(support=of_task), support=support)[-1]
+        for of_task, support in ((TASK.support, TASK.support), (None, gradient_support.FULL_SUPPORT))
+    )
+    worlds.assert_close(on_support, on_all, 1e-12)
+    models = worlds.variables(task=TASK), on_support[0].variables
+    kernels = [variables.params["conv1"]["kernel"] for variables in models]
     np.testing.assert_array_equal(*(kernel[0] for kernel in kernels))
     assert jnp.abs(kernels[1] - kernels[0])[1].min() > 0
 
 
-@pytest.mark.parametrize("groups_per_pass", [1, 2])
-def test_validation_gradient_on_the_support_equals_the_full_one(x64, groups_per_pass):
-    """By every norm."""
-
-    def every_norm(x):
-        return {name: norm(x) for name, norm in norms.BY_NAME.items()}
-
+def test_validation_gradient_on_the_support_equals_the_full_one(x64):
     @worlds.jit
     def both(variables, data):
         report = Report(variables, jnp.ones((), int), variables.params)
         return [
-            signals.normed(signals.validation_gradient(task, True, groups_per_pass), every_norm)({}, report, data)
+            signals.normed(signals.validation_gradient(task, True, 2), norms.l2)({}, report, data)
             for task in (TASK, TASK._replace(support=None))
         ]
 
@@ -141,14 +118,10 @@ def test_client_carries_the_support_only():
     assert [carry.params["conv1"]["kernel"].shape for carry in carries] == 2 * [(1, 3, 3, 4)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_all"),
-    [({}, False), ({"weight_decay": 1e-3}, True), ({"optimiser": "adamw"}, True)],
-)
-def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes, is_all):
+@pytest.mark.parametrize("changes", [{"weight_decay": 1e-3}, {"optimiser": "adamw"}])
+def test_all_parameters_are_carried_where_those_without_gradient_change_too(changes):
     """Weight decay moves them."""
-    support = registry.make_live(dataclasses.replace(config.Config(), **changes), TASK)
-    assert support is (gradient_support.FULL_SUPPORT if is_all else TASK.support)
+    assert registry.make_live(config.Config(**changes), TASK) is gradient_support.FULL_SUPPORT
 
 
 def test_loss_refuses_images_of_another_shape():

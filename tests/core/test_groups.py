@@ -74,15 +74,12 @@ def concatenated(grads, module):
 # --- layers
 
 
-@pytest.mark.parametrize(
-    ("norm", "of"), [("l1", lambda x: np.abs(x).sum(1)), ("l2", lambda x: np.linalg.norm(x, axis=1))]
-)
 @pytest.mark.parametrize("granularity", ["modelwise", "layerwise"])
-def test_a_module_s_norm_equals_that_of_its_concatenated_tensors(x64, norm, of, granularity):
+def test_a_module_s_norm_equals_that_of_its_concatenated_tensors(x64, granularity):
     """Modelwise the mean over modules is inverted, layerwise each module's own norm, for kernel and bias alike."""
     grads = tensors()
-    weights, _ = weigh(make(norm=norm, layer="module", granularity=granularity), measured(grads, norm))
-    by_module = {module: of(concatenated(grads, module)) for module in ("bn1", "classifier", "fc1")}
+    weights, _ = weigh(make(norm="l2", layer="module", granularity=granularity), measured(grads, "l2"))
+    by_module = {m: np.linalg.norm(concatenated(grads, m), axis=1) for m in ("bn1", "classifier", "fc1")}
     overall = inverse(sum(by_module.values()) / 3)
     for path, weight in weights.items():
         expected = overall if granularity == "modelwise" else inverse(by_module[groups.module_of(path)])
@@ -102,13 +99,6 @@ def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
     by_path = dict(zip(PATHS, jax.tree.leaves(measured_norms), strict=True))
     expected = sum(by_path[path] / SIZES[path] ** (1 / root) for path in PATHS) / len(PATHS)
     np.testing.assert_allclose(score(make(norm=norm, per_element=True), measured_norms), expected, rtol=1e-12)
-
-
-def test_per_element_norms_of_equal_entries_do_not_depend_on_the_layer(x64):
-    ones = jax.tree.map(np.ones_like, tensors())
-    for norm, layer in (("l1", "tensor"), ("l2", "tensor"), ("l1", "module"), ("l2", "module")):
-        rule = make(norm=norm, layer=layer, per_element=True)
-        np.testing.assert_allclose(score(rule, measured(ones, norm)), np.ones(K), rtol=1e-12)
 
 
 # --- which count
@@ -154,14 +144,6 @@ def test_a_group_without_a_matrix_is_refused_when_built(options):
         make(norm="spectral", **options)
 
 
-def test_the_published_spectral_norm_gives_a_weight_for_every_tensor(x64):
-    grads = tensors()
-    weights, _ = weigh(make(norm="spectral_l2", granularity="layerwise"), measured(grads, "spectral_l2"))
-    np.testing.assert_allclose(weights["fc1/bias"], inverse(np.linalg.norm(grads["fc1"]["bias"], axis=1)), rtol=1e-12)
-    kernel = np.linalg.svd(grads["fc1"]["kernel"], compute_uv=False)[:, 0]
-    np.testing.assert_allclose(weights["fc1/kernel"], inverse(kernel), rtol=1e-12)
-
-
 # --- statistics, noise, shares
 
 
@@ -174,13 +156,10 @@ def test_running_statistics_are_uniform_layerwise_or_take_the_mean_of_their_own_
             np.testing.assert_allclose(w, own if stats == "layer" else np.full(K, 1 / K), rtol=1e-12)
 
 
-@pytest.mark.parametrize("granularity", ["modelwise", "blockwise"])
-def test_statistics_follow_a_weight_shared_by_their_layer(x64, granularity):
-    measured_norms = measured(tensors())
-    uniform, layer = (
-        weigh(make(granularity=granularity, stats=stats), measured_norms)[1] for stats in ("uniform", "layer")
-    )
-    worlds.assert_close(layer, uniform, 1e-12)
+def test_statistics_follow_a_weight_shared_by_their_layer(x64):
+    norms_of_blocks = measured(tensors())
+    weights = [weigh(make(granularity="blockwise", stats=stats), norms_of_blocks)[1] for stats in ("uniform", "layer")]
+    worlds.assert_close(*weights, 1e-12)
 
 
 def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():
@@ -221,7 +200,7 @@ def test_noise_has_zero_gradient_without_nan():
     assert gradient(jnp.array([0.1, 0.2, 0.3])).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"layer": "module"}, {"norm": "spectral"}, {"include": "bias"}], ids=str)
+@pytest.mark.parametrize("options", [{"layer": "module"}, {"norm": "spectral"}], ids=str)
 def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
     rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
     measured_norms = measured(tensors(), options.get("norm", "l1"))

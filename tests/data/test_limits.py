@@ -188,13 +188,6 @@ def test_class_names_from_folders_with_any_bytes_are_printable(tmp_path):
     assert data.load("folder", root, tmp_path / "cache").class_names == got.class_names
 
 
-def test_prepared_data_sets_below_a_non_utf_8_path_are_refused(tmp_path):
-    root = tmp_path / os.fsdecode(b"\xff")
-    write(root / "tiny" / "1.0.0" / "dataset_info.json", b"{}")
-    with usage_error("--data-dir", "\\udcff", "is not UTF-8", "rename"):
-        data.load("tfds:tiny", root)
-
-
 # --- members of archives
 
 

@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pytest
-from files import usage_error
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet, draw, split
@@ -93,23 +92,3 @@ def test_progress_ends_at_the_maximum_of_draws():
     with pytest.raises(UsageError):
         dirichlet.bulk(LABELS, 60, 0.05, stream, 10, 5000, lambda *args: reports.append(args))
     assert reports[-1] == (5000, 5000) and reports == sorted(reports)
-
-
-def test_success_bound_exceeds_the_frequency_of_success():
-    """For few and many clients per class and small to large alphas; minimum 1."""
-    stream, draws = np.random.default_rng(0), 4000
-    for classes, num_clients in ((3, 3), (3, 5), (2, 8), (6, 4)):
-        counts = np.full(classes, 30)
-        for alpha in (1e-6, 1e-3, 0.03):
-            successes, _ = dirichlet._bulk(stream, counts, num_clients, alpha, 1, draws)
-            bound = dirichlet.success_bound(counts, num_clients, alpha)
-            assert len(successes) / draws <= bound + 4 * np.sqrt(bound / draws)
-
-
-@pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
-def test_alpha_too_small_for_the_number_of_clients_is_refused_without_a_draw(kind, rule):
-    stream = split.random_stream(kind, 0)
-    with usage_error("Dirichlet alpha 1e-300", "20 clients", "larger alpha", "top_up"):
-        rule(LABELS, 20, 1e-300, stream)
-    assert stream.random() == split.random_stream(kind, 0).random()
-    assert draw.draw_partition(LABELS, num_clients=8, alpha=1e-300, rule="top_up").train

@@ -10,7 +10,7 @@ import pytest
 import worlds
 
 from fedvg_jax import config
-from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import attacks
 
 N = 12
@@ -86,21 +86,16 @@ def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_an_attack_on_a_zero_update_changes_nothing(attack):
-    model, _ = returns()
-    sent = worlds.jit(attack)(jnp.float32(2.0), KEY, model.params, jax.tree.map(jnp.zeros_like, model.params))
-    jax.tree.map(np.testing.assert_array_equal, sent, model.params)
-
-
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_gradients_of_an_attack_are_finite_at_a_zero_update(attack):
+def test_an_attack_on_a_zero_update_changes_nothing_and_has_finite_gradients(attack):
     model = jax.tree.map(jnp.float32, returns()[0])
 
     def number(scale, params, delta):
-        return sum(x.sum() for x in jax.tree.leaves(attack(scale, KEY, params, delta)))
+        sent = attack(scale, KEY, params, delta)
+        return sum(x.sum() for x in jax.tree.leaves(sent)), sent
 
     at = jnp.float32(2.0), model.params, jax.tree.map(jnp.zeros_like, model.params)
-    slopes = worlds.jit(jax.grad(number, (0, 1, 2)))(*at)
+    slopes, sent = worlds.jit(jax.grad(number, (0, 1, 2), has_aux=True))(*at)
+    jax.tree.map(np.testing.assert_array_equal, sent, model.params)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
 
 
@@ -115,26 +110,10 @@ def test_corrupt_clients_depend_on_the_seed_alone():
     assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 10).max() < 5 * 2.8
 
 
-@pytest.mark.parametrize(
-    ("share", "kind", "count"), [(0.2, "noise", 4), (0.21, "noise", 4), (1.0, "noise", 20), (0.2, "none", 0)]
-)
+@pytest.mark.parametrize(("share", "kind", "count"), [(0.21, "noise", 4), (1.0, "noise", 20), (0.2, "none", 0)])
 def test_the_number_of_corrupt_clients_is_the_share_of_all_clients(share, kind, count):
     settings = config.apply(config.Config(), {"attack.kind": kind, "attack.clients": share}, "test")
     assert config.num_corrupt(config.check(settings)) == count
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"attack.kind": "flip"}, "unknown attack.kind 'flip'"),
-        ({"attack.kind": "noise", "attack.clients": 0.02}, "0.02 of 20 clients is none; use > 0.025"),
-        *(({"attack.clients": value}, "attack.clients") for value in (0.0, 1.1)),
-        ({"attack.scale": -1.0}, "attack.scale must be >= 0"),
-    ],
-)
-def test_invalid_settings_are_refused_with_the_reason(settings, reason):
-    with pytest.raises(UsageError, match=reason):
-        config.check(config.apply(config.Config(), settings, "test"))
 
 
 # --- in rounds
@@ -142,37 +121,18 @@ def test_invalid_settings_are_refused_with_the_reason(settings, reason):
 WORLD = worlds.uneven()
 
 
-def after(seed=0, scale=1.0, **hooks):
+def after(disturb, seed=0, scale=1.0):
     """State and metrics after one round of FedAvg."""
-    algorithm, hyper = worlds.algorithm("fedavg"), worlds.hyper(attack_scale=scale)
-    step, start = (
-        worlds.make_round(WORLD, algorithm, "samples", **hooks),
-        worlds.state(WORLD, algorithm, worlds.QUADRATIC),
-    )
-    return step(start, WORLD.schedule(0, 2, seed=seed), WORLD.data(), hyper)
+    plan, values = [WORLD.schedule(0, 2, seed=seed)], worlds.hyper(attack_scale=scale)
+    return worlds.play(WORLD, plan, worlds.algorithm("fedavg"), values=values, disturb=disturb)[0]
 
 
 ALL_CLIENTS = np.arange(len(WORLD.train))
 
 
-def test_if_all_clients_flip_signs_the_model_moves_in_the_opposite_direction(x64):
-    start = worlds.variables(task=worlds.QUADRATIC).params
-    honest, flipped = after(), after(disturb=attacks.by(attacks.sign_flip, ALL_CLIENTS, len(ALL_CLIENTS)))
-    forth, back = (jax.tree.map(jnp.subtract, state.variables.params, start) for state, _ in (honest, flipped))
-    assert max(np.abs(x).max() for x in jax.tree.leaves(forth)) > 0.01
-    worlds.assert_close(back, jax.tree.map(jnp.negative, forth), 1e-12)
-
-
-@pytest.mark.parametrize(
-    "hooks", [{"disturb": attacks.none}, {"disturb": attacks.by(attacks.noise, [], len(ALL_CLIENTS))}]
-)
-def test_a_round_without_corrupt_clients_is_bit_identical(hooks):
-    jax.tree.map(np.testing.assert_array_equal, after(), after(**hooks))
-
-
 def test_noise_is_reproduced_by_the_same_seed_only():
-    hooks = {"disturb": attacks.by(attacks.noise, ALL_CLIENTS, len(ALL_CLIENTS))}
-    first, again, other = (after(seed, **hooks) for seed in (0, 0, 1))
+    disturb = attacks.by(attacks.noise, ALL_CLIENTS, len(ALL_CLIENTS))
+    first, again, other = (after(disturb, seed) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(*(s.variables.params["left"]["x"] for s, _ in (first, other)))
 
@@ -181,6 +141,6 @@ def test_a_client_whose_attack_overflows_counts_as_diverged():
     schedule = WORLD.schedule(0)
     attacker = schedule.num_steps.argmax()
     disturb = attacks.by(attacks.scaling, schedule.clients[[attacker]], len(ALL_CLIENTS))
-    state, metrics = after(scale=math.inf, disturb=disturb)
+    state, metrics = after(disturb, scale=math.inf)
     assert np.flatnonzero(~metrics.finite).tolist() == [attacker] and metrics.weights[attacker] == 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))

@@ -20,16 +20,6 @@ MAX_ROUNDS = 5
 ALGORITHM = worlds.full_algorithm()
 
 
-@pytest.fixture(scope="module")
-def round_step():
-    return worlds.round_step(WORLD, ALGORITHM, "fedvg")
-
-
-@pytest.fixture(scope="module")
-def chunk(round_step):
-    return worlds.jit(federated_round.make_chunk(round_step))
-
-
 def schedule_of(number, **changes):
     return WORLD.schedule(number, 2, probe_ratio=0.9, dropout=0.3, **changes)
 
@@ -47,21 +37,17 @@ def in_chunks(chunk, sizes):
     return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*results, strict=True)]))
 
 
-@pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
-def test_rounds_are_bit_identical_in_chunks_of_any_size(x64, chunk, sizes):
-    chunked, alone = in_chunks(chunk, sizes), in_chunks(chunk, [1, 1, 1, 1])
-    assert chunked[0].round == 4
-    jax.tree.map(np.testing.assert_array_equal, chunked, alone)
-
-
-def test_a_chunk_equals_its_rounds_one_by_one(x64, chunk, round_step):
-    step = worlds.jit(round_step)
+def test_rounds_are_bit_identical_in_chunks_of_any_size_and_equal_rounds_without_chunks(x64):
+    round_step = worlds.round_step(WORLD, ALGORITHM, "fedvg")
+    chunk, step = worlds.jit(federated_round.make_chunk(round_step)), worlds.jit(round_step)
+    alone = in_chunks(chunk, [1, 1, 1, 1])
+    for sizes in ([4], [1, 2, 1]):
+        jax.tree.map(np.testing.assert_array_equal, in_chunks(chunk, sizes), alone)
     state, results = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), []
-    for number in range(3):
+    for number in range(4):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
         results.append(jax.tree.leaves(metrics))
-    expected = state, [np.stack(leaf) for leaf in zip(*results, strict=True)]
-    worlds.assert_close(in_chunks(chunk, [3]), expected, 1e-9)
+    worlds.assert_close(alone, (state, [np.stack(leaf) for leaf in zip(*results, strict=True)]), 1e-9)
 
 
 def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_path):
@@ -89,32 +75,28 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
     assert evaluate._cache_size() == 2  # one for each table
 
 
-PRINTS_ITS_PROGRAMS = """
-import hashlib, pathlib, sys
+DIGESTS_OF_PROGRAMS = """
+import hashlib
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs import population, registry, simulation as build
 images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
-folder = pathlib.Path(sys.argv[1])
-sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1", cache_dir=folder), data=images)
+sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1"), data=images)
 rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
 chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
 evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
-print(*(hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)))
+digests = [hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)]
 """
 
 
-def test_processes_share_programs_in_the_compilation_cache(tmp_path):
-    """Under different seeds of Python's string hashes."""
-    command = [sys.executable, "-c", PRINTS_ITS_PROGRAMS, str(tmp_path)]
-    first, second = (
-        subprocess.run(
-            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout.split()
-        for seed in ("1", "2")
-    )
-    assert first == second and len(set(first)) == 2
+def test_processes_share_programs_in_the_compilation_cache():
+    """This one and another, under different seeds of Python's string hashes."""
+    exec(DIGESTS_OF_PROGRAMS, here := {})
+    command = [sys.executable, "-c", DIGESTS_OF_PROGRAMS + "print(*digests)"]
+    changes = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    other = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, check=True)
+    assert other.stdout.split() == here["digests"] and len(set(here["digests"])) == 2
 
 
 @pytest.mark.parametrize(("num_clients", "width"), [(100, 16), (4, 32)])
@@ -132,24 +114,3 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path
         epochs = np.sort(rows[rows >= 0].reshape(config.local_epochs, -1), axis=1)
         assert schedule.num_samples[place] == len(parts.train[client])
         np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
-
-
-def test_two_simulations_run_in_one_process(tmp_path):
-    """Both built at the same place of the same program, as a sweep or a notebook does."""
-    config = replace(Config(), clients=2, local_epochs=1, cache_dir=tmp_path, alpha=10.0)
-    for seed in range(2):
-        sim = simulation.simulation(replace(config, seed=seed), data=worlds.images(80))
-        chunk, rounds = worlds.jit(sim.chunk.__wrapped__), schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-        state, _ = chunk(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
-        assert state.round == 1
-
-
-def test_a_round_that_changes_a_shape_of_its_state_is_refused_by_the_leaf_s_name(round_step):
-    def step(state, *arguments):
-        state, metrics = round_step(state, *arguments)
-        return state._replace(round=state.round[None]), metrics
-
-    rounds = schedules.stack([schedule_of(0, capacity=128)], MAX_ROUNDS)
-    arguments = (worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), np.int32(1), rounds, WORLD.data(), worlds.hyper())
-    with pytest.raises(AssertionError, match=r"round.*\(1,\)"):
-        jax.eval_shape(federated_round.make_chunk(step), *arguments)

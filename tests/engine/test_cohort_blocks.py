@@ -10,10 +10,10 @@ import pytest
 import worlds
 
 import fedvg_jax
-from fedvg_jax import config, sim
+from fedvg_jax import config
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Batch, Returns, UsageError
-from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, robust
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import contracts, registry
@@ -101,39 +101,18 @@ def test_cohort_blocks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, 
     assert_blocks_are_whole(worlds.algorithm(name), RULES)
 
 
-@pytest.mark.parametrize(("norms_of", "first"), [(falls, True), (rises, False)])
-def test_a_group_crosses_the_noise_floor_between_blocks(norms_of, first):
-    """The world has the corner it is there for."""
-    counts = schedule_of(0).num_samples
-    assert counts[:3].max() < 8 and schedule_of(0).heard[np.argmax(counts == 8)]
-    for num_clients, is_loud in ((3, first), (K, not first)):
-        returns = Returns(TASK.init(None), None, None, None, jnp.arange(K) < num_clients)
-        share = crossing(norms_of).terms[0].share({}, norms_of(counts.astype(np.float32)), returns).params
-        assert share["left"]["x"] == 1 and bool(share["right"]["x"]) == is_loud
-
-
-ON_EXECUTORS = [
-    (executors.sharded(2, 1), True),
-    pytest.param(executors.sharded(2, 2), False, marks=pytest.mark.slow),
-    pytest.param(executors.vmapped(), True, marks=pytest.mark.slow),
-    pytest.param(executors.vmapped(), False, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("executor", "stats_too"), ON_EXECUTORS)
-def test_cohort_blocks_equal_the_whole_cohort_on_any_executor_with_running_statistics(x64, executor, stats_too):
+def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics(x64):
     """Corrupt clients return noise of their own in both; FedVG by tensor leaves statistics uniform weights."""
     net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
     rule = worlds.weighting("fedvg", algorithm, task, granularity="layerwise", norm="delta")
-    options = {"disturb": attacks.by(attacks.noise, np.array([0, 2, 5]), 6), "stats_too": stats_too}
-    start, hyper = worlds.state(net, algorithm, task, stats_too=stats_too), worlds.hyper(attack_scale=0.5)
+    options = {"disturb": attacks.by(attacks.noise, np.array([0, 2, 5]), 6), "stats_too": True}
 
     def after(executor, size):
-        step = federated_round.make_round(task, algorithm, rule, executor, local_training.sgd, 6, **options)
-        plan = net.schedule(1, executor.num_lanes, dropout=0.3, block_size=size)
-        return worlds.jit(step)(start, plan, net.data(), hyper)
+        plan = [net.schedule(1, executor.num_lanes, dropout=0.3, block_size=size)]
+        values = worlds.hyper(attack_scale=0.5)
+        return worlds.play(net, plan, algorithm, rule, task, values, executor=executor, **options)
 
-    worlds.assert_close(after(executor, 2), after(executors.lanes(1), None), 1e-9)
+    worlds.assert_close(after(executors.sharded(2, 1), 2), after(executors.lanes(1), None), 1e-9)
 
 
 @pytest.mark.slow
@@ -187,10 +166,7 @@ def run_config(**changes):
 
 REFUSED = {
     "placebo": ({"weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 needs weights"),
-    "half a placebo": ({"weighting": "samples+permuted(fedvg)"}, "got samples+permuted(fedvg)"),
     "fltrust": ({"weighting": "fltrust"}, "use --hold 0 or one of these"),
-    "fitted": ({"weighting": "fitted"}, "samples, uniform, fedvg"),
-    "generalised": ({"weighting": "generalised"}, "got generalised"),
     "own statistics": ({"fedvg": config.FedVG(granularity="layerwise", stats="layer")}, "fedvg.stats layer"),
     "median": ({"weighting": "uniform", "robust": config.Robust(rule="median")}, "--robust.rule mean"),
     "negative": ({"hold": -1}, "hold must be >= 0; got -1"),
@@ -209,9 +185,8 @@ def test_rules_that_need_all_models_are_refused_in_one_line(name):
 
 
 @pytest.mark.parametrize("name", config.WEIGHTINGS)
-@pytest.mark.parametrize("granularity", groups.BY_NAME)
-def test_streamable_names_are_the_rules_with_terms(name, granularity):
-    rule = worlds.weighting(name, worlds.algorithm("fedavg"), granularity=granularity)
+def test_streamable_names_are_the_rules_with_terms(name):
+    rule = worlds.weighting(name, worlds.algorithm("fedavg"))
     assert bool(rule.terms) == config.streams(name)
     assert bool(basic.mix(basic.samples(), rule).terms) == config.streams(f"samples+{name}")
     assert not baselines.permuted(rule).terms and not basic.with_own_statistics(rule).terms
@@ -219,30 +194,19 @@ def test_streamable_names_are_the_rules_with_terms(name, granularity):
 
 def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
-    for options, message in (
-        ({"rule": baselines.permuted(basic.samples())}, "this weighting has no terms"),
-        ({"rule": basic.samples(), "aggregate": robust.median}, "a robust rule needs all models at once"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            jax.eval_shape(
-                worlds.round_step(world(), algorithm, **options), start, schedule_of(0, 3), world().data(), {}
-            )
+    step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
+    with pytest.raises(UsageError, match="this weighting has no terms"):
+        jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
 
 
 def of_terms(*terms):
     return basic.samples()._replace(terms=terms)
 
 
-def ignore_absence(hyper, count, returns):
-    """Weights that do not depend on which clients are present."""
-    return basic.broadcast_weights(count / count.sum(), returns)
-
-
 WHOLE = basic.samples().terms[0]
 WRONG = {
     "none": ((), "weighting.terms is empty"),
     "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
-    "the absent": ((WHOLE._replace(weigh=ignore_absence),), "expected the same ratios, and 0 for the absent client"),
 }
 
 
@@ -254,17 +218,12 @@ def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_weightings_with_terms_pass_the_check():
-    rule = worlds.any_of([worlds.weighting(rule, worlds.algorithm("fedavg")) for rule in RULES])
-    contracts.check_terms(rule, TASK, world().data(), worlds.hyper())
-
-
 # --- runs
 
 
 @pytest.mark.parametrize(
     ("cohort", "hold", "size"),
-    [(10, 0, 10), (10, 10, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1), (7, 3, 3)],
+    [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)],
 )
 def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
@@ -281,12 +240,6 @@ def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
         counts = np.array(record["num_samples"])
         np.testing.assert_allclose(record["weights"], counts / counts.sum(), rtol=1e-5)
         assert record["train_loss"] > 0
-
-
-def test_the_command_line_refuses_hold_with_fltrust_in_one_line(capsys):
-    assert sim.main(["--hold", "3", "--weighting", "fltrust"]) == 2
-    message = capsys.readouterr().err.strip()
-    assert "--hold 0" in message and "hold 3 of a cohort of 10" in message.replace("\n", " ")
 
 
 def test_a_dry_run_shortens_the_plans_of_cohort_blocks():

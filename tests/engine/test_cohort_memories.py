@@ -15,7 +15,6 @@ from fedvg_jax.engine import cohort_memories
 NUM_ROWS = 12
 MESHES = {
     "2 devices": ((2,), ("devices",)),
-    "3 devices": ((3,), ("devices",)),
     "2 x 2 devices": ((2, 2), ("clients", "parts")),
 }
 

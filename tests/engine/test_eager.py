@@ -16,7 +16,7 @@ from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Data, Task, Variables
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.weightings import family, fisher
+from fedvg_jax.weightings import family
 
 ROWS = np.arange(4, dtype=np.int32).reshape(2, 2)
 
@@ -43,14 +43,8 @@ def one_round(lr, as_array):
     return state.variables, metrics.weights
 
 
-@functools.cache
-def of_jax_arrays(lr):
-    return one_round(jnp.float32(lr), jnp.asarray)
-
-
-@pytest.mark.parametrize("lr", [0.5, np.float64(0.5), np.array(0.5)], ids=repr)
-def test_a_round_takes_python_and_numpy_numbers_and_tables(lr):
-    worlds.assert_close(one_round(lr, np.asarray), of_jax_arrays(0.5), 1e-6)
+def test_a_round_takes_python_s_numbers_and_numpy_s_tables():
+    worlds.assert_close(one_round(0.5, np.asarray), one_round(jnp.float32(0.5), jnp.asarray), 1e-6)
 
 
 def test_whole_numbers_inside_jit_take_the_model_s_dtype():
@@ -61,7 +55,6 @@ def test_whole_numbers_inside_jit_take_the_model_s_dtype():
 PLAIN = {"w": np.array([1.0, 3.0, 3.0]), "b": np.array([0.5, 0.5, 2.0])}
 FUNCTIONS = {
     "inverse_norm_weights": (fedvg_jax.inverse_norm_weights, PLAIN),
-    "generalised_weights": (family.generalised_weights, PLAIN),
     "gradient_norms": (fedvg_jax.gradient_norms, {"w": np.ones((3, 2, 2)), "b": np.ones((3, 4))}),
     "aggregate": (
         lambda part: fedvg_jax.aggregate(part["theta"], part["clients"], part["weights"]),
@@ -70,16 +63,6 @@ FUNCTIONS = {
     "validation_gradients": (
         lambda part: fedvg_jax.validation_gradients(lambda p, x: (p * x).mean(), part["clients"], part["batches"]),
         {"clients": np.arange(3.0), "batches": np.arange(4.0).reshape(2, 2)},
-    ),
-    "joint_fisher": (
-        lambda part: fisher.joint_fisher(lambda p, x: (p * x).sum(), part["clients"], part["rows"]),
-        {"clients": np.ones((3, 2)), "rows": np.arange(4.0).reshape(2, 2)},
-    ),
-    "sampled_joint_fisher": (
-        lambda part: fisher.sampled_joint_fisher(
-            lambda p, x: p * x, part["clients"], part["rows"], jax.random.key(0), num_samples=2
-        ),
-        {"clients": np.ones((3, 2)), "rows": np.arange(4.0).reshape(2, 2)},
     ),
 }
 
@@ -121,13 +104,3 @@ def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_preci
             assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(dtype)}
             tolerance = float(jnp.finfo(dtype).eps)
             worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), weights), expected, tolerance)
-
-
-@pytest.mark.parametrize("eps", [0.0, 1e-8])
-@pytest.mark.parametrize("function", WEIGH)
-def test_a_norm_of_0_gives_finite_weights_and_gradients(function, eps):
-    def first(norms):
-        return WEIGH[function](norms, eps=eps)["w"][0]
-
-    value, slope = worlds.jit(jax.value_and_grad(first))({"w": jnp.array([0.0, 1.0, 3.0])})
-    assert np.isfinite(value) and np.isfinite(slope["w"]).all()

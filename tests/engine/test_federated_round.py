@@ -17,7 +17,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, federated_round, local_training, robust, server_tuning
-from fedvg_jax.runs import chunks, loop, population, registry
+from fedvg_jax.runs import loop, population, registry
 from fedvg_jax.runs import simulation as build
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import baselines, basic
@@ -78,11 +78,10 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
         assert changed.sum() == 3
 
 
-@pytest.mark.parametrize("sensitivity", ["output", "official"])
-def test_the_probe_of_a_client_that_drops_out_is_ignored(x64, sensitivity):
-    """Elastic's sensitivities are relative to the largest; another client in the absent one's place has another."""
-    published = {"elastic": config.Elastic(sensitivity=sensitivity)} if sensitivity == "official" else {}
-    algorithm = worlds.algorithm("elastic", **published)
+def test_the_probe_of_a_client_that_drops_out_is_ignored(x64):
+    """Published sensitivities are relative to the most sensitive client's; another one in the absent one's place has
+    another."""
+    algorithm = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official"))
     step, start = worlds.shared_round(algorithm), worlds.shared_state(THREE, algorithm)
 
     def model(client, absent):
@@ -111,7 +110,7 @@ def with_nan(client):
 def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     """In every bit, including the memories; its metrics mark it as diverged."""
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0, THREE), 2
-    step, start = worlds.shared_round(algorithm), worlds.shared_state(THREE, algorithm)
+    step, start = worlds.any_shared_round(algorithm), worlds.shared_state(THREE, algorithm)
     hyper = worlds.by_rule("samples+fedvg")
     expected, expected_metrics = step(start, without(schedule, [bad]), WORLD.data(), hyper)
     state, metrics = step(start, schedule, with_nan(schedule.clients[bad]).data(), hyper)
@@ -129,7 +128,7 @@ def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model(x64):
     far = jax.tree.map(lambda x: jnp.full_like(x, 1e10), state.variables)
     schedule = world.schedule(0, 2, probe_ratio=0.5, clients=np.array([3, 0, 1], np.int32))
     hyper = worlds.by_rule("samples", lr=1e-9)
-    _, metrics = worlds.shared_round(algorithm)(state._replace(variables=far), schedule, world.data(), hyper)
+    _, metrics = worlds.any_shared_round(algorithm)(state._replace(variables=far), schedule, world.data(), hyper)
     assert metrics.finite.tolist() == [True, False, True]
 
 
@@ -196,23 +195,6 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
     assert "round 1" in message and f"[{who}]" in message and "--nonfinite skip" in message and "\n" not in message
 
 
-def test_rounds_of_the_chunk_after_a_divergence_are_not_recorded(poisoned, tmp_path, monkeypatch):
-    """How many there are depends on how many rounds are computed at once."""
-    sim = poisoned[0]("raise")
-    sim = sim._replace(config=replace(sim.config, out=tmp_path / "run"))
-    run_chunks = chunks.run_chunks
-
-    def in_one_chunk(*args, **options):
-        computed = list(run_chunks(*args, **options))
-        yield computed[-1][0], [record for _, new in computed for record in new]
-
-    monkeypatch.setattr(chunks, "run_chunks", in_one_chunk)
-    with pytest.raises(history.DivergedError) as error:
-        loop.run_simulation(sim)
-    assert [record["round"] for record in error.value.history.records] == [1]
-    assert len(history.read(sim.config.out)) == 1
-
-
 def test_a_run_that_diverged_in_its_last_round_is_resumed(poisoned, tmp_path):
     """Without a checkpoint it starts again, here with a setting under which it does not stop."""
     sim = poisoned[0]("raise")
@@ -253,7 +235,7 @@ def test_rounds_without_present_clients_give_one_warning_and_a_count(tmp_path):
 
 
 SGD_SETTINGS = [(0.5, 0.125, name) for name in local_training.LR_SCHEDULES]
-SGD_SETTINGS += [(0.0, 0.0, "constant"), (0.5, 0.0, "constant"), (0.0, 0.125, "constant")]
+SGD_SETTINGS += [(0.0, 0.125, "constant")]
 """The schedule multiplies the rate only, so it is crossed with one momentum and decay."""
 A, B = np.array([0.5, 1.0, 2.0]), np.array([1.0, -1.0, 3.0])
 RATES = {
@@ -309,29 +291,16 @@ def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(x6
     np.testing.assert_allclose(optimised(settings, hyper, number, x), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.0), ("adam", 0.125), ("adamw", 0.125)])
+@pytest.mark.parametrize(("optimiser", "decay"), [("adam", 0.125), ("adamw", 0.125)])
 def test_adam_equals_its_paper(x64, optimiser, decay):
     settings, x = Config(optimiser=optimiser, weight_decay=decay), np.array([1.0, 2.0, -1.0])
     trained = optimised(settings, worlds.hyper(lr=0.25, weight_decay=decay), 0, x)
     np.testing.assert_allclose(trained, numpy_adam(optimiser, decay, x), rtol=1e-9)
 
 
-RESTARTED = {
-    "sgd": (
-        Config(momentum=0.5, weight_decay=0.125, lr_schedule="exponential"),
-        lambda number, x: numpy_sgd(0.5, 0.125, RATES["exponential"](number), x),
-    ),
-    "adamw": (
-        Config(optimiser="adamw", weight_decay=0.125),
-        lambda number, x: numpy_adam("adamw", 0.125, x),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RESTARTED)
-def test_an_optimiser_restarts_every_round(x64, name):
+def test_an_optimiser_restarts_every_round(x64):
     """A client of three minibatches is the whole cohort."""
-    settings, numpy_steps = RESTARTED[name]
+    settings = Config(momentum=0.5, weight_decay=0.125, lr_schedule="exponential")
     world, algorithm = worlds.quadratics(A[None], B[None], [6], 1), worlds.algorithm("fedavg")
     step = worlds.make_round(world, algorithm, optimiser=registry.make_optimiser(settings))
     hyper = worlds.hyper(lr=0.25, momentum=0.5, weight_decay=0.125, lr_decay=0.75)
@@ -339,26 +308,23 @@ def test_an_optimiser_restarts_every_round(x64, name):
     x = np.concatenate(jax.tree.leaves(state.variables))
     for number in range(3):
         state, _ = step(state, world.schedule(number, 2), world.data(), hyper)
-        x = numpy_steps(number, x)
+        x = numpy_sgd(0.5, 0.125, RATES["exponential"](number), x)
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 7])
-@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64, beta, steps):
+def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64):
     """lr sum_t (1 - beta^t) / (1 - beta) over t = 1..S, that is lr / (1 - beta) (S - beta (1 - beta^S) / (1 - beta));
     for plain SGD steps x lr."""
 
-    def optimiser(hyper, round):
-        return optax.sgd(hyper["lr"], hyper["momentum"])
+    @worlds.jit
+    def displacements(hyper, steps):
+        rules = worlds.with_momentum, local_training.sgd
+        return [local_training.displacement(rule, hyper, jnp.int32(3), steps) for rule in rules]
 
-    hyper, number = worlds.hyper(momentum=beta), jnp.int32(3)
-    expected = 0.3 / (1 - beta) * (steps - beta * (1 - beta**steps) / (1 - beta))
-    displaced = local_training.displacement(optimiser, hyper, number, jnp.int32(steps))
-    np.testing.assert_allclose(displaced, expected, rtol=1e-12, atol=1e-15)
-    if beta == 0:
-        plain = local_training.displacement(local_training.sgd, hyper, number, jnp.int32(steps))
-        np.testing.assert_allclose(plain, 0.3 * steps, rtol=1e-12)
+    for beta, steps in itertools.product((0.0, 0.9), (0, 1, 7)):
+        expected = 0.3 / (1 - beta) * (steps - beta * (1 - beta**steps) / (1 - beta))
+        actual = displacements(worlds.hyper(momentum=beta), jnp.int32(steps))
+        np.testing.assert_allclose(actual, [expected, 0.3 * steps], rtol=1e-12, atol=1e-15)
 
 
 def test_algorithms_get_the_displacement_of_their_round(x64):
@@ -385,36 +351,13 @@ def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
         return jax.tree.map(lambda stack: jnp.median(stack, axis=0), clients)
 
     def moved(name, **options):
-        algorithm = worlds.algorithm(name)
-        start, hyper = (
-            worlds.shared_state(THREE, algorithm),
-            worlds.by_rule("uniform", server_lr=1.0, server_momentum=0.9),
-        )
-        after, _ = worlds.shared_round(algorithm, **options)(start, schedule_of(0, THREE), THREE.data(), hyper)
-        return jax.tree.map(np.subtract, after.variables, start.variables)
+        values, plan = worlds.hyper(server_lr=1.0, server_momentum=0.9), [schedule_of(0, THREE)]
+        ((after, _),) = worlds.play(THREE, plan, worlds.algorithm(name), "uniform", values=values, **options)
+        return jax.tree.map(np.subtract, after.variables, worlds.variables(task=TASK))
 
     plain, mean = moved("fedavg", aggregate=median), moved("fedavg")
-    worlds.assert_close(moved("fedavgm", aggregate=median), jax.tree.map(lambda x: 1.9 * x, plain), 1e-12)
+    worlds.assert_close(moved("fedavgm", aggregate=median), tree.scale(1.9, plain), 1e-12)
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (plain, mean)), strict=True))
-
-
-STATS_TOO = ("feddyn", "elastic")
-"""Memories on both sides, and weights by tensor."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in STATS_TOO else pytest.mark.slow) for n in registry.ALGORITHMS]
-)
-def test_acting_on_running_statistics_does_not_change_models_without_them(x64, name):
-    """Elastic has a sensitivity for statistics in the published form only."""
-    settings = {"elastic": config.Elastic(sensitivity="official")} if name == "elastic" else {}
-    algorithm, models = worlds.algorithm(name, **settings), []
-    for stats_too in ({}, {"stats_too": True}):
-        step, state = worlds.shared_round(algorithm, **stats_too), worlds.shared_state(THREE, algorithm, **stats_too)
-        for number in range(2):
-            state, _ = step(state, schedule_of(number, THREE), THREE.data(), worlds.by_rule("samples"))
-        models.append(state.variables)
-    worlds.assert_close(*models, 1e-12)
 
 
 def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them():
@@ -427,12 +370,10 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
 
     def moved(name, stats_too):
-        algorithm = worlds.algorithm(name)
-        start = worlds.state(THREE, algorithm, worlds.STATISTIC, stats_too=stats_too)
-        step = worlds.make_round(THREE, algorithm, "samples", worlds.STATISTIC, stats_too=stats_too)
-        hyper = worlds.hyper(server_lr=1.0, server_momentum=0.9)
-        after, _ = step(start, schedule_of(0, THREE), THREE.data(), hyper)
-        return jax.tree.map(np.subtract, after.variables, start.variables)
+        values, plan = worlds.hyper(server_lr=1.0, server_momentum=0.9), [schedule_of(0, THREE)]
+        arguments = worlds.algorithm(name), "samples", worlds.STATISTIC, values
+        ((after, _),) = worlds.play(THREE, plan, *arguments, stats_too=stats_too)
+        return jax.tree.map(np.subtract, after.variables, worlds.variables(task=worlds.STATISTIC))
 
     plain = moved("fedavg", False)
     assert np.abs(plain.stats["mean"]).min() > 1e-3
@@ -445,52 +386,27 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
 # --- dtypes and optimisers of one's own
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_half_precision_parameters_take_a_loss_and_weights_of_single_precision(name):
-    """The model of FedAvg's round is that of single precision up to the rounding of bfloat16."""
-    algorithm, losses = worlds.algorithm(name), {}
-    numbers = {key: float(value) for key, value in worlds.hyper().items()}
-
-    def one(dtype):
-        def loss(*arguments):
-            value, stats = TASK.loss(*arguments)
-            return value.astype(jnp.float32), stats
-
-        def signal(hyper, report, data):
-            return report.num_samples.astype(jnp.float32)
-
-        task, start = TASK._replace(loss=loss), jax.tree.map(lambda x: x.astype(dtype), worlds.variables(task=TASK))
-        data = WORLD.data()
-        data = data._replace(pool=jax.tree.map(lambda x: x.astype(dtype), data.pool))
-        state = federated_round.init_state(task, algorithm, 5, jax.random.key(0), numbers, variables=start)
-        step = worlds.make_round(WORLD, algorithm, basic.by_scalar(signal), task)
-        state, metrics = step(state, schedule_of(0), data, tree.arrays(numbers, dtype))
-        losses[dtype] = metrics.train_loss
-        return state.variables
-
-    half, single = one(jnp.bfloat16), one(jnp.float32)
-    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype(jnp.bfloat16)}
-    worlds.assert_close(jax.tree.map(lambda x: x.astype(jnp.float32), half), single, 0.05)
-    assert losses[jnp.bfloat16].dtype == jnp.float32
-    np.testing.assert_allclose(losses[jnp.bfloat16], losses[jnp.float32], rtol=0.05)
-
-
-HALVES = {name: (name, "uniform", {}) for name in worlds.ON_QUADRATICS} | {
-    "optimiser with a memory": ("fedavg", "uniform", {"optimiser": lambda hyper, round: optax.sgd(hyper["lr"], 0.9)}),
-    "attack": ("fedavg", "uniform", {"disturb": attacks.by(attacks.noise, np.array([0]), 5)}),
-    "rule": ("fedavg", "samples", {"aggregate": robust.clipped_mean}),
-    "own steps": ("fedavg", "uniform", {"refine": server_tuning.sgd(TASK, 2)}),
-    "gradients": ("fedavg", "fedvg", {}),
-    "lengths": ("fedavg", baselines.fltrust(TASK), {}),
-    "fitted weights": ("fedavg", baselines.fitted(TASK, 2), {}),
+ALL_PARTS = {
+    "optimiser": worlds.with_momentum,
+    "disturb": attacks.by(attacks.noise, np.array([0]), 5),
+    "refine": server_tuning.sgd(TASK, 2),
+}
+HALVES = {name: (worlds.algorithm(name), "uniform", {}) for name in worlds.ON_QUADRATICS} | {
+    "every hook": (worlds.algorithm("fedavg"), "samples", ALL_PARTS | {"aggregate": robust.clipped_mean}),
+    "gradients": (worlds.algorithm("fedavg"), "fedvg", {}),
+    "lengths": (worlds.algorithm("fedavg"), baselines.fltrust(TASK), {}),
+    "fitted weights": (worlds.algorithm("fedavg"), baselines.fitted(TASK, 2), {}),
 }
 
 
 @pytest.mark.parametrize("case", HALVES)
-def test_a_round_of_half_precision_parameters_takes_hyperparameters_of_single_precision(case):
+def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_of_single_precision(case):
     """As those of a run are; model and memories keep their dtypes."""
-    name, rule, options = HALVES[case]
-    algorithm = worlds.algorithm(name)
+    algorithm, rule, options = HALVES[case]
+
+    def loss(*arguments):
+        value, stats = TASK.loss(*arguments)
+        return value.astype(jnp.float32), stats
 
     def in_half(arrays):
         return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)
@@ -499,9 +415,8 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_of_single_pr
     start = worlds.state(WORLD, algorithm, TASK)._replace(variables=in_half(worlds.variables(task=TASK)))
     server, client = in_half(algorithm.init(worlds.hyper(), start.variables.params))
     start = start._replace(server=server, clients=tree.repeat(client, 5))
-    weighting = worlds.weighting(rule, algorithm, TASK) if isinstance(rule, str) else rule
     with jax.numpy_dtype_promotion("standard"):
-        step = worlds.round_step(WORLD, algorithm, weighting, TASK, **options)
+        step = worlds.round_step(WORLD, algorithm, rule, TASK._replace(loss=loss), **options)
         after, _ = jax.eval_shape(step, start, schedule_of(0), data, worlds.hyper(tuning_lr=0.1, fit_rate=0.1))
     federated_round._check_state(after, start)
 

@@ -9,7 +9,7 @@ import pytest
 import worlds
 
 from fedvg_jax.core.types import Batch, UsageError
-from fedvg_jax.engine import evaluate, executors, local_training
+from fedvg_jax.engine import evaluate
 from fedvg_jax.models import gru
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
@@ -132,39 +132,3 @@ def test_gru_equals_its_equations_in_numpy(x64):
         outputs.append(state @ p["classifier/kernel"] + p["classifier/bias"])
     predicted = worlds.jit(GRU.predict)(*variables, Batch(x, x))
     np.testing.assert_allclose(predicted, np.stack(outputs, 1), rtol=1e-12, atol=1e-12)
-
-
-@pytest.fixture(scope="module")
-def gru_clients():
-    """Returns what the GRU's clients share, and their carries after a Python loop over clients and steps."""
-    shared = worlds.state(SEQUENCES, worlds.algorithm("fedavg"), GRU), SEQUENCES.data(), worlds.hyper()
-    schedule = jax.tree.map(jnp.asarray, SEQUENCES.schedule(0))
-    client = make_client(shared, schedule)
-    step, carries = worlds.jit(client.step), []
-    for k in range(SEQUENCES.cohort_size):
-        carry = client.init(k)
-        for i in range(int(schedule.num_steps[k])):
-            carry = step(carry, k, int(schedule.start[k]) + i)
-        carries.append(carry)
-    return shared, jax.tree.map(lambda *leaves: np.stack(leaves), *carries)
-
-
-def make_client(shared, schedule):
-    state, *rest = shared
-    return local_training.make_client(GRU, worlds.algorithm("fedavg"), local_training.sgd, state, schedule, *rest)
-
-
-@pytest.mark.parametrize(
-    "executor",
-    [
-        pytest.param(executors.lanes(2), id="2 lanes"),
-        pytest.param(executors.vmapped(), id="vmapped", marks=pytest.mark.slow),
-        pytest.param(executors.sharded(2, 2), id="2 devices, 2 lanes", marks=pytest.mark.slow),
-    ],
-)
-def test_executor_trains_the_gru_like_a_python_loop(gru_clients, executor):
-    shared, expected = gru_clients
-    schedule = SEQUENCES.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
-    carries = worlds.jit(lambda *arguments: executor.train(make_client, *arguments))(shared, schedule)
-    worlds.assert_close(carries.params, expected.params, 1e-5)
-    np.testing.assert_allclose(carries.loss, expected.loss, rtol=1e-5)

@@ -11,7 +11,7 @@ import worlds
 from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
-from fedvg_jax.engine import robust, schedule, server_tuning
+from fedvg_jax.engine import robust, server_tuning
 from fedvg_jax.models import pixels
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic
@@ -83,24 +83,23 @@ def numpy_krum(model, clients, weights):
     return jax.tree.map(lambda c: np.asarray(c)[kept].mean(0), clients)
 
 
+def numpy_mean(model, clients, weights, factors=np.ones(K)):  # noqa: B008
+    def one(x, c, w):
+        x, c, w = map(np.asarray, (x, c, w))
+        return x - np.einsum("k,k...->...", w * factors, x - c)
+
+    return jax.tree.map(one, model, clients, weights)
+
+
 def numpy_clipped_mean(model, clients, weights):
     theta = flat(jax.tree.map(lambda x: jnp.broadcast_to(x, (K, *x.shape)), model))
-    factor = np.minimum(1, 2.0 / np.maximum(np.linalg.norm(theta - flat(clients), axis=1), 1e-300))
-
-    def one(x, c, w, factor):
-        x, c = np.asarray(x), np.asarray(c)
-        return x - sum(w[k] * factor[k] * (x - c[k]) for k in range(K))
-
-    params = jax.tree.map(
-        lambda x, c, w: one(x, c, np.asarray(w), factor), *(v.params for v in (model, clients, weights))
-    )
-    stats = jax.tree.map(
-        lambda x, c, w: one(x, c, np.asarray(w), np.ones(K)), *(v.stats for v in (model, clients, weights))
-    )
-    return Variables(params, stats)
+    factors = np.minimum(1, 2.0 / np.linalg.norm(theta - flat(clients), axis=1))
+    params = numpy_mean(*(v.params for v in (model, clients, weights)), factors)
+    return Variables(params, numpy_mean(model, clients, weights).stats)
 
 
 NUMPY = {
+    "mean": numpy_mean,
     "median": numpy_median,
     "trimmed_mean": numpy_trimmed_mean,
     "krum": numpy_krum,
@@ -118,45 +117,17 @@ def test_a_rule_equals_numpy_on_the_present_clients(x64, name, absent):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_absent_client_s_model_is_ignored(x64, name):
-    """Rounds hand rules the global model in its place; for the rule any value does."""
-    model, clients = returns()
-    weights = weights_of(model, [2, 5])
-    other = jax.tree.map(lambda x: x.at[jnp.array([2, 5])].set(-50.0), clients)
-    worlds.assert_close(*(joined(RULES[name], model, c, weights) for c in (clients, other)), 1e-12)
-
-
-@pytest.mark.parametrize("name", RULES)
 def test_without_present_clients_the_model_is_unchanged(x64, name):
     model, clients = returns()
     joined_model = joined(RULES[name], model, clients, weights_of(model, range(K)))
     jax.tree.map(np.testing.assert_array_equal, joined_model, model)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_the_order_of_clients_does_not_matter(x64, name):
-    model, clients = returns()
-    weights = weights_of(model, [3])
-    order = jnp.asarray(np.random.default_rng(0).permutation(K))
-    moved = jax.tree.map(lambda x: x[order], (clients, weights))
-    models = [joined(RULES[name], model, *given, clip_norm=2.0) for given in ((clients, weights), moved)]
-    worlds.assert_close(*models, 1e-12)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_equal_clients_are_their_own_average(x64, name):
-    model, clients = returns()
-    equal = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), clients)
-    joined_model = joined(RULES[name], model, equal, weights_of(model), clip_norm=1e6)
-    worlds.assert_close(joined_model, jax.tree.map(lambda x: x[0], clients), 1e-12)
-
-
-@pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
-def test_one_outlier_moves_the_mean_and_no_robust_rule(name, sign):
+def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
     """In float32, where the square of 1e30 is infinite."""
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
-    clients = jax.tree.map(lambda x: x.at[4].set(sign * 1e30), clients)
+    clients = jax.tree.map(lambda x: x.at[4].set(-1e30), clients)
     weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
     assert all(np.abs(x).min() > 1e28 for x in jax.tree.leaves(joined(robust.mean, model, clients, weights)))
     joined_model = joined(RULES[name], model, clients, weights, clip_norm=1.0)
@@ -164,26 +135,11 @@ def test_one_outlier_moves_the_mean_and_no_robust_rule(name, sign):
     jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), joined_model.params, model.params)
 
 
-def test_trimming_nothing_equals_the_mean(x64):
-    model, clients = returns()
-    joined_model = joined(robust.trimmed_mean(0.0), model, clients, weights_of(model))
-    worlds.assert_close(joined_model, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
-
-
 def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
     for hundredths in range(50):
         cuts = robust._cuts(hundredths / 100, 200)
         assert cuts.tolist() == [n * hundredths // 100 for n in range(201)]
     assert all(2 * robust._cuts(math.nextafter(0.5, 0), 100)[n] < n for n in range(1, 101))
-
-
-def test_krum_that_keeps_all_is_the_mean_and_that_keeps_one_is_a_client(x64):
-    model, clients = returns()
-    mean = joined(robust.krum(0, K), model, clients, weights_of(model))
-    worlds.assert_close(mean, jax.tree.map(lambda c: c.mean(0), clients), 1e-12)
-    one = joined(robust.krum(NUM_BAD), model, clients, weights_of(model))
-    chosen = np.abs(np.asarray(clients.params["b"]) - np.asarray(one.params["b"])).max(1).argmin()
-    worlds.assert_close(one, jax.tree.map(lambda c: c[chosen], clients), 1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -208,21 +164,12 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
 # --- clipping and noise
 
 
-@pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
-def test_with_a_huge_norm_and_no_noise_clipping_is_the_mean_to_the_bit(absent):
+def test_with_a_huge_norm_and_no_noise_clipping_is_the_mean_to_the_bit():
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
-    weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, absent))
+    weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, [0, 7]))
     models = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
     jax.tree.map(np.testing.assert_array_equal, *models)
     assert not np.array_equal(models[0].params["a"], model.params["a"])
-
-
-def test_no_client_moves_the_clipped_mean_by_more_than_its_share_of_the_norm(x64):
-    model, clients = returns(spread=100.0)
-    weights = weights_of(model, [k for k in range(K) if k != 3])
-    joined_model = joined(robust.clipped_mean, model, clients, weights, clip_norm=0.5)
-    moved = jax.tree.map(lambda a, b: np.asarray(a - b).ravel(), joined_model.params, model.params)
-    assert np.linalg.norm(np.concatenate(jax.tree.leaves(moved))) == pytest.approx(0.5, rel=1e-12)
 
 
 def test_the_noise_has_the_stated_deviation_on_trained_tensors_only(x64):
@@ -248,31 +195,22 @@ def test_the_noise_has_the_stated_deviation_on_trained_tensors_only(x64):
 WORLD = worlds.uneven()
 
 
-def after(num_rounds, seed=0, changes=None, **hooks):
-    """State and metrics after rounds under `uniform` weights."""
-    algorithm, hyper = worlds.algorithm("fedavg"), worlds.hyper(**(changes or {}))
-    step, state = (
-        worlds.make_round(WORLD, algorithm, "uniform", **hooks),
-        worlds.state(WORLD, algorithm, worlds.QUADRATIC),
-    )
-    for number in range(num_rounds):
-        state, metrics = step(state, WORLD.schedule(number, 2, seed=seed), WORLD.data(), hyper)
-    return state, metrics
+def after_two_rounds(seed=0, values=None, **hooks):
+    """State and metrics under `uniform` weights."""
+    plan = [WORLD.schedule(number, 2, seed=seed) for number in range(2)]
+    return worlds.play(WORLD, plan, worlds.algorithm("fedavg"), "uniform", values=values, **hooks)[-1]
 
 
 def test_the_default_settings_leave_a_round_as_it_is_to_the_bit():
     hooks = registry.make_hooks(config.Config(), worlds.QUADRATIC)
-    jax.tree.map(np.testing.assert_array_equal, after(2), after(2, **hooks))
+    jax.tree.map(np.testing.assert_array_equal, after_two_rounds(), after_two_rounds(**hooks))
 
 
 def test_noise_is_the_schedules_and_of_every_round_its_own():
-    noisy = {"aggregate": robust.clipped_mean, "changes": {"noise": 1.0}}
-    first, again, other = (after(2, seed=seed, **noisy)[0].variables.params for seed in (0, 0, 1))
+    noisy = {"aggregate": robust.clipped_mean, "values": worlds.hyper(noise=1.0)}
+    first, again, other = (after_two_rounds(seed, **noisy)[0].variables.params for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(first["left"]["x"], other["left"]["x"])
-    rounds = [WORLD.schedule(number) for number in range(20)]
-    assert len({tuple(s.key) for s in rounds}) == 20 and rounds[0].key.dtype == np.uint32
-    np.testing.assert_array_equal(schedule.stack(rounds[:3], 4).key[:3], [s.key for s in rounds[:3]])
 
 
 # --- settings
@@ -281,17 +219,9 @@ def test_noise_is_the_schedules_and_of_every_round_its_own():
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"robust.rule": "medain"}, "did you mean 'median'"),
         ({"robust.rule": "median"}, "median ignores weights, so measuring those of fedvg"),
-        ({"robust.rule": "krum", "weighting": "samples+fedvg"}, "krum ignores weights"),
-        *(
-            ({"robust.rule": rule, "weighting": "uniform", "algorithm": name}, f"server of {name} also averages")
-            for rule, name in (("median", "scaffold"), ("clipped_mean", "feddyn"), ("krum", "fednova"))
-        ),
+        ({"robust.rule": "median", "weighting": "uniform", "algorithm": "feddyn"}, "server of feddyn also averages"),
         ({"robust.rule": "krum", "weighting": "uniform", "robust.num_bad": 4}, r"at most \(K - 3\) / 2 .* K = 10"),
-        ({"robust.rule": "krum", "weighting": "uniform", "robust.num_kept": 10}, "at most K - num_bad = 9"),
-        *(({f"robust.{name}": value}, name) for name, value in (("trim", 0.5), ("trim", -0.1), ("clip_norm", 0.0))),
-        *(({f"robust.{name}": value}, name) for name, value in (("noise", -1.0), ("num_bad", -1), ("num_kept", 0))),
     ],
 )
 def test_invalid_settings_are_refused_with_the_reason(settings, reason):
@@ -310,7 +240,5 @@ def test_settings_reach_the_round():
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
     disturbed = hooks["disturb"](hyper, KEY, ids, Variables(model, {}), clients).params["w"]
-    assert (
-        np.flatnonzero(disturbed == 3).tolist() == registry.corrupt_clients(settings).tolist()
-        and (disturbed == 1).sum() == 16
-    )
+    assert np.flatnonzero(disturbed == 3).tolist() == registry.corrupt_clients(settings).tolist()
+    assert (disturbed == 1).sum() == 16

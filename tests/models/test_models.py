@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
-import xla_flags
 
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import Config
@@ -41,12 +40,12 @@ def model_variables(name):
 
 
 @functools.cache
-def train_step(name, conv, jit=worlds.jit):
+def train_step(name, conv):
     """Returns (batch, mask) -> ((loss, statistics), gradients), in double precision and NumPy."""
     _, batch, _ = with_smallest_images(name)
     params, stats = model_variables(name)
     loss = make(name, batch.x.shape[1:], 3, conv).loss
-    run = jit(lambda batch, mask: jax.value_and_grad(loss, has_aux=True)(params, stats, batch, mask, True))
+    run = worlds.jit(lambda batch, mask: jax.value_and_grad(loss, has_aux=True)(params, stats, batch, mask, True))
     return lambda *arguments: jax.device_get(run(*arguments))
 
 
@@ -62,14 +61,6 @@ def initial_variables(name):
     """Returns the initial arrays with XLA's convolution and with images last, for one key."""
     tasks = [make(name, conv=conv) for conv in ("lax", "planes")]
     return jax.device_get(worlds.jit(lambda key: [task.init(key) for task in tasks])(jax.random.key(3)))
-
-
-@pytest.mark.parametrize(("name", "tensors", "scalars"), [("lenet5", 14, 62_050), ("cnn", 8, 878_538)])
-def test_small_models_have_the_reference_code_s_parameters(name, tensors, scalars):
-    """The reference code's lenet5 and avgcnn at 3 x 32 x 32 and 10 classes. lenet5 by hand: convolutions 456 + 2,416,
-    BatchNorm 12 + 32, dense 400 * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10."""
-    variables = jax.eval_shape(make(name).init, jax.random.key(0))
-    assert len(jax.tree.leaves(variables.params)) == tensors and tree.size(variables.params) == scalars
 
 
 @every_small_model
@@ -122,21 +113,11 @@ def test_small_model_has_the_reference_code_s_two_blocks(name):
     assert set(blocks) == {"base", "classifier"} and blocks.count("classifier") == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "conv"), [("tinycnn", "planes"), ("cnn", "planes"), ("lenet5", "planes"), ("tinycnn", "gemm")]
-)
+@pytest.mark.parametrize(("name", "conv"), [("cnn", "planes"), ("lenet5", "planes"), ("tinycnn", "gemm")])
 def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name, conv):
     """gemm with one model: `test_conv.py` compares it with XLA's convolution in every case."""
     _, batch, mask = with_smallest_images(name)
     worlds.assert_close(train_step(name, conv)(batch, mask), train_step(name, "lax")(batch, mask), 1e-9)
-
-
-def test_gradient_does_not_depend_on_the_compiler_s_optimisation(x64):
-    """Without it XLA on CPU computes LeNet-5's BatchNorm again in the backward pass of pooling, with other rounding."""
-    _, batch, mask = with_smallest_images("lenet5")
-    optimised = functools.partial(jax.jit, compiler_options=xla_flags.DEFAULTS)
-    steps = [train_step("lenet5", "planes", jit) for jit in (worlds.jit, optimised)]
-    worlds.assert_close(*[step(batch, mask) for step in steps], 1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
@@ -157,12 +138,11 @@ def test_mlp_without_hidden_layers_is_logistic_regression(x64):
 
 
 @pytest.mark.parametrize("present", [(0, 1, 2, 3), (0, 2)], ids=["all classes", "some classes never occur"])
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning:sklearn")
-def test_metrics_equal_those_of_scikit_learn(present, seed):
+def test_metrics_equal_those_of_scikit_learn(present):
     from sklearn import metrics as sklearn_metrics  # 2 s, which every worker would pay at collection
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
     confusion = np.zeros((4, 4), int)
     np.add.at(confusion, (true, predicted), 1)
@@ -177,21 +157,14 @@ def test_metrics_equal_those_of_scikit_learn(present, seed):
     assert actual == pytest.approx(expected, rel=1e-12)
 
 
-def test_perfect_model_has_metrics_of_one():
-    actual = tasks.metrics({"loss": np.float32(0), "confusion": np.diag([3, 0, 5]).reshape(-1)})
-    assert actual == {"loss": 0, "accuracy": 1, "balanced_accuracy": 1, "macro_f1": 1, "majority_accuracy": 5 / 8}
-
-
-@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16])
-def test_labels_of_a_small_dtype_are_counted_as_those_of_int32(dtype):
+def test_labels_of_a_small_dtype_are_counted_as_those_of_int32():
     """The product of a label and the 200 classes exceeds the dtype."""
     count = 200
     task = tasks.classification(MLP(count), count, (2, 2, 1))
     variables = task.init(jax.random.key(0))
-    largest = min(count - 1, jnp.iinfo(dtype).max)
-    labels, mask = jnp.array([0, 1, 2, largest, 7]), jnp.array([True, True, True, True, False])
+    labels, mask = jnp.array([0, 1, 2, 127, 7]), jnp.array([True, True, True, True, False])
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1), np.uint8))
-    confusion = task.measure(*variables, Batch(x, labels.astype(dtype)), mask)["confusion"].reshape(count, count)
+    confusion = task.measure(*variables, Batch(x, labels.astype(jnp.int8)), mask)["confusion"].reshape(count, count)
     predicted = jnp.argmax(task.predict(*variables, Batch(x, labels)), -1)
     expected = np.zeros((count, count), int)
     np.add.at(expected, (labels[:4], predicted[:4]), 1)

@@ -7,7 +7,6 @@ import programs
 import pytest
 import worlds
 
-from fedvg_jax import config
 from fedvg_jax.models import precision
 
 WORLD = worlds.small()
@@ -34,10 +33,6 @@ def results():
         return worlds.jit(lambda params: {part: f(params) for part, f in functions(name).items()})(params)
 
     return {name: jax.tree.map(np.asarray, results_of(name)) for name in precision.NAMES}
-
-
-def test_allowed_settings_are_the_names_of_the_module():
-    assert config.SETTINGS["precision"].names == precision.NAMES
 
 
 @pytest.mark.parametrize("name", precision.NAMES)

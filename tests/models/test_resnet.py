@@ -1,6 +1,5 @@
 """ResNets: torchvision's sizes, blocks, initialisation and max-pool; padded rows change nothing."""
 
-import functools
 import math
 
 import jax
@@ -53,9 +52,8 @@ def trainer(task):
     return lambda *arguments: jax.device_get(run(*arguments))
 
 
-@functools.cache
-def paths(model, classes=10, image=(32, 32, 3)):
-    task = tasks.classification(model(classes), classes, image)
+def paths(model, classes=10):
+    task = tasks.classification(model(classes), classes, (32, 32, 3))
     variables = jax.eval_shape(task.init, jax.random.key(0))
     return tree.paths(variables.params), variables
 
@@ -65,22 +63,13 @@ def paths(model, classes=10, image=(32, 32, 3)):
 
 @pytest.mark.parametrize(
     ("model", "classes", "tensors", "statistics", "scalars"),
-    [
-        (resnet.resnet18, 10, 62, 40, 11_181_642),
-        (resnet.resnet34, 10, 110, 72, 21_289_802),
-        (resnet.resnet50, 200, 161, 106, 23_917_832),
-    ],
+    [(resnet.resnet34, 10, 110, 72, 21_289_802), (resnet.resnet50, 200, 161, 106, 23_917_832)],
 )
 def test_parameters_are_torchvision_s(model, classes, tensors, statistics, scalars):
     """The reference code's counts; ResNet-34's is torchvision's 21,797,672 at 1,000 classes minus 990 x 513."""
     actual, variables = paths(model, classes)
     assert (len(actual), tree.size(variables.params)) == (tensors, scalars)
     assert len(jax.tree.leaves(variables.stats)) == statistics
-
-
-def test_number_of_parameters_does_not_depend_on_the_image_size():
-    counts = {tree.size(paths(resnet.resnet18, image=i)[1].params) for i in [(28, 28, 1), (32, 32, 3), (244, 224, 3)]}
-    assert counts == {11_181_642}
 
 
 @pytest.mark.parametrize(("stem", "last"), [("cifar", 4), ("imagenet", 1)])
@@ -101,21 +90,6 @@ def test_resnet18_has_six_stages_and_ten_blocks():
     assert stages == {"base", "layer1", "layer2", "layer3", "layer4", "classifier"}
     assert blocks == {"stem", "classifier"} | {f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)}
     assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {"classifier"}
-
-
-@pytest.mark.parametrize(
-    ("path", "stage", "block"),
-    [
-        ("conv1/kernel", "base", "stem"),
-        ("bn1/scale", "base", "stem"),
-        ("layer2_0/bn1/mean", "layer2", "layer2_0"),
-        ("layer2_0/downsample_1/bias", "layer2", "layer2_0"),
-        ("layer3_5/conv3/kernel", "layer3", "layer3_5"),
-        ("classifier/bias", "classifier", "classifier"),
-    ],
-)
-def test_block_of_a_tensor_follows_its_name(path, stage, block):
-    assert (resnet.blocks_stage(path), resnet.blocks_residual(path)) == (stage, block)
 
 
 def test_initialisation_is_torchvision_s():
@@ -158,31 +132,7 @@ def test_grayscale_equals_three_equal_channels():
     np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())
 
 
-def test_loss_is_the_same_with_every_convolution(x64):
-    """Two bottlenecks have every kernel: 7x7, and 3x3 and 1x1 with stride 1 and 2; Winograd needs 16 channels."""
-    image, mask = (9, 12, 3), jnp.arange(6) < 4
-    names = ("lax", "gemm", "winograd", "planes", "auto")
-    lax, *others = (make(image, conv, depths=(1, 1), bottleneck=True, width=16) for conv in names)
-    variables, rows = random_variables(lax), batch(image)
-
-    expected, *actual = worlds.jit(lambda: [task.loss(*variables, rows, mask, True) for task in (lax, *others)])()
-    for of_conv in actual:
-        worlds.assert_close(of_conv, expected, 1e-9)
-
-
-@pytest.mark.parametrize("conv", ["gemm", "lax"])
-def test_taps_that_meet_only_padding_have_gradient_zero(conv):
-    """The second stage here goes from 2 x 2 to 1 x 1, as ResNet-18's last stage does at 32 x 32. A 3x3 kernel on one
-    pixel has one live tap, the centre; with stride 2 on four pixels it has four."""
-    run = trainer(make((8, 8, 3), conv, depths=(1, 1)))
-    layer = run(batch((8, 8, 3)), jnp.ones(6, bool))[1]["layer2_0"]
-    for name, box in {"conv1": np.s_[1:, 1:], "conv2": np.s_[1:2, 1:2]}.items():
-        grad, is_live = np.asarray(layer[name]["kernel"]), np.zeros((3, 3), bool)
-        is_live[box] = True
-        assert (grad[~is_live] == 0).all() and grad[is_live].any((1, 2)).all()
-
-
-@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (48, 16), (6, 2)])
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (6, 2)])
 def test_group_norm_equals_its_equation(x64, channels, groups):
     rng = np.random.default_rng(0)
     x, scale, bias = rng.normal(3, 2, (2, 3, 5, channels)), rng.normal(size=channels), rng.normal(size=channels)

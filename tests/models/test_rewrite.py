@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+import worlds
 from jax import lax
 
 import fedvg_jax as fv
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.models.conv import laid, rewrite
-
-DRAWS = 16
 
 
 def drawn_convolution(seed):
@@ -42,17 +40,17 @@ def drawn_convolution(seed):
 
 
 def derivatives(function, operands):
-    """Returns the values, the gradient and a Hessian-vector product of a smooth function of the outputs."""
+    """Returns the values, and the gradient with a Hessian-vector product of a smooth function of the outputs."""
 
     def smooth(operands):
-        return sum(jnp.sin(out).sum() for out in jax.tree.leaves(function(*operands)))
+        outputs = function(*operands)
+        return sum(jnp.sin(out).sum() for out in jax.tree.leaves(outputs)), outputs
 
-    return function(*operands), jax.grad(smooth)(operands), jax.jvp(jax.grad(smooth), (operands,), (operands,))[1]
+    return jax.jvp(jax.grad(smooth, has_aux=True), (operands,), (operands,))
 
 
-@pytest.mark.parametrize("first", [0, DRAWS])
-def test_drawn_convolutions_have_the_same_values_and_derivatives(x64, first):
-    cases = [drawn_convolution(seed) for seed in range(first, first + DRAWS)]
+def test_drawn_convolutions_have_the_same_values_and_derivatives(x64):
+    cases = [drawn_convolution(seed) for seed in range(12)]
     operands = [operands for _, operands in cases]
 
     def all_of(transform):
@@ -71,13 +69,12 @@ def test_drawn_convolutions_have_the_same_values_and_derivatives(x64, first):
     ("window", "strides", "padding"),
     [
         ((2, 2), (2, 2), "VALID"),
-        ((3, 3), (2, 2), "SAME"),
         ((3, 3), (2, 2), ((1, 1), (1, 1))),
         ((2, 3), (1, 2), "VALID"),
         ((3, 3), (3, 3), "SAME"),
     ],
 )
-@pytest.mark.parametrize("size", [(7, 8), (2, 3)])
+@pytest.mark.parametrize("size", [(7, 8)])
 def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, size, window, strides, padding):
     x = jnp.asarray(np.random.default_rng(0).integers(-3, 0, (2, *size, 3)), float)  # many ties
 
@@ -93,10 +90,10 @@ def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("window", "strides"), [(2, 2), (3, 2)])
-def test_max_pooling_propagates_nan(window, strides):
+@pytest.mark.parametrize("window", [2, 3])
+def test_max_pooling_propagates_nan(window):
     x = jnp.zeros((1, 5, 5, 1)).at[0, 1, 1, 0].set(jnp.nan)
-    y = rewrite.fast_convolutions(lambda x: nn.max_pool(x, 2 * (window,), 2 * (strides,)))(x)
+    y = rewrite.fast_convolutions(lambda x: nn.max_pool(x, (window, window), (2, 2)))(x)
     np.testing.assert_array_equal(jnp.isnan(y)[0, :, :, 0], [[True, False], [False, False]])
 
 
@@ -119,35 +116,26 @@ def layered(x, w1, w2, scale, features_last):
     return convolve(pooled, w2).sum(axes), nn.relu(jnp.tanh(pooled) ** 2), z[:, ::2].cumsum(1)
 
 
-@pytest.mark.parametrize("features_last", [True, False])
-@pytest.mark.parametrize(("size", "side"), [((10, 8), 5), ((12, 8), 3), ((5, 7), 5)])
-def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, size, side, features_last):
+@pytest.mark.parametrize(
+    ("conv", "size", "side", "features_last"),
+    [
+        ("auto", (10, 8), 5, True),
+        ("winograd", (12, 8), 3, False),
+        ("planes", (5, 7), 5, True),
+        ("gemm", (8, 6), 3, True),
+    ],
+)
+def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, conv, size, side, features_last):
     rng = np.random.default_rng(0)
     x, w1, w2 = (rng.normal(size=shape) for shape in ((2, *size, 3), (side, side, 3, 32), (3, 3, 32, 32)))
     if not features_last:
         x, w1, w2 = x.transpose(0, 3, 1, 2), w1.transpose(3, 2, 0, 1), w2.transpose(3, 2, 0, 1)
     function = functools.partial(layered, features_last=features_last)
     operands = tuple(map(jnp.asarray, (x, 0.1 * w1, 0.1 * w2, rng.normal(size=32))))
-    fast, original = (
-        jax.jit(functools.partial(derivatives, f))(operands) for f in (rewrite.fast_convolutions(function), function)
-    )
-    for actual, expected in zip(jax.tree.leaves(fast), jax.tree.leaves(original), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("conv", ["lax", "gemm", "winograd", "planes"])
-def test_every_choice_has_the_same_values_and_derivatives(x64, conv):
-    rng = np.random.default_rng(0)
-    shapes = (2, 8, 6, 3), (3, 3, 3, 16), (3, 3, 16, 16), (16,)
-    operands = tuple(jnp.asarray(0.3 * rng.normal(size=shape)) for shape in shapes)
-
-    def network(x, w1, w2, scale):
-        return layered(x, w1, jnp.concatenate([w2]), scale, features_last=True)
-
-    fast = rewrite.fast_convolutions(network, conv)
-    assert ("conv_general_dilated" in str(jax.make_jaxpr(fast)(*operands))) == (conv == "lax")
-    actual, expected = (jax.jit(functools.partial(derivatives, f))(operands) for f in (fast, network))
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    fast = rewrite.fast_convolutions(function, conv)
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(fast)(*operands))
+    actual, original = (worlds.jit(functools.partial(derivatives, f))(operands) for f in (fast, function))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(original), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max())
 
 
@@ -230,27 +218,13 @@ class Net(nn.Module):
         return nn.Dense(3, param_dtype=float)(Conv(4, (2, 2), strides=2)(x).reshape(len(x), -1))
 
 
-class NnxNet(nnx.Module):
-    def __init__(self, rngs):
-        self.conv, self.dense = (
-            nnx.Conv(1, 4, (3, 3), rngs=rngs, param_dtype=float),
-            nnx.Linear(64, 3, rngs=rngs, param_dtype=float),
-        )
-
-    def __call__(self, x):
-        x = nnx.max_pool(nnx.relu(self.conv(x)), (2, 2), (2, 2))
-        return self.dense(x.reshape(len(x), -1))
-
-
-@pytest.mark.parametrize("library", ["linen", "nnx"])
 @jax.numpy_dtype_promotion("standard")  # Flax's BatchNorm starts with float32 statistics
-def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64, monkeypatch, library):
+def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64, monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 8, 8, 1)), rng.integers(0, 3, 60)
-    loss = optax.softmax_cross_entropy_with_integer_labels
-    task = fv.linen_task(Net(), loss, x[:1]) if library == "linen" else fv.nnx_task(NnxNet, loss, x[:1])
+    task = fv.linen_task(Net(), optax.softmax_cross_entropy_with_integer_labels, x[:1])
     task = task._replace(init=lambda key, init=task.init: jax.tree.map(lambda leaf: leaf.astype(float), init(key)))
-    config = fv.Config(clients=3, rounds=3, lr=0.05, batch_size=8, lanes=2, devices="1")
+    config = fv.Config(clients=3, rounds=2, lr=0.05, batch_size=8, lanes=2, devices="1")
 
     def history(task):
         clients = np.array_split(np.arange(60), 3)
@@ -267,18 +241,17 @@ def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64
     np.testing.assert_allclose(fast, history(task), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("side", "lines"), [(12, 1), (3, 0)])
-def test_a_run_says_once_which_operation_stays_slow(caplog, side, lines):
+def test_a_run_says_once_which_operation_stays_slow(caplog):
     class Convolution(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return nn.Dense(2)(nn.Conv(1, (side, side))(x).mean((1, 2)))
+            return nn.Dense(2)(nn.Conv(1, (12, 12))(x).mean((1, 2)))
 
     x, y = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32), np.arange(40) % 2
     task = fv.linen_task(Convolution(), optax.softmax_cross_entropy_with_integer_labels, x[:1])
     config = fv.Config(clients=2, rounds=2, batch_size=4, devices="1")
     fv.run(config, data=(x, y), partition=np.array_split(np.arange(40), 2), task=task)
     slow = [record.getMessage() for record in caplog.records if "slow in a loop" in record.getMessage()]
-    assert len(slow) == lines
-    expected = f"conv_general_dilated of [3, 4, 4, 1] and [{side}, {side}, 1, 1]; fast are kernels"
-    assert all(expected in line and "at most 128" in line and "\n" not in line for line in slow)
+    (line,) = slow
+    assert "conv_general_dilated of [3, 4, 4, 1] and [12, 12, 1, 1]; fast are kernels" in line
+    assert "at most 128" in line and "\n" not in line

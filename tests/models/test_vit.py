@@ -30,24 +30,16 @@ def batch(image, n=4) -> Batch:
     return Batch(jnp.asarray(x), jnp.arange(n, dtype=jnp.int32) % 3)
 
 
-@pytest.mark.parametrize(("model", "classes", "scalars"), [(vit.vit_s16, 4, 21_667_204), (vit.vit_b16, 7, 85_804_039)])
-def test_parameters_are_the_published_ones_in_fourteen_blocks(model, classes, scalars):
-    """The reference code's counts and its block map: 12 encoder blocks, base and head."""
-    task = tasks.classification(model(classes), classes, (244, 224, 3))
-    params, stats = jax.eval_shape(task.init, jax.random.key(0))
-    assert (len(tree.paths(params)), tree.size(params), stats) == (152, scalars, {})
+def test_parameters_are_in_fourteen_blocks():
+    """The reference code's block map: 12 encoder blocks, base and head."""
+    params, stats = jax.eval_shape(tasks.classification(vit.vit_s16(4), 4, (244, 224, 3)).init, jax.random.key(0))
+    assert (len(tree.paths(params)), stats) == (152, {})
     blocks = [vit.blocks(path) for path in tree.paths(params)]
     assert {name: blocks.count(name) for name in blocks} == {
         **{f"block_{i}": 12 for i in range(12)},
         "base": 6,
         "classifier": 2,
     }
-
-
-def test_queries_keys_and_values_are_one_tensor():
-    params = jax.eval_shape(make((8, 8, 3)).init, jax.random.key(0)).params
-    assert params["block_0"]["qkv"]["kernel"].shape == (8, 24)
-    assert params["patch_embed"]["kernel"].shape == (48, 8) and params["pos_embed"].shape == (1, 5, 8)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +85,6 @@ def test_grayscale_equals_three_equal_channels(variables):
     actual, expected = worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])()
     # the compiler may round the two programs differently: by 2e-7 of the largest output with AVX2
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * jnp.abs(expected).max())
-
-
-def test_images_of_the_model_s_size_are_not_resampled():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, 8, 3)))
-    np.testing.assert_array_equal(vit.resize(x, 8), x)
 
 
 def test_resizing_is_bilinear_with_half_pixel_centres_and_antialiasing():

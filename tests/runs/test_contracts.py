@@ -54,7 +54,7 @@ MODELS = {
     ),
     "a loss per row": (
         {"loss": lambda params, stats, batch, mask, train: (mask.astype(float), stats)},
-        "a loss float32 of shape (3,); expected one float, of shape ()",
+        "a loss float32 of shape (7,); expected one float, of shape ()",
     ),
     "statistics of another dtype": (
         {"loss": lambda *args: (TASK.loss(*args)[0], jax.tree.map(jnp.bfloat16, TASK.loss(*args)[1]))},
@@ -67,7 +67,7 @@ MODELS = {
     ),
     "a row less": (
         {"predict": lambda *args: TASK.predict(*args)[:2]},
-        "task.predict: output has shape (2, 3); expected (3, ...), for 3 rows of the batch",
+        "task.predict: output has shape (2, 3); expected (7, ...), for 7 rows of the batch",
     ),
 }
 
@@ -102,7 +102,7 @@ RULES = {
     "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
     "a negative number": (
         basic.by_scalar(lambda *_: -0.83),
-        "weighting.signal: by_scalar got -0.83; expected a number",
+        "weighting.weigh: weights leaf 'params/left/x' is [-0.333 -0.333 -0.333]; expected (3,) numbers >= 0",
     ),
     "no number": (
         basic.by_scalar(lambda *_: None),
@@ -120,14 +120,6 @@ RULES = {
         by(lambda hyper, ones, returns: hyper["tempo"]),
         "weighting.weigh failed: there is no 'tempo'; hyper has ",
     ),
-    "nan where one is absent": (
-        by(
-            lambda hyper, ones, returns: basic.broadcast_weights(
-                jnp.where(returns.present.all(), 1 / 3, jnp.nan * ones), returns
-            )
-        ),
-        "weighting.weigh: with the first client absent, weights leaf 'params/left/x' is [ 0. nan nan]",
-    ),
 }
 
 
@@ -136,13 +128,6 @@ def test_an_error_in_a_weighting_is_reported(mistake):
     rule, message = RULES[mistake]
     with usage_error(message):
         check_weighting(rule)
-
-
-def test_weights_of_a_fixed_number_of_clients_are_refused_for_a_larger_cohort():
-    rule = everywhere(lambda ones: jnp.array([0.2, 0.3, 0.5]))
-    contracts.check_weighting(rule, worlds.QUADRATIC, DATA, worlds.hyper(), 3)
-    with usage_error("weights leaf 'params/left/x' has shape (3,); expected (5,)"):
-        contracts.check_weighting(rule, worlds.QUADRATIC, DATA, worlds.hyper(), 5)
 
 
 FACTORIES = {
@@ -219,9 +204,7 @@ def larger_in_one_tensor(hyper, ones, returns):
 def test_weights_of_real_cohorts_are_checked_in_every_tensor(small):
     rule = basic.uniform()._replace(weigh=larger_in_one_tensor, terms=())
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, batch_size=8)
-    message = (
-        "round 1: weights of weighting larger_in_one_tensor of signal nothing sum to 1.5, the least is 0.2; expected"
-    )
+    message = "round 1: weights sum to 1.5, the least is 0.2; expected"
     with usage_error(message):
         fedvg_jax.run(settings, weighting=rule, **small)
 
@@ -233,9 +216,7 @@ def small_clients(hyper, report, data):
 
 def test_weights_of_a_cohort_in_blocks_are_checked():
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, batch_size=8, hold=2)
-    message = (
-        r"round 1: weights of weighting by_scalar of signal small_clients sum to -1, the least is -0\.\d+; expected"
-    )
+    message = r"round 1: weights sum to -1, the least is -0\.\d+; expected"
     with pytest.raises(UsageError, match=message):
         fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), data=linear.data(), task=linear.TASK)
 
@@ -250,9 +231,7 @@ def test_negative_losses_have_no_weights_by_validation_loss():
     settings = fedvg_jax.Config(
         clients=3, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, weighting="samples+val_loss"
     )
-    with pytest.raises(
-        UsageError, match=r"round 1: weights of weighting .*which negative measurements, such as losses"
-    ):
+    with pytest.raises(UsageError, match=r"round 1: weights sum .*which negative measurements, such as losses"):
         fedvg_jax.run(settings, data=linear.data(), task=linear.TASK._replace(loss=loss))
 
 

@@ -90,7 +90,7 @@ def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):
     ("error", "code", "text"),
     [
         (UsageError("no such data"), 2, "error: no such data\n"),
-        (KeyboardInterrupt(), 130, "stopped at once; there is no run folder runs/NOW-fedavg-fedvg\n"),
+        (KeyboardInterrupt(), 130, "stopped at once\n"),
     ],
 )
 def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, monkeypatch, capsys, error, code, text):
@@ -132,21 +132,23 @@ def test_first_signal_is_collected_and_the_second_interrupts():
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
-def test_equal_signals_within_an_instant_of_the_one_that_counted_count_once(monkeypatch):
-    """GNU timeout sends one to the process and one to its group; a steady stream counts more than once."""
-    clock = (5.0 + i * stop_signals.MERGED * 0.6 for i in itertools.count())
-    monkeypatch.setattr(stop_signals, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+def test_equal_signals_at_once_count_once(monkeypatch):
+    """GNU timeout sends one to the process and one to its group."""
+    seconds = itertools.chain([5.0, 5.0 + stop_signals.MERGED / 2], itertools.repeat(5.0 + 2 * stop_signals.MERGED))
+    monkeypatch.setattr(stop_signals, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
     with stop_signals.catch_signals() as requests:
-        for _ in range(6):
-            signal.raise_signal(signal.SIGUSR1)
-    assert requests.save == ["SIGUSR1"] * 3
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert requests.stop == ["SIGTERM"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_outside_the_main_thread_no_signal_is_collected():
     actual = []
 
     def listen():
-        with stop_signals.catch_signals() as requests, stop_signals.watch(lambda: "unused"):
+        with stop_signals.catch_signals() as requests:
             actual.append(requests)
 
     thread = threading.Thread(target=listen)
@@ -159,14 +161,11 @@ DEAF = """
 import ctypes, sys, threading
 from fedvg_jax.runs import stop_signals
 
-def acknowledging(on_stop, following=stop_signals._following):
-    def acknowledged(number):
-        print(number, flush=True)
-        on_stop(number)
+def acknowledging(receiver, number, receive=stop_signals._Receiver.receive):
+    print(number, flush=True)
+    receive(receiver, number)
 
-    return following(acknowledged)
-
-stop_signals._following, stop_signals.MERGED = acknowledging, 0.0
+stop_signals._Receiver.receive, stop_signals.MERGED, stop_signals.GRACE = acknowledging, 0.0, {grace}
 mutex, wait = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
 wait(mutex)
 
@@ -176,7 +175,7 @@ def report():
 
 is_busy = threading.Event()
 threading.Thread(target=report, daemon=True).start()
-with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
+with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals():
     sys.setswitchinterval(1000)  # no other thread runs before this one waits in C, where no handler can run
     is_busy.set()
     wait(mutex)
@@ -192,16 +191,15 @@ with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", {grace}):
         (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
     ],
 )
-def test_watch_ends_a_process_whose_main_thread_is_busy(sent, grace, code):
+def test_a_stop_signal_ends_a_command_whose_main_thread_is_busy(sent, grace, code):
     """As it does not while it waits for the device, or here in C for a mutex it holds itself. The process prints the
-    number of every stop signal it receives: two that are sent at once may come in either order, or as one."""
+    number of every signal it receives: two that are sent at once may come in either order, or as one."""
     command = [sys.executable, "-c", DEAF.format(grace=grace)]
     with started(command) as process:
         assert process.stdout.readline() == "ready\n"
         for name in sent:
             process.send_signal(signal.Signals[name])
-            if signal.Signals[name] in stop_signals.STOPPING:
-                assert process.stdout.readline() == f"{signal.Signals[name]:d}\n"
+            assert process.stdout.readline() == f"{signal.Signals[name]:d}\n"
         assert process.wait(timeout=240) == code
         assert process.stderr.read() == "bye\n"
 
@@ -214,8 +212,10 @@ from fedvg_jax.runs import stop_signals
 stop_signals.MERGED, again = {merged}, functools.partial(signal.raise_signal, signal.SIGTERM)
 
 def command():
-    with stop_signals.catch_signals():
+    with stop_signals.catch_signals() as requests:
         again()
+        while not requests.stop:
+            time.sleep(0.01)
     print("stopped", flush=True)
     time.sleep(0.5)
     again()
@@ -236,13 +236,14 @@ def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, line):
 UNSAVED = """
 import time
 from fedvg_jax.runs import stop_signals
-with stop_signals.catch_signals(), stop_signals.watch(lambda: "bye", 0.1, lambda: False):
+stop_signals.GRACE = 0.1
+with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals(lambda: False):
     print("ready", flush=True)
     time.sleep(1)
 """
 
 
-def test_watch_waits_for_unsaved_rounds():
+def test_a_stop_signal_waits_for_unsaved_rounds():
     with started([sys.executable, "-c", UNSAVED]) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
@@ -315,12 +316,6 @@ def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkey
     files.private_folder(folder, is_trusted=True)
 
 
-def test_cache_folder_with_a_non_utf_8_path_is_refused(tmp_path):
-    """JAX's compiler options accept no such path: the run would end with an internal message of pybind11."""
-    with pytest.raises(UsageError, match=r"\A[^\n]*udcff' is not UTF-8[^\n]*--cache-dir\Z"):
-        files.private_folder(tmp_path / os.fsdecode(b"\xff"), is_trusted=False)
-
-
 def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, capsys):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
@@ -360,3 +355,29 @@ def test_lost_terminal_changes_nothing_under_nohup():
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+HANGING_UP = """
+import signal, time
+from fedvg_jax.runs import stop_signals
+with stop_signals.end_at_once(lambda: "bye"):
+    with stop_signals.say_at_once(lambda: "bye, too"):
+        with stop_signals.catch_signals() as requests:
+            signal.raise_signal(signal.SIGHUP)
+            while not requests.stop:
+                time.sleep(0.01)
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+signal.raise_signal(signal.SIGHUP)
+print(requests.stop, flush=True)
+with stop_signals.end_at_once(lambda: "bye"):
+    signal.raise_signal(signal.SIGTERM)
+    signal.pause()
+"""
+
+
+def test_repeated_hang_up_ends_nothing_after_the_run_has_stopped_for_the_first():
+    """Shells and the kernel send it more than once, at any time before the process ends."""
+    with started([sys.executable, "-c", HANGING_UP]) as process:
+        shown, errors = process.communicate(timeout=240)
+    assert (process.returncode, shown, errors) == (143, "['SIGHUP']\n", "bye\n")

@@ -13,7 +13,6 @@ from small_sweeps import assert_equal_runs
 import fedvg_jax as fv
 from fedvg_jax.config import Config, Scaffold
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
 from fedvg_jax.runs import chunks, host_pool
 
@@ -111,15 +110,6 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     with hw.assumed(gpu._replace(memory_bytes=None)):
         assert host_pool.is_chosen(Config(pool="host"), 1)
         assert not host_pool.is_chosen(Config(), sizes[1])
-
-
-def test_options_that_copy_all_images_are_refused_where_memory_ends(monkeypatch):
-    monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
-    host_pool.refuse_copies(Config(), 2**40)
-    config = replace(Config(), validation=replace(Config().validation, pixel_noise=0.1))
-    host_pool.refuse_copies(config, 2**20)
-    with pytest.raises(UsageError, match=r"validation.pixel_noise 0.1 copies all images, 1,024.0 GiB"):
-        host_pool.refuse_copies(config, 2**40)
 
 
 # --- files read in place

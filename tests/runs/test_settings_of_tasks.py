@@ -31,9 +31,9 @@ def scores(num_classes, dtype=float):
 
 
 OUTPUTS = {
-    "one logit": (linear.TASK, r"got float32 of shape \(3,\) for B = 3"),
-    "too few classes": (scores(2), r"C >= 3 classes; got float32 of shape \(3, 2\)"),
-    "labels": (scores(3, int), r"got int32 of shape \(3, 3\)"),
+    "one logit": (linear.TASK, r"got float32 of shape \(7,\) for B = 7"),
+    "too few classes": (scores(2), r"C >= 3 classes; got float32 of shape \(7, 2\)"),
+    "labels": (scores(3, int), r"got int32 of shape \(7, 3\)"),
     "a dict": (predicting(lambda logit: {"logit": logit}), "got a dict"),
 }
 
@@ -70,7 +70,7 @@ def test_every_use_of_an_accuracy_needs_scores(consumer):
 def test_scores_of_sequences_have_an_axis_for_their_places():
     batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
     contracts.check_output(scores(2), batch, "it", "leave it", 2)
-    with pytest.raises(UsageError, match=r"it needs scores \[B, 5, C\].*shape \(3, 5\) for B = 3; leave it"):
+    with pytest.raises(UsageError, match=r"it needs scores \[B, 5, C\].*shape \(7, 5\) for B = 7; leave it"):
         contracts.check_output(linear.TASK, batch, "it", "leave it", 2)
 
 

@@ -244,9 +244,6 @@ def test_tiny_size_keeps_zipped_axes_of_which_it_has_no_setting(tmp_path):
         ("rounds = 3", "tiny", r"has no table \[tiny\]"),
         ("rounds = 3", "huge", "unknown scale 'huge'"),
         ("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]", "full", "lr is on two axes"),
-        ("[[zip]]\nlr = [0.1]\n[tiny]\nlr = 1.0", "tiny", r"\[tiny\] has lr, which a \[\[zip\]\] .*add zip = \[\]"),
-        ("[[zip]]\nlr = [0.1]\n[tiny.axes]\nlr = [1.0]", "tiny", r"\[tiny\] has lr, .*add zip = \[\]"),
-        ("[[zip]]\nfedvg.norm = ['l1']\n[tiny.fedvg]\nnorm = 'l2'", "tiny", r"\[tiny\] has fedvg.norm"),
     ],
 )
 def test_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, text, scale, message):

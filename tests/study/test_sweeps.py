@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shutil
 import signal
 import threading
@@ -300,21 +299,6 @@ def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
         fedvg_jax.run_sweep(base, AXES, tmp_path)
 
 
-def test_finished_point_without_its_files_is_refused_and_computed_once_it_is_deleted(base, tmp_path):
-    first = histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path))
-    point = tmp_path / "points" / "seed=1"
-    for name, problem in {"history.jsonl": "has 0 of 4 rounds", "config.json": "is missing"}.items():
-        (point / name).unlink()
-        with pytest.raises(UsageError, match=rf"{point} is finished, but {name} {problem}; delete that folder"):
-            fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
-    shutil.rmtree(point)
-    assert histories(fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)) == first
-    shutil.rmtree(point)
-    point.touch()
-    with pytest.raises(UsageError, match=rf"{point} is a file in the place of a point's folder; remove it"):
-        fedvg_jax.run_sweep(base, {"seed": [0, 1]}, tmp_path)
-
-
 @pytest.fixture
 def on_file(base, tmp_path):
     """(settings of runs on data in a file and on a partition from a file, function that writes both files)"""
@@ -329,50 +313,6 @@ def on_file(base, tmp_path):
     write()
     settings = {"dataset": "npz", "data_dir": data, "partition": "file", "partition_file": partition}
     return dataclasses.replace(base, model="mlp", clients=2, join_ratio=1.0, **settings), write
-
-
-@pytest.mark.parametrize(("name", "changed"), [("data", {"seed": 1}), ("partition", {"num_first": 150})])
-def test_no_point_is_trained_on_other_data_than_those_in_the_folder(on_file, tmp_path, name, changed):
-    config, write = on_file
-    out, few, many = tmp_path / "out", *({"seed": seeds, "partition_seed": [42]} for seeds in ("0:2", "0:4"))
-    first = fedvg_jax.run_sweep(config, few, out)
-    write(**changed)
-    more = fedvg_jax.run_sweep(config, many, out)
-    assert [histories(first)[r.name] for r in first] == [timeless(r.result.records) for r in more[:2]]
-    for result in more[2:]:
-        assert isinstance(result.result, Failure) and result.result.round == 0
-        assert re.fullmatch(
-            rf"mixed {name}: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/{result.name}, .*",
-            result.result.reason,
-        )
-    write()
-    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
-
-
-def test_a_partition_file_that_changes_is_noticed_where_every_seed_splits_it_anew(on_file, tmp_path):
-    config, write = on_file
-    out, (few, many) = (
-        tmp_path / "out",
-        ({("seed", "partition_seed"): [(n, n) for n in range(count)]} for count in (2, 3)),
-    )
-    fedvg_jax.run_sweep(config, few, out)
-    write(num_first=150)
-    failure = fedvg_jax.run_sweep(config, many, out)[2].result
-    assert isinstance(failure, Failure) and failure.reason.startswith("mixed clients: ")
-    write()
-    assert not any(isinstance(r.result, Failure) for r in fedvg_jax.run_sweep(config, many, out))
-
-
-def test_a_folder_that_holds_points_of_several_data_is_refused(on_file, tmp_path):
-    config, write = on_file
-    out = tmp_path / "out"
-    for folder, seed in ((out, 0), (tmp_path / "other", 1)):
-        write(seed)
-        fedvg_jax.run_sweep(config, {"seed": [0, 1]}, folder)
-    shutil.copytree(tmp_path / "other" / "points" / "seed=1", out / "points" / "seed=1", dirs_exist_ok=True)
-    line = rf"mixed data: \w{{12}} in {out}/points/seed=0, \w{{12}} in {out}/points/seed=1"
-    with pytest.raises(UsageError, match=line):
-        fedvg_jax.run_sweep(config, {"seed": [0, 1, 2]}, out)
 
 
 def test_an_axis_of_folders_has_data_of_their_own(on_file, tmp_path):

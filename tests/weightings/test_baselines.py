@@ -1,6 +1,5 @@
-"""The rules FedVG is measured against, the other signals, and the grammar that names them."""
+"""The rules FedVG is measured against, and the other signals."""
 
-import math
 from dataclasses import replace
 
 import jax
@@ -10,9 +9,8 @@ import pytest
 import worlds
 
 from fedvg_jax import config
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, parse_weighting
-from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Data, Report, Returns, Task, UsageError, Variables
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Report, Returns, UsageError
 from fedvg_jax.engine import evaluate
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import baselines, basic, signals
@@ -91,11 +89,6 @@ def test_permuting_the_clients_permutes_the_weights(x64):
     before, after = weights_of(), weights_of(order, SAMPLES[order])
     for name in NAMES:
         np.testing.assert_allclose(after[name], before[name][order], rtol=1e-9, err_msg=name)
-
-
-def test_equal_clients_have_equal_weights(x64):
-    for name, weights in weights_of(K * [1], K * [5]).items():
-        np.testing.assert_allclose(weights, np.full(K, 1 / K), rtol=1e-9, err_msg=name)
 
 
 def test_absent_clients_have_weight_zero_and_the_others_keep_their_ratios(x64):
@@ -179,19 +172,10 @@ def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_leng
     np.testing.assert_allclose(cosine, 1, rtol=1e-12)
 
 
-def test_fltrust_shortens_long_updates_and_gives_opposed_updates_weight_zero(x64):
-    """Client 0 sends ten times its update: what it contributes, s_k delta_k, does not grow against the others'."""
-    model, clients = worlds.variables(), clients_of(range(K))
-    before = weights_of()["fltrust"]
-    trusted = int(np.argmax(before))
-
-    def sent(factor):
-        moved = jax.tree.map(lambda p, c: c.at[trusted].set(p + factor * (c[trusted] - p)), model, clients)
-        return weights_of(clients=moved)["fltrust"]
-
-    scaled, others = sent(10), np.arange(K) != trusted
-    np.testing.assert_allclose(10 * scaled[trusted] / scaled[others].sum(), before[trusted] / before[others].sum())
-    assert sent(-1)[trusted] == 0
+def test_fltrust_gives_opposed_updates_weight_zero(x64):
+    model, clients, trusted = worlds.variables(), clients_of(range(K)), int(np.argmax(weights_of()["fltrust"]))
+    opposed = jax.tree.map(lambda p, c: c.at[trusted].set(2 * p - c[trusted]), model, clients)
+    assert weights_of(clients=opposed)["fltrust"][trusted] == 0
 
 
 @worlds.jit
@@ -224,50 +208,6 @@ def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_gradient(x64):
 # --- signals
 
 
-def test_fisher_is_the_mean_over_examples_of_squared_gradients(x64):
-    reports, returns = returned()
-    report, data = tree.take(reports, 0), returns.data
-
-    @jax.vmap
-    def squared(row):
-        grads = jax.grad(worlds.TASK.loss, has_aux=True)
-        gradients, _ = grads(*report.variables, *tree.gather(data.pool, row[None]), False)
-        return jax.tree.map(jnp.square, gradients)
-
-    rules = [signals.fisher(worlds.TASK, most) for most in (1, 200, 2**26)]
-    rows = jnp.asarray(WORLD.val)
-    squares, actual = worlds.jit(lambda: (squared(rows), [rule({}, report, data) for rule in rules]))()
-    expected = jax.tree.map(lambda x: x.mean(0), squares)
-    for of_rule in actual:
-        worlds.assert_close(of_rule, expected, 1e-12)
-
-
-def contradiction():
-    """Logistic regression on two copies of x = (3, 4) with labels 0 and 1."""
-
-    def loss(params, stats, batch, mask, train):
-        x, y = batch
-        z = x @ params["w"]
-        losses = jnp.where(mask, jax.nn.softplus(z) - y * z, 0)
-        return losses.sum() / jnp.maximum(mask.sum(), 1).astype(z.dtype), stats
-
-    variables = Variables({"w": jnp.zeros(2)}, {})
-    task = Task(lambda key: variables, loss, None, None, None, lambda path: path)
-    rows = jnp.array([[0, 1]])
-    pool = (jnp.array([[3.0, 4.0], [3.0, 4.0]]), jnp.array([0.0, 1.0]))
-    return task, Report(variables, jnp.int32(2), variables.params), Data(pool, rows, rows, rows)
-
-
-def test_two_opposite_labels_have_zero_mean_gradient_and_a_positive_fisher_trace(x64):
-    """At w = 0, p = 1/2: gradients (p - y) x = +-x / 2, of mean 0; their squares sum to p (1 - p) |x|^2 = 25 / 4."""
-    task, report, data = contradiction()
-    gradient = signals.normed(signals.validation_gradient(task, False, 1), norms.l1)
-    trace = signals.normed(signals.fisher(task), norms.l1)
-    actual = worlds.jit(lambda: (gradient({}, report, data), trace({}, report, data)))()
-    assert actual[0] == {"w": 0}
-    np.testing.assert_allclose(actual[1]["w"], 25 / 4, rtol=1e-12)
-
-
 def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
     """Whether it is named as the norm, as the signal, or as both."""
     reports, returns = returned()
@@ -285,65 +225,13 @@ def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
         np.testing.assert_allclose(weights.params["fc1"]["kernel"], raw / raw.sum(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("signal", config.SETTINGS["fedvg.signal"].names)
-@pytest.mark.parametrize("norm", ["l1", "l2", "spectral", "spectral_l2"])
-def test_every_signal_goes_with_every_norm(signal, norm):
-    rule = make("fedvg", signal=signal, norm=norm)
-    reports, returns = returned()
-    shapes = jax.eval_shape(lambda report: rule.signal(worlds.hyper(), report, returns.data), tree.take(reports, 0))
-    assert jax.tree.structure(shapes) == jax.tree.structure(returns.variables.params)
-    assert all(leaf.shape == () for leaf in jax.tree.leaves(shapes))
-
-
-# --- the grammar
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("fedvg", "fedvg"),
-        ("samples+fedvg", Mean("samples", "fedvg")),
-        ("permuted(fedvg)", Permuted("fedvg")),
-        ("permuted(samples+fedvg)", Permuted(Mean("samples", "fedvg"))),
-        ("permuted(fedvg)+samples", Mean(Permuted("fedvg"), "samples")),
-        ("samples+permuted(fedvg+native)", Mean("samples", Permuted(Mean("fedvg", "native")))),
-    ],
-)
-def test_a_weighting_is_a_name_a_permutation_or_the_mean_of_two(text, rule):
-    assert parse_weighting(text) == rule
-    assert make(text).weigh
+# --- names
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("fltrst", "did you mean 'fltrust'"),
-        ("samples+fedgv", "did you mean 'fedvg'"),
-        ("permuted(fedgv)", "unknown weighting 'fedgv'"),
-        ("permuted", r"did you mean 'permuted\(NAME\)'"),
-        ("permuted(fedvg", "unknown weighting"),
-        ("a+b+c", "one rule or the mean of two"),
-        ("samples+", "unknown weighting ''"),
-    ],
+    [("samples+fedgv", "did you mean 'fedvg'"), ("permuted", r"did you mean 'permuted\(NAME\)'")],
 )
 def test_an_unknown_weighting_is_reported(text, message):
     with pytest.raises(UsageError, match=message):
         config.check(replace(config.Config(), weighting=text))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"include": "("}, "not a regular expression"),
-        ({"norm": "delta", "signal": "fisher"}, "got signal fisher"),
-        ({"signal": "nosuch"}, "unknown fedvg.signal"),
-        ({"layer": "nosuch"}, "unknown fedvg.layer"),
-        ({"stats": "nosuch"}, "unknown fedvg.stats"),
-        ({"fit_steps": 0}, "fedvg.fit_steps must be >= 1"),
-        ({"fit_rate": math.inf}, "fedvg.fit_rate must be > 0"),
-    ],
-    ids=str,
-)
-def test_contradictory_options_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        config.check(replace(config.Config(), fedvg=config.FedVG(**options)))

@@ -63,19 +63,6 @@ def test_drift_is_the_l2_norm_of_the_update_over_all_tensors():
     assert recorded.client_drift({}, report, None) == 5
 
 
-def test_fisher_trace_is_the_mean_squared_norm_of_the_gradients_of_examples():
-    """A model w'x with loss (w'x - y)^2 / 2 has gradients (w'x - y) x; here of norms 1 and 2."""
-
-    def loss(params, stats, batch, mask, train):
-        return jnp.where(mask, jnp.square(batch.x @ params["w"] - batch.y) / 2, 0).sum(), stats
-
-    task = Task(None, loss, None, None, None, None)
-    batch = Batch(jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, 1.0]))
-    data = Data(batch, None, np.array([[0], [1]]), None)
-    report = Report(Variables({"w": jnp.zeros(2)}, {}), None, None)
-    assert recorded.client_fisher_trace(task)({}, report, data) == pytest.approx((1 + 4) / 2)
-
-
 def test_joint_fisher_of_every_tensor_is_the_mean_squared_norm_of_its_gradients():
     """Beside w'x with gradients of norms 1 and 2, a bias has gradients -1 and -1; the mean's square is less."""
 
@@ -113,14 +100,6 @@ def test_confusion_matrix_gives_the_recorded_accuracies(runs):
         matrix = np.array(record["test_confusion"])
         assert record["test_accuracy"] == pytest.approx(np.trace(matrix) / matrix.sum())
         assert record["test_balanced_accuracy"] == pytest.approx((np.diag(matrix) / matrix.sum(1)).mean())
-
-
-@pytest.mark.slow
-def test_cohort_in_blocks_records_the_same(runs):
-    held = fv.run(dataclasses.replace(SMALL, record=RECORD, hold=2), data=IMAGES)
-    for name in RECORD.split(","):
-        stored = (np.array(history.records[0][name]) for history in (held, runs[1]))
-        assert next(stored) == pytest.approx(next(stored), rel=1e-4)
 
 
 def test_unknown_record_is_refused_with_a_suggestion():

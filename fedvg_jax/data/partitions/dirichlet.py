@@ -24,9 +24,6 @@ _WIDTH = 6
 _ELEMENTS = 2**18
 """Gamma variates of a full bulk: 1 MB, which fits the processor's cache."""
 
-_MIN_CHANCE = 1e-3
-"""Drawing is refused where the chance that any draw succeeds is below this bound."""
-
 
 class Draw(NamedTuple):
     """A successful draw."""
@@ -60,13 +57,12 @@ def bulk(
         progress: called after each bulk of candidates.
 
     Raises:
-        UsageError: none of `max_draws` candidates succeeds, or the chance that one does is below 0.1 %.
+        UsageError: none of `max_draws` candidates succeeds.
 
     >>> drawn = bulk(np.array([0, 0, 0, 1, 1, 1]), 2, 100.0, np.random.default_rng(0), min_samples=2)
     >>> sorted(np.concatenate(drawn.rows).tolist()), min(map(len, drawn.rows)) >= 2
     ([0, 1, 2, 3, 4, 5], True)
     """
-    _refuse_hopeless(labels, num_clients, alpha, min_samples, max_draws)
     members = _members(labels)
     counts = np.array([len(rows) for rows in members])
     done, size = 0, 16
@@ -111,7 +107,6 @@ def official(
 
     Source: FL-bench's Dirichlet partition as FedVG's official code runs it.
     """
-    _refuse_hopeless(labels, num_clients, alpha, min_samples, max_draws)
     members = _members(labels)
     for attempt in range(1, max_draws + 1):
         cuts = np.array([_official_cuts(stream, rows, num_clients, alpha) for rows in members])
@@ -151,38 +146,6 @@ def log_shares(stream: np.random.Generator, alpha: float, num_classes: int, num_
     """Returns [C, K] logarithms of p_c ~ Dirichlet(alpha 1_K), finite for any alpha > 0."""
     logs = _log_gamma(stream, alpha, (num_classes, num_clients)).astype(np.float64)
     return logs - np.logaddexp.reduce(logs, 1, keepdims=True)
-
-
-def success_bound(counts: np.ndarray, num_clients: int, alpha: float) -> float:
-    """Returns an upper bound of the chance that one draw gives each of K clients a row.
-
-    Let class c have n_c rows and its largest share be 1 - e. For e < 1 / n_c, the client of that share holds all rows
-    of c except at most one, which truncation leaves to the last client. A draw therefore succeeds only
-
-    - if e >= 1 / n_c for some c: by Markov's inequality, with max p >= sum_k p_k^2, the chance is at most
-      sum_c n_c E[1 - sum_k p_ck^2] = T (K - 1) alpha / (K alpha + 1); or
-    - if the clients of the C largest shares, which are independent and uniform, include all clients except possibly
-      the last: with negatively associated counts, at most (1 - (1 - 1 / K)^C)^(K - 1), and 0 for C < K - 1.
-
-    Args:
-        counts: [C] rows of each class.
-        num_clients: K.
-        alpha: concentration, > 0.
-
-    >>> success_bound(np.array([500, 500]), 10, 1e-300) < 1e-290, success_bound(np.array([500, 500]), 10, 1.0)
-    (True, 1.0)
-    """
-    classes = len(counts)
-    divided = float(counts.sum()) * (num_clients - 1) * alpha / (num_clients * alpha + 1)
-    covered = (1 - (1 - 1 / num_clients) ** classes) ** (num_clients - 1) if classes >= num_clients - 1 else 0.0
-    return min(1.0, divided + covered)
-
-
-def _refuse_hopeless(labels: np.ndarray, num_clients: int, alpha: float, min_samples: int, max_draws: int) -> None:
-    """Raises a UsageError where `max_draws` draws would most likely all fail, before the first one."""
-    counts = np.bincount(labels)
-    if min_samples >= 1 and max_draws * success_bound(counts[counts > 0], num_clients, alpha) < _MIN_CHANCE:
-        raise _exhausted(num_clients, alpha, min_samples, max_draws, "would give")
 
 
 def _members(labels: np.ndarray) -> list[np.ndarray]:
@@ -263,9 +226,9 @@ def _log_gamma(stream: np.random.Generator, shape: float, size: tuple[int, ...])
     return np.log(boosted) - stream.standard_exponential(size, np.float32) / np.float32(max(shape, 1e-30))
 
 
-def _exhausted(num_clients: int, alpha: float, min_samples: int, draws: int, verb: str = "gave") -> UsageError:
+def _exhausted(num_clients: int, alpha: float, min_samples: int, draws: int) -> UsageError:
     draws_of_alpha = f"none of {draws:,} draws of Dirichlet alpha {alpha}"
     return UsageError(
-        f"{draws_of_alpha} {verb} each of {num_clients} clients {min_samples} samples:"
+        f"{draws_of_alpha} gave each of {num_clients} clients {min_samples} samples:"
         " use fewer clients, a larger alpha, a smaller --min-samples, or --min-samples-rule top_up"
     )

@@ -63,7 +63,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
 def _members(file: Path) -> Any:
     """Returns the value of a .json file, or the arrays of an .npz file whose names a layout has."""
     if file.suffix == ".json":
-        return files.read_json(file, unique_keys=True)
+        return files.read_json(file)
     files.refuse_special(file)
     return npz.read(file, _MEMBERS.union(name for name in npz.member_names(file) if _is_number(name)))
 
@@ -210,17 +210,4 @@ def _refuse_overlap(parts: Partition, num_samples: int, source: object) -> None:
     values, counts = np.unique(rows, return_counts=True)
     if (counts > 1).any():
         row = values[counts.argmax()]
-        raise UsageError(f"{source}: row {row} occurs {counts.max()} times, {_places(parts, row)}; give it once only")
-
-
-def _places(parts: Partition, row: int) -> str:
-    """Returns which clients hold a row, and in which parts unless all hold it for training.
-
-    >>> _places(Partition([[0], [0, 1]], [[], [2]], [[], []]), 0)
-    'in clients 0 and 1'
-    """
-    holders = [(k, name) for name, part in parts._asdict().items() for k, held in enumerate(part) if row in held]
-    if all(name == "train" for _, name in holders):
-        words = "clients" if len(holders) > 1 else "client"
-        return f"in {words} {' and '.join(str(k) for k, _ in holders[:3])}"
-    return f"in {' and '.join(f'{name} of client {k}' for k, name in holders[:3])}"
+        raise UsageError(f"{source}: row {row} occurs {counts.max()} times; give it once only")

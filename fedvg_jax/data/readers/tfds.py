@@ -6,7 +6,6 @@ Only `download` uses the network. Its only caller is `python -m fedvg_jax.prepar
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from pathlib import Path
@@ -60,7 +59,6 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unp
     Raises:
         UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
     """
-    _refuse_no_utf8(data_dir)
     prepared = _find(data_dir, parse(name))
     members = sorted(path for path in prepared.iterdir() if path.is_file())
     sources = [str(name), cache.Folder(data_dir, members), f"{how.get('size')}"]
@@ -78,7 +76,6 @@ def download(name: str, data_dir: Path) -> None:
         UsageError: the download or the preparation fails.
     """
     parse(name)
-    _refuse_no_utf8(data_dir)
     tfds = _library()
     try:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
@@ -87,16 +84,6 @@ def download(name: str, data_dir: Path) -> None:
         raise UsageError(
             f"{PREFIX}{name} cannot be downloaded into {data_dir} ({files.reason(error)}){remedy}"
         ) from error
-
-
-def _refuse_no_utf8(data_dir: Path) -> None:
-    """Raises a UsageError for a path that is not UTF-8, which the C++ readers of ArrayRecord cannot open."""
-    try:
-        os.path.realpath(data_dir).encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"--data-dir {str(data_dir)!r} is not UTF-8, which data sets of {PREFIX} need; rename it"
-        ) from None
 
 
 def _find(data_dir: Path, name: Name) -> Path:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import SETTINGS, Config
@@ -117,36 +114,16 @@ def refuse_other_sources(
     ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
     if ran != passed:
         raise UsageError(
-            f"{folder} ran with {_own(ran)}, this run has {_own(passed)}; pass the same objects to fedvg_jax.run"
+            f"{folder} ran with these objects from Python: {', '.join(ran) or 'none'}; this run has"
+            f" {', '.join(passed) or 'none'}; pass the same objects to fedvg_jax.run"
         )
     for name, digest in digests.items():
         stored = manifest.get(name, digest)
         if stored != digest and name == "hyperparameters":
-            values, others = (_shortest_numbers(str(text)) for text in (stored, digest))
-            with_values = f"with {values or 'no given hyperparameters'}, not {others or 'none'}"
-            raise UsageError(f"{folder} ran {with_values}; pass the same")
+            values, others = stored or "no given hyperparameters", digest or "none"
+            raise UsageError(f"{folder} ran with {values}, not {others}; pass the same")
         if stored != digest:
             raise UsageError(
                 f"{folder} ran on {'other data' if name == 'data' else f'another {name}'} (its manifest.json); give the"
                 " files it ran on"
             )
-
-
-def _own(names: Sequence[str]) -> str:
-    """Returns objects from Python as a text.
-
-    >>> _own(["algorithm", "task", "weighting"]), _own([])
-    ('its own algorithm, task and weighting', "the config's algorithm, task and weighting")
-    """
-    *first, last = names or ("",)
-    listed = f"{', '.join(first)} and {last}" if first else last
-    return f"its own {listed}" if names else "the config's algorithm, task and weighting"
-
-
-def _shortest_numbers(text: str) -> str:
-    """Returns the text with each float32 number at its shortest, as the user wrote it.
-
-    >>> _shortest_numbers("T=0.10000000149011612, b1=0.5")
-    'T=0.1, b1=0.5'
-    """
-    return re.sub(r"\d+\.\d{8,}(e[+-]?\d+)?", lambda number: str(np.float32(number[0])), text)

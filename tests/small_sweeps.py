@@ -1,6 +1,9 @@
-"""Small points of sweeps, and their results without times."""
+"""Small points of sweeps, and results of runs without times."""
 
 from pathlib import Path
+
+import jax
+import numpy as np
 
 from fedvg_jax.config import Config
 
@@ -13,6 +16,12 @@ def base_config(cache_dir: Path) -> Config:
 def timeless(records) -> list[dict]:
     """Records without the seconds, which differ from run to run."""
     return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def assert_equal_runs(one, other) -> None:
+    """The same records and the same final model, in every bit."""
+    assert timeless(one.records) == timeless(other.records)
+    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
 
 
 def histories(results) -> dict[str, list[dict]]:

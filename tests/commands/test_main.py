@@ -52,7 +52,7 @@ def test_all_options_are_in_the_long_help_once(capsys):
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 
-def test_help_does_not_import_jax():
-    code = "import sys; from fedvg_jax import sim; sim.main(['--help']);"
-    code += "sys.exit('jax' in sys.modules)"
+def test_help_and_mistakes_import_neither_jax_nor_matplotlib():
+    code = "import sys; from fedvg_jax import prepare, sim; sim.main(['--help']); prepare.main(['--help']);"
+    code += "prepare.main(['nosuch']); sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

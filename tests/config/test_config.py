@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from files import usage_error
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,23 +45,21 @@ def test_flatten_and_apply_are_inverse():
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        *(("alpha", v) for v in (0.0, -1.0, float("nan"), float("inf"))),
-        *(("join_ratio", v) for v in (0.0, 1.01, float("nan"))),
-        *((name, 0) for name in ("clients", "rounds", "local_epochs", "eval_every", "min_samples")),
-        ("batch_size", 0),
-        *((name, v) for name in ("seed", "partition_seed") for v in (-1, 2**32)),
-        *((name, v) for name in ("lr", "fedvg.eps") for v in (0.0, float("nan"))),
-        *((name, v) for name in ("test_ratio", "val_ratio") for v in (0.0, 1.0, 0.95)),
-        *(("lanes", v) for v in ("0", "some", "-1", "")),
-        *((name, "nosuch") for name in ("dataset", "model", "algorithm", "weighting", "partition", "conv")),
-        *((name, "nosuch") for name in ("min_samples_rule", "fedvg.norm", "fedvg.granularity", "fedvg.mode")),
-        *(("weighting", v) for v in ("samples+nosuch", "samples+", "uniform+samples+fedvg")),
+        *(("alpha", v) for v in (0.0, float("nan"), float("inf"))),
+        ("join_ratio", 1.01),
+        ("clients", 0),
+        ("seed", 2**32),
+        ("lr", 0.0),
+        ("fedvg.eps", float("nan")),
+        ("test_ratio", 0.95),
+        *(("lanes", v) for v in ("0", "some")),
+        *((name, "nosuch") for name in ("dataset", "weighting", "fedvg.norm")),
+        *(("weighting", v) for v in ("samples+nosuch", "samples+", "uniform+samples+fedvg", "permuted(samples")),
     ],
 )
 def test_value_out_of_range_is_one_line_naming_the_setting(setting, value):
-    with pytest.raises(UsageError) as error:
+    with usage_error(setting):
         config.check(config.apply(Config(), {setting: value}, "test"))
-    assert setting in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -68,28 +67,26 @@ def test_value_out_of_range_is_one_line_naming_the_setting(setting, value):
     [
         ("alhpa = 1.0", "did you mean 'alpha'"),
         ("[fedgv]\nnorm = 'l1'", "did you mean 'fedvg.norm'"),
-        ("alpha = 'x'", "alpha must be a float"),
         ("rounds = 2.5", "rounds must be an int"),
-        ("rounds = true", "rounds must be an int"),
-        ("fedvg = 3", "unknown setting 'fedvg'"),
+        ("lr = {}", "lr"),
+        ("[fedvg.norm]", "fedvg.norm"),
         ("alpha = = 1", "not valid TOML"),
+        ("\0", "not valid TOML"),
     ],
 )
 def test_mistake_in_a_file_names_the_file_and_the_remedy(tmp_path, text, message):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(UsageError) as error:
+    with usage_error(str(path), message):
         config.apply(Config(), config.read_toml(path), str(path))
-    assert message in str(error.value) and str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "not text"])
-def test_unreadable_file_is_one_line(tmp_path, content):
-    path = tmp_path / "mine.toml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"mine\.toml"):
-        config.read_toml(path)
+def test_files_are_read_with_a_mark_of_utf_8_and_refused_if_missing_or_without_end(tmp_path):
+    (tmp_path / "marked.toml").write_text("rounds = 3", encoding="utf-8-sig")
+    assert config.read_toml(tmp_path / "marked.toml") == {"rounds": 3}
+    for path, message in ((tmp_path / "mine.toml", "cannot read"), (Path("/dev/zero"), "more than")):
+        with usage_error(message):
+            config.read_toml(path)
 
 
 def _written(rule) -> str:
@@ -109,42 +106,11 @@ def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
 
 
 @pytest.mark.parametrize(
-    "text", ["(samples+fedvg)", "permuted(samples", "samples+fedvg)", "a+", "samples+fedvg+uniform"]
-)
-def test_malformed_weighting_is_refused(text):
-    with pytest.raises(UsageError, match="weighting"):
-        parse_weighting(text)
-
-
-@pytest.mark.parametrize("text", ["lr = {}", "[lr]", "fedvg.norm = {}", "[fedvg.norm]", "[fedvgg]", "resume = {}"])
-def test_an_empty_table_in_place_of_a_setting_is_refused(tmp_path, text):
-    path = tmp_path / "c.toml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=r"lr|fedvg\.norm|fedvgg|resume"):
-        config.apply(Config(), config.read_toml(path), str(path))
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
-def test_a_file_of_an_editor_that_marks_utf_8_is_read(tmp_path):
-    path = tmp_path / "marked.toml"
-    path.write_text("rounds = 3", encoding="utf-8-sig")
-    assert config.read_toml(path) == {"rounds": 3}
-
-
-def test_a_config_file_without_end_is_refused():
-    with pytest.raises(UsageError, match="more than"):
-        config.read_toml(Path("/dev/zero"))
-
-
-@pytest.mark.parametrize(
     ("wrong", "right"),
     [
-        ("learning_rate", "lr"), ("epochs", "local_epochs"), ("num_clients", "clients"), ("batch", "batch_size"),
-        ("num_rounds", "rounds"), ("optimizer", "optimiser"), ("normalize", "normalise"),
-        ("fraction", "join_ratio"),
-        ("mu", "fedprox.mu"), ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"),
-        ("wd", "weight_decay"),
-        ("eval_interval", "eval_every"), ("aggregation", "weighting"), ("strategy", "algorithm"), ("rouns", "rounds"),
+        ("learning_rate", "lr"), ("epochs", "local_epochs"), ("optimizer", "optimiser"), ("mu", "fedprox.mu"),
+        ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"), ("aggregation", "weighting"),
+        ("rouns", "rounds"),
     ],
 )  # fmt: skip
 def test_unknown_name_suggests_the_closest(tmp_path, wrong, right):
@@ -157,7 +123,7 @@ def trimmed(clients, trim):
     return Config(clients=clients, join_ratio=1.0, weighting="uniform", robust=Robust(rule="trimmed_mean", trim=trim))
 
 
-@pytest.mark.parametrize(("clients", "smallest"), [(3, 0.34), (7, 0.15), (9, 0.12), (10, 0.1), (999, 0.0011)])
+@pytest.mark.parametrize(("clients", "smallest"), [(3, 0.34), (10, 0.1), (999, 0.0011)])
 def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_is_named(clients, smallest):
     with pytest.raises(UsageError) as error:
         config.check(trimmed(clients, 0.99 / clients))
@@ -167,25 +133,18 @@ def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_i
         config.check(trimmed(clients, trim))
 
 
-@given(st.text(), st.sampled_from(["out", "dataset", "fedvg.include", "model", "lanes", "nosuch"]))
-def test_error_is_one_printable_line_for_any_text(text, name):
-    try:
-        config.check(config.apply(Config(), {name: text}, "test"))
-    except UsageError as error:
-        assert str(error).isprintable() and str(error)
-
-
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("devices", "9" * 5000), ("devices", "²"), ("lanes", "٣"), ("tuning.steps", 2**32 - 1),
-        ("fedvg.fit_steps", 2**32 - 1), ("out", "a\udcffb"), ("config", "a\udcffb.toml"),
+        ("devices", "9" * 5000), ("lanes", "٣"), ("tuning.steps", 2**32 - 1), ("out", "a\udcffb"),
+        ("weighting", "permuted(" * 2000 + "fedvg" + ")" * 2000), ("fedvg.include", "(" * 3000),
+        ("fedvg.include", "a{99999999999}"),
     ],
 )  # fmt: skip
 def test_unusable_value_is_refused_in_a_short_line(setting, value):
     with pytest.raises(UsageError, match=setting) as error:
-        config.check(config.apply(Config(), {setting: value}, "test"))
-    assert len(str(error.value)) < 250
+        config.check(config.apply(Config(weighting="generalised"), {setting: value}, "test"))
+    assert len(str(error.value)) < 400
 
 
 SCALARS = [name for name, setting in config.SETTINGS.items() if setting.facts.hyper and name != "rounds"]
@@ -210,16 +169,3 @@ def test_every_hyperparameter_of_a_round_must_fit_float32():
                 after = config.apply(before, {name: 0.34375}, "test")
                 old, new = (registry.make_hyper(made) for made in (before, after))
                 assert all(old[h] == new[h] for h in old) or name in SCALARS, name
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("weighting", "permuted(" * 2000 + "fedvg" + ")" * 2000),
-        *(("fedvg.include", text) for text in ("(" * 3000, "a{99999999999}", "(" * 3000 + ")" * 3000)),
-    ],
-)
-def test_text_that_exhausts_python_is_one_short_line(setting, value):
-    with pytest.raises(UsageError, match=setting) as error:
-        config.check(config.apply(Config(weighting="generalised"), {setting: value}, "test"))
-    assert len(str(error.value)) < 400

@@ -5,16 +5,13 @@ import io
 import json
 import math
 
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedvg_jax import config, data, sim
+from fedvg_jax import config, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import draw
-from fedvg_jax.data.readers import cifar, npz
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 
@@ -95,57 +92,3 @@ def test_any_bytes_as_a_history(folder, content):
     (folder / "history.jsonl").write_bytes(content)
     with allow_usage_error():
         assert [r["round"] for r in history.read(folder)] == list(range(1, content.count(b"\n") + 1))
-
-
-@given(
-    st.lists(st.integers(0, 5), max_size=60),
-    st.sampled_from(["dirichlet", "official"]),
-    st.integers(-1, 9),
-    st.floats(1e-3, 1e6) | st.sampled_from([0.0, -1.0, 1e-300, 1e-8, 1e300, math.inf, math.nan]),
-    st.floats(0, 1),
-    st.floats(0, 1),
-)
-@example([0, 1] * 20, "dirichlet", 4, 1e-300, 0.25, 0.1)
-@example([0, 1] * 20, "official", 4, 1e-300, 0.25, 0.1)
-@example([0, 1] * 20, "official", 4, 1e300, 0.25, 0.1)
-@example([0, 1] * 20, "dirichlet", 4, 1e30, 0.25, 0.1)
-@example([0, 1] * 20, "official", 4, 1e30, 0.25, 0.1)
-def test_any_partition_is_a_disjoint_cover(labels, kind, num_clients, alpha, test_ratio, val_ratio):
-    ratios = {"test_ratio": test_ratio, "val_ratio": val_ratio}
-    with allow_usage_error():
-        made = draw.draw_partition(
-            np.array(labels, np.int32), kind=kind, num_clients=num_clients, alpha=alpha, min_samples=1,
-            rule="top_up", **ratios,
-        )  # fmt: skip
-        rows = np.concatenate([mine for part in made for mine in part])
-        assert np.array_equal(np.sort(rows), np.arange(len(labels)))
-        assert all(len(part) == num_clients for part in made)
-
-
-RECORD = 1 + cifar.PIXELS
-
-
-@given(st.lists(st.binary(max_size=8) | st.integers(0, 2).map(lambda n: bytes([n]) * RECORD), max_size=3))
-def test_any_bytes_as_a_cifar_file(folder, parts):
-    for name in cifar.FILES:
-        (folder / name).write_bytes(bytes(RECORD))
-    (folder / cifar.FILES[1]).write_bytes(b"".join(parts))
-    with allow_usage_error():
-        got = data.load("cifar10", folder)
-        assert got.x.shape == (len(got.y), 32, 32, 3) and set(got.y) <= set(range(10))
-
-
-ARRAYS = st.tuples(
-    st.sampled_from([np.uint8, np.int64, np.float32, bool, "U3", np.complex64, np.uint64]),
-    st.lists(st.integers(0, 3), max_size=5),
-    st.integers(0, 2**64 - 1),
-).map(lambda a: np.full(a[1], a[2] % 7 if a[2] % 2 else a[2]).astype(a[0]))
-
-
-@given(st.dictionaries(st.sampled_from([*npz.KEYS[0][0], *npz.KEYS[1][0], *npz.KEYS[2][0], "class_names"]), ARRAYS))
-def test_any_arrays_as_an_npz_file(folder, arrays):
-    np.savez(folder / "set.npz", **arrays)
-    with allow_usage_error():
-        got = data.load("npz", folder / "set.npz")
-        assert got.x.dtype == np.uint8 and got.x.ndim == 4 and len(got.x) == len(got.y) > 0
-        assert got.y.min() >= 0 and got.y.max() < len(got.class_names)

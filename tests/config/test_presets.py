@@ -1,10 +1,10 @@
 """Shorthands `--method` and `--fidelity`: the paper's methods, and the behaviour of the published code."""
 
 import pytest
+from files import usage_error
 
 from fedvg_jax import config, sim
 from fedvg_jax.config import presets
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import registry
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
@@ -27,7 +27,7 @@ def test_method_is_an_algorithm_and_its_weights():
         assert (made.algorithm, made.weighting.replace("native", native)) == expected
 
 
-@pytest.mark.parametrize("weighting", [*config.WEIGHTINGS, "permuted(fedvg)", "samples+val_loss"])
+@pytest.mark.parametrize("weighting", ["uniform", "fedvg", "permuted(fedvg)", "samples+val_loss"])
 def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting):
     alone = config.Config(method=weighting)
     assert (alone.algorithm, alone.weighting) == ("fedavg", weighting)
@@ -38,22 +38,15 @@ def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting)
         assert (made.algorithm, made.weighting) == (algorithm, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in SIX if name != "fedavg"])
-def test_method_overrides_its_settings_in_the_file(name, tmp_path):
+def test_method_overrides_its_settings_in_the_file(tmp_path):
     """A run of the method does not depend on settings that another run left in a file."""
-    settings = presets.METHODS[name]
     file = tmp_path / "other.toml"
-    numbers = {setting: value for setting, value in settings.items() if isinstance(value, float)}
-    file.write_text("".join(f"{setting} = {value / 2}\n" for setting, value in numbers.items()))
-    parsed = config.flatten(parse("--config", file, "--method", name))
-    assert {setting: parsed[setting] for setting in settings} == settings
-
-
-def test_options_of_a_method_are_the_defaults_of_its_algorithm():
-    """`--algorithm NAME` and `--method NAME` are then the same algorithm."""
     for name in SIX[1:]:
-        own = {setting: value for setting, value in presets.METHODS[name].items() if "." in setting}
-        assert own and own.items() <= config.flatten(config.Config()).items()
+        settings = presets.METHODS[name]
+        numbers = {setting: value for setting, value in settings.items() if isinstance(value, float)}
+        file.write_text("".join(f"{setting} = {value / 2}\n" for setting, value in numbers.items()))
+        parsed = config.flatten(parse("--config", file, "--method", name))
+        assert {setting: parsed[setting] for setting in settings} == settings
 
 
 @pytest.mark.parametrize("method_first", [True, False])
@@ -88,15 +81,11 @@ def test_method_and_flags_of_the_command_line_override_the_file(file):
     ("args", "message"),
     [
         (["--method", "fedvgg"], "did you mean 'fedvg'"),
-        (["--method", "nosuch"], "allowed: fedavg, fedavgm"),
-        (["--method", "scaffold+fedgv"], "did you mean 'scaffold+fedvg'"),
-        (["--method", "fedavg+"], "unknown method 'fedavg+'"),
         (["--method", "uniform+fedvg+samples"], "unknown method 'uniform+fedvg+samples'"),
         (
             ["--method", "fedavg,fedprox"],
             "several values are for python -m fedvg_jax.sweep, separated by spaces: fedavg",
         ),
-        (["--seed", "0:3"], "several values are for python -m fedvg_jax.sweep, separated by spaces: 0:3"),
         (["--alpha", "0.05", "0.5"], "a flag takes one value here; python -m fedvg_jax.sweep takes several"),
         (["--method"], "--method needs a name"),
         (["--fidelity", "offical"], "did you mean 'official'"),
@@ -108,10 +97,9 @@ def test_unknown_name_is_one_line_and_exit_code_two(capsys, args, message):
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-@pytest.mark.parametrize("value", ['"fedvgg"', "3", "true", "[]", '{ name = "fedvg" }'])
+@pytest.mark.parametrize("value", ['"fedvgg"', "3"])
 def test_unknown_name_in_a_file_is_one_line(tmp_path, value):
     path = tmp_path / "mine.toml"
     path.write_text(f"method = {value}\n")
-    with pytest.raises(UsageError, match="method") as error:
+    with usage_error("method"):
         parse("--config", path)
-    assert "\n" not in str(error.value)

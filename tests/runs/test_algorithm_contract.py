@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import linear
 import pytest
 import worlds
+from files import usage_error
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config
@@ -21,10 +22,6 @@ def sums(hyper, server, params, cohort):
 
 MISTAKES = {
     "a sum per leaf": ({"residual": sums}, "algorithm.residual: R leaf 'bn1/bias' has shape (); expected (5,), as the"),
-    "one value": (
-        {"residual": lambda h, s, params, c: params},
-        "algorithm.residual returned dict; expected (R, the se",
-    ),
     "no gradients": ({"correct": lambda *_: None}, "algorithm.correct: gradients has no leaf 'bn1/bias'"),
     "a pair": (
         {"report": lambda *_: ((), ())},
@@ -34,7 +31,6 @@ MISTAKES = {
         {"report": lambda *_: (jnp.ones(2), (), ())},
         "algorithm.report: memory has a leaf '' that algorithm.init's memory of a client has not",
     ),
-    "one message": ({"report": lambda h, p, a, d: ((), (), d)}, "the message to be averaged is not ()"),
     "an average of integers": (
         {"report": lambda h, p, a, d: (a.client, (), jax.tree.map(lambda leaf: jnp.int32(1), p))},
         "algorithm.report: the message to be averaged leaf 'bn1/bias' is int32 of shape (); expected floats of shape",
@@ -48,32 +44,23 @@ MISTAKES = {
         {"residual": lambda hyper, server, cohort: ((), server)},
         "algorithm.residual takes (hyper, server, cohort); it is called with (hyper, server, params, cohort)",
     ),
-    "integers": (
-        {"correct": lambda h, grads, p, a: jax.tree.map(lambda g: g.astype(jnp.int32), grads)},
-        "algorithm.correct: gradients leaf 'bn1/bias' is int32",
-    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_an_error_in_an_algorithm_is_reported(mistake):
     changes, message = MISTAKES[mistake]
-    with pytest.raises(UsageError) as error:
+    with usage_error(message):
         contracts.check_algorithm(
             AVERAGE._replace(**changes), worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7
         )
-    assert message in str(error.value) and "\n" not in str(error.value)
-    assert not getattr(error.value, "__notes__", [])
 
 
-@pytest.mark.parametrize("stats_too", [False, True])
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedavgm", "fedadam", "fedprox", "scaffold", "feddyn", "fednova", "elastic"]
-)
-def test_every_algorithm_of_the_package_passes(name, stats_too):
-    algorithm = algorithms.elastic(official=stats_too) if name == "elastic" else worlds.algorithm(name)
+@pytest.mark.parametrize("name", ["fedadam", "scaffold", "feddyn", "elastic"])
+def test_algorithms_of_the_package_with_memories_messages_and_probes_pass(name):
+    algorithm = algorithms.elastic(official=True) if name == "elastic" else worlds.algorithm(name)
     contracts.check_algorithm(
-        algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7, stats_too=stats_too
+        algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7, stats_too=name == "elastic"
     )
 
 
@@ -84,10 +71,3 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     simulation.simulation(Config(clients=4), **own)
     with pytest.raises(UsageError, match=r"algorithm\.residual"):
         simulation.simulation(Config(clients=4, server_stats="official"), **own)
-
-
-def test_memories_of_python_numbers_pass():
-    algorithm = AVERAGE._replace(
-        init=lambda hyper, params: (0, 1.5), report=lambda hyper, params, anchor, moved: (0.5 * anchor.client, (), ())
-    )
-    contracts.check_algorithm(algorithm, worlds.TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)

@@ -1,7 +1,6 @@
 """A run with memories for sampled clients only, on devices or on the host, equals one with a row for every client."""
 
 import json
-import tracemalloc
 from dataclasses import replace
 
 import jax
@@ -9,13 +8,14 @@ import linear
 import numpy as np
 import pytest
 import worlds
-from linear import TASK
+from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import client_memories, memory, simulation
+from fedvg_jax.engine import executors
+from fedvg_jax.runs import client_memories
 from fedvg_jax.runs.client_memories import Placement
 from fedvg_jax.runs.record import checkpoint
 
@@ -36,16 +36,11 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def data():
-    return linear.data()
-
-
-@pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def run(tmp_path_factory):
     """(layout, settings) -> (history, the states after each round, on the host)."""
     cache, algorithm = tmp_path_factory.mktemp("cache"), worlds.full_algorithm()
 
-    def run(layout, callbacks=True, given=algorithm, **changes):
+    def run(layout, callbacks=True, **changes):
         states = []
         memories = "host" if layout.startswith("host") else "device"
         config = replace(SETTINGS, cache_dir=cache, memories=memories, **changes)
@@ -56,7 +51,8 @@ def run(data, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in LAYOUTS[layout].items():
                 patch.setattr(client_memories, name, value)
-            history = fv.run(config, data=data, task=TASK, algorithm=given, callbacks=[keep] if callbacks else [])
+            given = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+            history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
         return history, states
 
     return run
@@ -65,14 +61,6 @@ def run(data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(run):
     return run("all")
-
-
-def assert_equal_runs(one, other):
-    def numbers(history):
-        return [{name: value for name, value in r.items() if name != "seconds"} for r in history.records]
-
-    assert numbers(one) == numbers(other)
-    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
 
 
 def by_client(state: SimState, num_clients: int):
@@ -114,7 +102,7 @@ def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients(run
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("device", "device"), ("all", "device"), ("device", "all"), ("all", "host, a round"), ("host, a round", "device")],
+    [("device", "all"), ("all", "host, a round"), ("host, a round", "device")],
 )
 def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole, tmp_path, first, then):
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
@@ -157,13 +145,16 @@ def test_another_seed_compiles_nothing(run):
 BY_CLIENT = Placement(None, max_rounds=64)
 
 
-def test_a_population_whose_clients_are_all_sampled_has_a_row_for_each():
+def test_rows_are_for_every_client_unless_few_are_sampled_and_divided_among_devices():
     for rounds in (10, 1000):
         settings = replace(MILLION, clients=10**4, join_ratio=0.1, rounds=rounds)
         assert client_memories.choose(settings, 1, 64) == BY_CLIENT
-    assert client_memories.choose(MILLION, 0, 64) == BY_CLIENT, "an algorithm without memories"
-    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64) == BY_CLIENT
+    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64) == BY_CLIENT, "no memories"
     assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
+    gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+    with hw.assumed(gpus):
+        placed = [client_memories.choose(MILLION, 2**20, 64, rows)[:2] for rows in (None, executors.sharded(4, 1).rows)]
+    assert placed == [(1024, True), (53248, False)]
 
 
 def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
@@ -177,17 +168,6 @@ def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
         rows(3)
 
 
-def test_rows_of_a_million_clients_take_four_bytes_each():
-    tracemalloc.start()
-    try:
-        rows = client_memories.rows_of_rounds(MILLION, Placement(53248))
-        last = rows(50)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 * 10**6 + 2**20 and 45_000 < max(last) < 51_000
-
-
 def test_rows_follow_the_order_of_first_sampling_in_any_order_of_calls():
     config = replace(MILLION, clients=50, join_ratio=0.2, rounds=4)
     placement = Placement(50)
@@ -199,25 +179,6 @@ def test_rows_follow_the_order_of_first_sampling_in_any_order_of_calls():
     assert all(order[expected[r]].tolist() == cohort_of(r).tolist() for r in range(4))
 
 
-def test_estimated_memory_is_that_of_the_sampled_clients(data, monkeypatch):
-    estimates = []
-    monkeypatch.setattr(memory, "refuse_unfitting", lambda config, parts: estimates.append(parts))
-    config = replace(SETTINGS, rounds=1)
-    for layout in ("all", "device", "host, a round"):
-        with monkeypatch.context() as patch:
-            for name, value in LAYOUTS[layout].items():
-                patch.setattr(client_memories, name, value)
-            memories = "host" if "host" in layout else "device"
-            made = simulation.simulation(
-                replace(config, memories=memories), data=data, task=TASK, algorithm=worlds.full_algorithm()
-            )
-    name = "state of the server and the clients"
-    every, some, of_round = (parts[name] for parts in estimates)
-    row = 2 * 4 * (3 + 1 + 1)  # twice: c, moved and rounds
-    assert every - some == 12 * row - 2 * 4 * 8 and some - of_round == 4 * row + 2 * 4 * 4
-    assert made.memories.is_on_host and made.memories.num_rows == 4
-
-
 def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
     monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
     client_memories.refuse_unfitting(MILLION, 2**10)
@@ -226,39 +187,3 @@ def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
     ):
         client_memories.refuse_unfitting(MILLION, 2**20)
     client_memories.refuse_unfitting(replace(MILLION, force=True), 2**20)
-
-
-# --- every algorithm, device and process
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", ["1", "3"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"algorithm": "scaffold"},
-        {"algorithm": "feddyn", "hold": 3},
-        {"algorithm": "scaffold", "cohorts": "official", "pool": "host"},
-    ],
-    ids=["scaffold", "feddyn in blocks", "published cohorts"],
-)
-def test_every_kind_of_memory_gives_the_same_states(run, changes, devices):
-    changes = {"given": None, "devices": devices, "clients": 40, "join_ratio": 0.15, "val_ratio": 0.2} | changes
-    expected = run("all", **changes)
-    for layout in ("device", "host", "host, a round"):
-        history, states = run(layout, **changes)
-        assert_equal_runs(history, expected[0])
-        for some, every in zip(states, expected[1], strict=True):
-            assert_equal_states(some, every)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_three_devices_resumes_on_one(run, tmp_path):
-    expected = run("all", given=None, algorithm="feddyn", optimiser_state="reset")[0]
-    for first, then in (("device", "host"), ("host", "device")):
-        out, settings = tmp_path / first, {"given": None, "algorithm": "feddyn", "optimiser_state": "reset"}
-        run(first, callbacks=False, devices="3", rounds=2, out=out, **settings)
-        found = run(then, out=out, resume=str(out), **settings)[0]
-        for one, other in zip(found.records, expected.records, strict=True):
-            assert one["clients"] == other["clients"]
-            np.testing.assert_allclose(one["test_loss"], other["test_loss"], rtol=1e-5)

@@ -10,28 +10,17 @@ import jax
 import linear
 import numpy as np
 import pytest
+import test_client_memories
 import worlds
 from several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
 from benchmarks.targets import hlo
-from benchmarks.targets.programs import Machine, simulate_for
-from fedvg_jax.config import Config
-from fedvg_jax.core import hardware as hw
-from fedvg_jax.engine import executors
-from fedvg_jax.runs import chunks, client_memories, memory, simulation
+from fedvg_jax.runs import chunks, client_memories, simulation
 
 NUM_CLIENTS = 22
-SETTINGS = Config(
-    **{"clients": NUM_CLIENTS, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4},
-    **{"rounds": 3, "eval_every": 1, "weighting": "uniform", "dropout": 0.2, "lr": 0.05, "local_epochs": 2},
-    **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
-)
-"""Four clients a round of `worlds.full_algorithm`, with probes as elastic has. Neither 3 nor 4 divides the clients."""
-ALGORITHMS = {
-    "scaffold": {"algorithm": "scaffold", "momentum": 0.0},
-    "feddyn": {"algorithm": "feddyn", "momentum": 0.0},
-}
+SETTINGS = replace(test_client_memories.SETTINGS, clients=NUM_CLIENTS)
+"""Four clients a round. Neither 3 nor 4 divides the clients."""
 DATA = linear.data()
 
 
@@ -45,7 +34,7 @@ def run(cache):
     """(devices, settings) -> (history, the states after each round as they are stored, the last state)."""
 
     def run(devices, in_order=False, callbacks=True, **changes):
-        states, last, algorithm = [], [], None if "algorithm" in changes else worlds.full_algorithm()
+        states, last = [], []
         config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
 
         def keep(record, state):
@@ -54,8 +43,8 @@ def run(cache):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(client_memories, "DENSE_BYTES", 0 if in_order else 2**40)
-            given = {"algorithm": algorithm, "callbacks": [keep] if callbacks else []}
-            history = fv.run(config, data=DATA, task=linear.TASK, **given)
+            given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
+            history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
         return history, states, last and last[0]
 
     return functools.cache(run)
@@ -83,7 +72,7 @@ LAYOUTS = [(3, False), (4, True)]
 """Devices, and whether rows are in the order of first sampling, which are 16 for four rounds of four clients."""
 
 
-@pytest.mark.parametrize(("devices", "in_order"), [*LAYOUTS, pytest.param(2, False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("devices", "in_order"), LAYOUTS)
 def test_devices_that_divide_the_memories_give_the_run_of_one(run, devices, in_order):
     found = run(devices, in_order)
     assert_equal_runs(found, run(1, in_order))
@@ -99,9 +88,7 @@ def simulated(cache, devices=3, **changes):
 
 def test_no_device_ever_holds_all_rows(cache):
     """Before the first round each makes its own."""
-    state = simulated(cache).state
-    assert rows_held(state) == {8}
-    assert all(leaf.shape[0] == 24 for leaf in jax.tree.leaves(state.clients))
+    assert rows_held(simulated(cache).state) == {8}
 
 
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
@@ -114,14 +101,6 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
     shapes = client_memories.shapes_on_devices(placement, sim.state)
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
-
-
-def test_devices_that_divide_the_memories_hold_them_where_one_would_leave_them_on_the_host():
-    gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
-    million, rows = Config(clients=10**6, join_ratio=1e-3, rounds=50), executors.sharded(4, 1).rows
-    with hw.assumed(gpus):
-        chosen = [client_memories.choose(million, 2**20, 64, sharding)[:2] for sharding in (None, rows)]
-    assert chosen == [(1024, True), (53248, False)]
 
 
 def exchanged_bytes(sim):
@@ -157,72 +136,17 @@ def test_a_checkpoint_of_one_device_continues_on_three(run, tmp_path):
     assert_equal_runs(found, (run(1)[0], run(1)[1][2:]))
 
 
-def test_plans_count_the_part_of_one_device(cache, monkeypatch):
-    estimates = []
-    gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
-    monkeypatch.setattr(memory, "refuse_unfitting", lambda config, parts: estimates.append(parts))
-    for devices in (1, 3):
-        with hw.assumed(gpus):
-            simulated(cache, devices)
-    one, three = estimates
-    row = 4 * (3 + 1 + 1)
-    assert one[memory.STATE] - three[memory.STATE] == 2 * (22 - 8) * row
-    assert three["memories of a cohort"] == 2 * 4 * row and "memories of a cohort" not in one
-
-
-def test_shapes_for_another_machine_are_divided(cache):
-    target = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
-    config = replace(SETTINGS, cache_dir=cache)
-    machine = Machine(target, tuple(jax.devices()))
-    given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
-    state = simulate_for(config, machine, given).state
-    leaves = jax.tree.leaves(state.clients)
-    assert all(leaf.shape[0] == 24 and leaf.sharding.shard_shape(leaf.shape)[0] == 6 for leaf in leaves)
-    assert state.variables.params["w"].sharding.is_fully_replicated
-
-
-# --- every algorithm, and several processes
+# --- several processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_order", [False, True], ids=["all clients", "sampled clients"])
-@pytest.mark.parametrize("devices", [2, 3, 4])
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_gives_the_run_of_one_device(run, name, devices, in_order):
-    """Also in cohort blocks of two clients, which four devices score in pairs; and with memories on the host."""
-    changes = ALGORITHMS[name]
-    for more in ({}, {"hold": 2}, {"memories": "host"}):
-        if more != {"hold": 2} or devices != 3:
-            assert_equal_runs(run(devices, in_order, **changes, **more), run(1, in_order, **changes, **more))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["--algorithm", "scaffold"],
-        ["--algorithm", "scaffold", "--memories", "host"],
-    ],
-)
-def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, changes):
+@pytest.mark.parametrize("memories", ["device", "host"])
+def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, memories):
     """A run of two and of four processes, and runs that move between one process and several after two rounds."""
     single, two, four = (1, 1), (2, 2), (4, 1)
+    changes = ["--algorithm", "scaffold", "--memories", memories]
     run_processes(tmp_path, "one", single, *changes, "--rounds", "4")
     for name, first, then in (("2x2", two, two), ("4x1", four, single), ("1", single, two), ("2 to 4", two, four)):
         run_processes(tmp_path, name, first, *changes, "--rounds", "2")
         run_processes(tmp_path, name, then, *changes, "--rounds", "4")
         assert_equal_histories(tmp_path, name, "one")
-
-
-@pytest.mark.slow
-def test_processes_that_divide_the_memories_resume_to_the_bit(tmp_path):
-    """On the same number of devices, with memories on the devices and on the hosts."""
-    flags = ["--algorithm", "scaffold", "--rounds"]
-    for memories in ("device", "host"):
-        run_processes(tmp_path, f"whole {memories}", (2, 2), *flags, "4", "--memories", memories)
-        run_processes(tmp_path, f"parts {memories}", (2, 2), *flags, "2", "--memories", memories)
-        run_processes(tmp_path, f"parts {memories}", (2, 2), *flags, "4", "--memories", memories)
-        names = (f"{part} {memories}" for part in ("whole", "parts"))
-        lines = [(tmp_path / name / "history.jsonl").read_text().splitlines() for name in names]
-        records = [[{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in each] for each in lines]
-        assert records[0] == records[1]

@@ -10,7 +10,17 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import evaluate, executors
 
-SMALL = fv.Config(rounds=1, clients=4, join_ratio=0.5, local_epochs=1, alpha=1.0, keep=0, devices="1")
+SMALL = fv.Config(
+    rounds=1,
+    clients=4,
+    join_ratio=0.5,
+    local_epochs=1,
+    alpha=1.0,
+    keep=0,
+    devices="1",
+    weighting="samples",
+    model="linear",
+)
 RECORD = "accuracy_by_client,calibration"
 
 

@@ -62,13 +62,14 @@ def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(imag
 
 def test_digests_name_the_weights_and_the_rows(images, tmp_path):
     source, *_ = images
-    arrays = data.load("npz", source)
+    arrays = data.load("npz", source)._replace(groups=np.arange(150) // 2)
+    given = [(0, arrays), (0, arrays), (1, arrays), (0, arrays._replace(x=255 - arrays.x))]
     manifests = [
-        feature_file.write(tmp_path / f"{i}.npz", Config(model="tinycnn", seed=seed), rows)
-        for i, (seed, rows) in enumerate(
-            [(0, arrays), (0, arrays), (1, arrays), (0, arrays._replace(x=255 - arrays.x))]
-        )
+        feature_file.write(tmp_path / f"{i}.npz", Config(model="mlp", seed=seed), rows)
+        for i, (seed, rows) in enumerate(given)
     ]
+    again = data.load("npz", tmp_path / "0.npz")
+    assert again.groups.tolist() == arrays.groups.tolist() and again.x.dtype == np.float16
     first, same, other_weights, other_rows = ((m["weights"], m["source"]) for m in manifests)
     assert first == same
     assert first[0] != other_weights[0] and first[1] == other_weights[1]
@@ -87,13 +88,6 @@ def test_resized_images_have_the_features_of_images_enlarged_before(tmp_path):
     np.testing.assert_array_equal(*values)
 
 
-def test_groups_stay_with_their_rows(tmp_path):
-    arrays = Arrays("made", RNG.integers(0, 256, (9, 8, 8, 1), np.uint8), np.arange(9) % 3, NAMES, 9, np.arange(9) // 2)
-    feature_file.write(tmp_path / "f.npz", Config(model="mlp"), arrays)
-    again = data.load("npz", tmp_path / "f.npz")
-    assert again.groups.tolist() == arrays.groups.tolist() and again.x.dtype == np.float16
-
-
 def test_interrupted_call_leaves_no_file(images, tmp_path):
     def stop(done, total):
         raise KeyboardInterrupt
@@ -103,6 +97,12 @@ def test_interrupted_call_leaves_no_file(images, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         feature_file.write(folder / "f.npz", Config(model="mlp"), data.load("npz", images[0]), progress=stop)
     assert not list(folder.iterdir())
+
+
+def test_features_that_are_not_finite_are_refused(tmp_path):
+    np.savez(tmp_path / "f.npz", x=np.array([[1.0, 2.0], [np.nan, 1.0]]), y=np.array([0, 1]))
+    with pytest.raises(UsageError, match="row 1 are not finite"):
+        data.load("npz", tmp_path / "f.npz")
 
 
 def test_features_that_16_bits_cannot_hold_are_refused(tmp_path):
@@ -124,11 +124,22 @@ def features(tmp_path):
     return tmp_path / "features.npz"
 
 
-@pytest.mark.parametrize("partition", ["dirichlet", "official"])
-@pytest.mark.parametrize("model", ["linear", "mlp"])
-def test_fedvg_learns_on_features(features, tmp_path, capsys, partition, model):
-    flags = ["--model", model, "--clients", "4", "--join-ratio", "0.5", "--rounds", "8", "--lr", "0.1", "--alpha", "1"]
-    flags += ["--partition", partition, "--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]
+def test_fedvg_learns_on_features(features, tmp_path):
+    flags = [
+        "--model",
+        "linear",
+        "--clients",
+        "4",
+        "--join-ratio",
+        "0.5",
+        "--rounds",
+        "8",
+        "--lr",
+        "0.1",
+        "--alpha",
+        "1",
+    ]
+    flags += ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]
     assert sim.main(["--dataset", "npz", "--data-dir", str(features), *flags]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["test_accuracy_final"] > 0.8
@@ -139,9 +150,6 @@ def test_features_of_other_images_are_an_external_validation_set(features, tmp_p
     x, y = external.load("npz", features, target)
     np.testing.assert_array_equal(x, target.x[:180])
     np.testing.assert_array_equal(y, target.y[:180])
-    flags = ["--model", "linear", "--clients", "4", "--join-ratio", "0.5", "--rounds", "2", "--alpha", "1"]
-    flags += ["--validation.source", "npz", "--validation.data-dir", str(features), "--out", str(tmp_path / "run")]
-    assert sim.main(["--dataset", "npz", "--data-dir", str(features), "--cache-dir", str(tmp_path / "c"), *flags]) == 0
 
 
 def test_external_rows_of_another_kind_are_refused(features, images):
@@ -150,19 +158,12 @@ def test_external_rows_of_another_kind_are_refused(features, images):
             external.load("npz", source, data.load("npz", target))
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path):
-    np.savez(tmp_path / "f.npz", x=np.array([[1.0, 2.0], [np.nan, 1.0]]), y=np.array([0, 1]))
-    with pytest.raises(UsageError, match="row 1 are not finite"):
-        data.load("npz", tmp_path / "f.npz")
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--lr", "0.1"], "--lr is not an option of prepare features"),
         (["--model", "gru"], "features of places"),
         (["--model", "lenet5"], "needs images of 16 x 16"),
-        (["--image-size", "big"], "image_size must be"),
     ],
 )
 def test_command_that_cannot_work_is_refused_in_one_line(images, tmp_path, capsys, flags, message):
@@ -171,13 +172,9 @@ def test_command_that_cannot_work_is_refused_in_one_line(images, tmp_path, capsy
     assert message in line and not (tmp_path / "f.npz").exists()
 
 
-@pytest.mark.parametrize("missing", ["dataset", "model", "out"])
-def test_missing_flag_is_named(capsys, missing):
-    flags = {"dataset": "digits", "model": "mlp", "out": "f.npz"}
-    flags.pop(missing)
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    assert prepare.main(["features", *words]) == 2
-    assert f"needs --{missing}" in capsys.readouterr().err
+def test_missing_flag_is_named(capsys):
+    assert prepare.main(["features", "--dataset", "digits", "--out", "f.npz"]) == 2
+    assert "needs --model" in capsys.readouterr().err
 
 
 def test_existing_file_is_not_overwritten(images, tmp_path, capsys):

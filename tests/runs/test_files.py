@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from files import usage_error
 from processes import started
 
-from fedvg_jax import sim
+from fedvg_jax import prepare, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
-from fedvg_jax.views import output
 
 
 @contextmanager
@@ -45,47 +45,15 @@ def test_failed_replacement_keeps_the_old_file(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_failed_append_adds_no_line(tmp_path):
-    path = tmp_path / "file"
-    files.append(path, "one\n", is_first=True)
-    with disk_of(100), pytest.raises(OSError, match="File too large"):
-        files.append(path, "two\n" * 1000, is_first=False)
-    files.append(path, "three\n", is_first=False)
-    assert path.read_text() == "one\nthree\n"
-
-
-def test_appending_to_a_deleted_file_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        files.append(tmp_path / "file", "two\n", is_first=False)
-
-
-@pytest.fixture
-def forbidden(monkeypatch):
-    """Path.open and Path.iterdir fail as for a user without permission; root has every permission."""
-
-    def refuse(*arguments, **options):
+def test_run_whose_checkpoints_cannot_be_read_is_not_one_without(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):  # as for a user without permission; root has every permission
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    def forbid():
-        for name in ("open", "iterdir", "glob"):
-            monkeypatch.setattr(Path, name, refuse)
-
-    return forbid
-
-
-def test_file_that_cannot_be_read_is_damaged(tmp_path, forbidden):
-    (tmp_path / "state").write_text("numbers")
-    sealed = {"state": files.seal(tmp_path / "state")}
-    assert files.damaged(tmp_path, sealed) == []
-    forbidden()
-    assert files.damaged(tmp_path, sealed) == ["state"]
-
-
-def test_run_whose_checkpoints_cannot_be_read_is_not_one_without(tmp_path, forbidden):
     (tmp_path / "checkpoints").mkdir()
     assert seals.checkpoint_folders(tmp_path) == []
-    forbidden()
-    with pytest.raises(UsageError, match="/checkpoints cannot be read: Permission denied"):
+    for name in ("iterdir", "glob"):
+        monkeypatch.setattr(Path, name, refuse)
+    with usage_error("/checkpoints cannot be read: Permission denied"):
         seals.checkpoint_folders(tmp_path)
 
 
@@ -118,45 +86,37 @@ def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):
     assert list(Path("runs").iterdir()) == [folders[0]]
 
 
-ENDS = {
-    "error": (UsageError("no such data"), 2, "error: no such data\n"),
-    "interrupt": (KeyboardInterrupt(), 130, "stopped at once\n"),
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("is_written", [False, True])
-def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, monkeypatch, capsys, end, is_written):
-    error, code, text = ENDS[end]
-
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (UsageError("no such data"), 2, "error: no such data\n"),
+        (KeyboardInterrupt(), 130, "stopped at once\n"),
+    ],
+)
+def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, monkeypatch, capsys, error, code, text):
     def train(config, *rest):
         assert config.out.is_dir()
-        if is_written:
-            (config.out / "config.json").touch()
         raise error
 
     monkeypatch.setattr(sim, "_train", train)
     monkeypatch.setattr(sim, "_set_environment", lambda config: None)
-    assert sim.main([]) == code and Path("runs").is_dir()
-    assert len(list(Path("runs").iterdir())) == is_written
-    assert is_written or capsys.readouterr().err == text
-
-
-def test_run_that_writes_nothing_leaves_the_folder_that_its_user_made(stopped_clock, monkeypatch):
-    def train(config, *rest):
-        raise UsageError("no such data")
-
-    monkeypatch.setattr(sim, "_train", train)
-    monkeypatch.setattr(sim, "_set_environment", lambda config: None)
+    assert sim.main([]) == code and not list(Path("runs").iterdir()) and capsys.readouterr().err == text
     Path("mine").mkdir()
-    assert sim.main(["--out", "mine"]) == 2 and Path("mine").is_dir()
+    assert sim.main(["--out", "mine"]) == code and Path("mine").is_dir()
+
+
+def test_failed_append_adds_no_line(tmp_path):
+    path = tmp_path / "file"
+    files.append(path, "one\n", is_first=True)
+    with disk_of(100), pytest.raises(OSError, match="File too large"):
+        files.append(path, "two\n" * 1000, is_first=False)
+    files.append(path, "three\n", is_first=False)
+    assert path.read_text() == "one\nthree\n"
 
 
 def test_folder_lock_is_exclusive_and_released(tmp_path):
-    with files.held(tmp_path):
-        with pytest.raises(UsageError, match=f"in use by process {os.getpid()} on") as error, files.held(tmp_path):
-            pass
-        assert "\n" not in str(error.value)
+    with files.held(tmp_path), usage_error(f"in use by process {os.getpid()} on"), files.held(tmp_path):
+        pass
     with files.held(tmp_path):
         pass
 
@@ -226,10 +186,7 @@ with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals():
     ("sent", "grace", "code"),
     [
         (["SIGTERM"], 0.1, 143),
-        (["SIGINT"], 0.1, 130),
         (["SIGINT", "SIGINT"], 60, 130),
-        (["SIGTERM", "SIGINT"], 60, 130),
-        (["SIGHUP"], 0.1, 129),
         (["SIGHUP", "SIGHUP", "SIGTERM", "SIGINT"], 60, 130),
         (["SIGUSR1", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGTERM"], 60, 143),
     ],
@@ -260,7 +217,7 @@ def command():
         while not requests.stop:
             time.sleep(0.01)
     print("stopped", flush=True)
-    time.sleep({pause})
+    time.sleep(0.5)
     again()
     atexit.register(again)
     return 143
@@ -269,27 +226,28 @@ run_and_exit(command)
 """
 
 
-@pytest.mark.parametrize(("merged", "pause", "line"), [(60.0, 0, ""), (1.0, 1.5, "stopped at once\n")])
-def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, pause, line):
+@pytest.mark.parametrize(("merged", "line"), [(60.0, ""), (0.3, "stopped at once\n")])
+def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, line):
     """One that comes later, while results are printed, ends the process at once."""
-    with started([sys.executable, "-c", ANSWERED.format(merged=merged, pause=pause)]) as process:
+    with started([sys.executable, "-c", ANSWERED.format(merged=merged)]) as process:
         assert process.communicate(timeout=60) == ("stopped\n", line) and process.returncode == 143
 
 
-@pytest.mark.parametrize("is_saved", [True, False])
-def test_a_stop_signal_waits_for_unsaved_rounds(is_saved):
-    script = f"""
+UNSAVED = """
 import time
 from fedvg_jax.runs import stop_signals
 stop_signals.GRACE = 0.1
-with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals(lambda: {is_saved}):
+with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals(lambda: False):
     print("ready", flush=True)
-    time.sleep(1.5)
+    time.sleep(1)
 """
-    with started([sys.executable, "-c", script]) as process:
+
+
+def test_a_stop_signal_waits_for_unsaved_rounds():
+    with started([sys.executable, "-c", UNSAVED]) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == (143 if is_saved else 0)
+        assert process.wait(timeout=60) == 0
 
 
 # --- JSON from files
@@ -299,26 +257,18 @@ with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals(lambda:
     ("content", "message"),
     [
         (b"[1]", "must hold a JSON object, got list"),
-        (b"null", "got NoneType"),
-        (b"", "not complete JSON"),
         (b'{"a": ', "not complete JSON"),
         (b"\xff\xfe{}", "not complete JSON"),
         (b"9" * 5000, "not complete JSON"),
-        (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
+        (None, "cannot be read"),
     ],
 )
 def test_file_without_a_json_object_is_named_in_one_line(tmp_path, content, message):
     path = tmp_path / "manifest.json"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"\A[^\n]*manifest\.json[^\n]*{message}[^\n]*\Z"):
+    path.write_bytes(content) if content else path.mkdir()
+    with usage_error("manifest.json", message):
         files.read_object(path)
-
-
-def test_unreadable_json_file_is_named(tmp_path):
-    for path in (tmp_path / "gone.json", tmp_path):
-        with pytest.raises(UsageError, match=rf"{path} cannot be read: "):
-            files.read_object(path)
 
 
 # --- the cache folder
@@ -335,7 +285,7 @@ def test_cache_folder_is_created_for_its_user_only(tmp_path):
     files.private_folder(folder, is_trusted=False)
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o777, 0o1777])
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o1777])
 @pytest.mark.parametrize("inner", ["", "xla"])
 def test_cache_folder_writable_by_others_is_refused_unless_trusted(tmp_path, mode, inner):
     folder = tmp_path / "cache"
@@ -348,13 +298,11 @@ def test_cache_folder_writable_by_others_is_refused_unless_trusted(tmp_path, mod
     files.private_folder(folder, is_trusted=False)
 
 
-@pytest.mark.parametrize("own", [0, 1000])
-@pytest.mark.parametrize("inner", ["", "xla"])
-def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch, own, inner):
+def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch):
     """Also refused for root, who may write everywhere and should not run another user's programs."""
-    folder = tmp_path / "cache"
-    (folder / inner).mkdir(parents=True)
-    owner = {folder / inner: 1001}
+    folder, own = tmp_path / "cache", 0
+    (folder / "xla").mkdir(parents=True)
+    owner = {folder / "xla": 1001}
     stat = type(folder).stat
 
     def of_owner(path, **options):
@@ -368,47 +316,27 @@ def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkey
     files.private_folder(folder, is_trusted=True)
 
 
-@pytest.mark.parametrize("command", ["sim", "prepare"])
-def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, command, capsys):
-    from fedvg_jax import prepare, sim
-
+def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, capsys):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
     flags = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
-    code = sim.main([*flags, "--dry-run"]) if command == "sim" else prepare.main(["digits", *flags])
-    assert code == 2 and "--trust-cache" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    if command == "prepare":
-        assert prepare.main(["digits", *flags, "--trust-cache"]) == 0
+    for main, words in ((sim.main, ["--dry-run"]), (prepare.main, ["digits"])):
+        assert main([*words, *flags]) == 2 and not (tmp_path / "out").exists()
+        assert "--trust-cache" in capsys.readouterr().err
 
 
-def test_output_to_a_closed_stream_is_dropped():
-    """As a pipe into head, or a log on a full disk."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    stream = os.fdopen(writing, "w", buffering=1)
-    lasting = output.LastingOutput(stream)
-    assert lasting.write("lost\n") == 5
-    lasting.flush()
-    assert not lasting.isatty()
-    stream.close()  # flushes what is left, to the null device
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "broken link", "link to a device", "no folder", "file/x"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device", "no folder"])
 def test_export_to_a_special_file_is_refused(tmp_path, kind):
     path = tmp_path / "model"
     make = {
         "folder": path.mkdir,
         "pipe": lambda: os.mkfifo(path),
-        "device": lambda: None,
-        "broken link": lambda: path.symlink_to(tmp_path / "gone"),
         "link to a device": lambda: path.symlink_to("/dev/full"),
         "no folder": lambda: None,
-        "file/x": path.touch,
     }
     make[kind]()
-    changed = {"device": "/dev/full", "no folder": path / "deeper" / "model", "file/x": path / "x"}
-    with pytest.raises(UsageError, match=r"\Aexport [^\n]*\Z"):
-        files.export_target(Path(changed.get(kind, path)))
+    with usage_error("export "):
+        files.export_target(path / "deeper" / "model" if kind == "no folder" else path)
 
 
 def test_export_to_a_link_replaces_its_target(tmp_path):

@@ -6,19 +6,23 @@ import jax
 import numpy as np
 import pytest
 import worlds
+from files import usage_error
 from several_processes import assert_equal_histories, run_processes
+from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config, Scaffold
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
-from fedvg_jax.runs import chunks, host_pool, memory
+from fedvg_jax.runs import chunks, host_pool
 
 SETTINGS = Config(
     **{"clients": 8, "join_ratio": 0.5, "alpha": 0.5, "min_samples": 4, "batch_size": 4, "local_epochs": 2},
     **{"rounds": 5, "eval_every": 2, "devices": "1", "record": "client_accuracy,accuracy_by_client,calibration"},
 )
+
+
+TASK = fv.models.classification(fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,7 @@ def small_pieces(monkeypatch):
 def run(images, tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
 
-    def run(task=worlds.TASK, **changes):
+    def run(task=TASK, **changes):
         return fv.run(replace(SETTINGS, cache_dir=cache, **changes), data=images, task=task)
 
     return run
@@ -56,17 +60,9 @@ def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, tmp_path
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
         settings = replace(settings, cache_dir=tmp_path, record="", devices="2")
-        return fv.simulation(settings, data=images, task=worlds.TASK, algorithm=algorithm).host_pool.capacity
+        return fv.simulation(settings, data=images, task=TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
-
-
-def assert_equal_runs(one, other):
-    def numbers(history):
-        return [{name: value for name, value in r.items() if name != "seconds"} for r in history.records]
-
-    assert numbers(one) == numbers(other)
-    jax.tree.map(np.testing.assert_array_equal, one.variables, other.variables)
 
 
 def test_rows_on_the_host_give_the_same_history_to_the_bit(run, whole, monkeypatch):
@@ -85,7 +81,7 @@ def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
 
 
 def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
-    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=worlds.TASK) for pool in ("device", "host")]
+    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=TASK) for pool in ("device", "host")]
     on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
     assert on_device == on_host
     before = host_pool._compiled.store.cache_info()
@@ -95,39 +91,11 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_devices", "join_ratio"), [("1", 0.7), ("2", 0.7), ("3", 0.7), ("4", 0.2)])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"weighting": "samples+fedvg", "select": "held_out"},
-        {"algorithm": "scaffold", "weighting": "samples", "hold": 3, "scaffold": fv.Config().scaffold},
-        {"algorithm": "elastic", "hold": 3, "local_epochs": "1:3", "dropout": 0.3},
-    ],
-    ids=["held out", "scaffold", "elastic"],
-)
-def test_devices_blocks_and_probes_give_the_same_history_to_the_bit(run, changes, num_devices, join_ratio):
-    changes = {"clients": 10, "join_ratio": join_ratio, "devices": num_devices, "record": ""} | changes
-    assert_equal_runs(run(pool="host", **changes), run(pool="device", **changes))
-
-
-@pytest.mark.slow
 def test_each_of_two_processes_reads_the_rows_of_its_clients(tmp_path):
     """Two processes with the rows on the host write the history of two devices of one process."""
     run_processes(tmp_path, "one", (1, 2), "--rounds", "4", "--pool", "device")
     run_processes(tmp_path, "two", (2, 1), "--rounds", "4", "--pool", "host")
     assert_equal_histories(tmp_path, "two", "one")
-
-
-def test_a_process_reads_only_the_rows_of_its_own_devices(images, monkeypatch):
-    config = replace(SETTINGS, devices="2", pool="host", record="")
-    host = fv.simulation(config, data=images, task=worlds.TASK).host_pool
-    read = []
-    monkeypatch.setattr(jax, "process_index", lambda: 1)  # none of the devices is this process's
-    with pytest.raises(TypeError):
-        host_pool._by_device(host, read.append)
-    monkeypatch.undo()
-    array = host_pool._by_device(host, lambda d: read.append(d) or np.full((1, 3), d))
-    assert read == [0, 1] and np.asarray(array).tolist() == [[0] * 3, [1] * 3]
 
 
 # --- where the rows are
@@ -144,23 +112,6 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
         assert not host_pool.is_chosen(Config(), sizes[1])
 
 
-def test_estimated_memory_is_that_of_the_copied_rows_not_of_all(images, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 2**40)
-    estimates, refuse = [], memory.refuse_unfitting
-    monkeypatch.setattr(
-        memory, "refuse_unfitting", lambda config, parts: estimates.append(parts) or refuse(config, parts)
-    )
-    larger = np.repeat(images[0], 100, 0), np.repeat(images[1], 100)
-    rows = np.array_split(np.arange(20000), 200)
-    config = replace(SETTINGS, clients=200, join_ratio=0.02, record="")
-    for pool in ("device", "host"):
-        fv.simulation(replace(config, pool=pool), data=larger, partition=rows, task=worlds.TASK)
-    assert estimates[1]["data"] < estimates[0]["data"] / 4
-    monkeypatch.setattr(memory, "available", lambda: 2**10)
-    with pytest.raises(UsageError, match="by estimate"):
-        fv.simulation(replace(config, pool="device"), data=larger, partition=rows, task=worlds.TASK)
-
-
 # --- files read in place
 
 
@@ -175,33 +126,14 @@ def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images):
     np.save(tmp_path / "groups.npy", np.arange(200) % 7)
     named = datasets.load("npz", tmp_path)
     assert named.class_names == ("cat", "dog", "owl") and named.groups.max() == 6
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("y.npy", None, "y.npy missing"),
-        ("y.npy", b"\x93NUMPY", "not a complete .npy file"),
-        ("y.npy", np.zeros(3), "must hold integers"),
-        ("x.npy", np.zeros((3, 4, 4), np.float32), "images must be uint8"),
-    ],
-    ids=["missing", "damaged", "floats", "pixels"],
-)
-def test_folders_of_npy_files_that_cannot_be_read_are_refused(tmp_path, file, content, message):
-    np.save(tmp_path / "x.npy", np.zeros((3, 4, 4), np.uint8))
-    np.save(tmp_path / "y.npy", np.zeros(3, np.int32))
-    if content is None:
-        (tmp_path / file).unlink()
-    elif isinstance(content, bytes):
-        (tmp_path / file).write_bytes(content)
-    else:
-        np.save(tmp_path / file, content)
-    with pytest.raises(UsageError, match=message):
-        datasets.load("npz", tmp_path)
+    for content, message in ((b"\x93NUMPY", "not a complete .npy file"), (None, "y.npy missing")):
+        (tmp_path / "y.npy").write_bytes(content) if content else (tmp_path / "y.npy").unlink()
+        with usage_error(message):
+            datasets.load("npz", tmp_path)
 
 
 def test_only_two_chunks_of_rows_are_on_the_device(images):
-    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=worlds.TASK)
+    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_pool.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):

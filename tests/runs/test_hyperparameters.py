@@ -11,24 +11,19 @@ import worlds
 import fedvg_jax
 from fedvg_jax import algorithms, config, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
-from fedvg_jax.runs import chunks, contracts, registry, simulation
+from fedvg_jax.runs import chunks, registry
 from fedvg_jax.runs.hyperparameters import checked, merge_hyperparameters
 
 WORLD = worlds.uneven()
 
 
-@pytest.mark.parametrize("name", registry.ALGORITHMS)
-def test_declared_defaults_of_an_algorithm_equal_the_config_s(name):
-    hyper = registry.make_hyper(config.Config(algorithm=name))
-    for parameter in worlds.algorithm(name).defaults:
-        assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
-
-
-@pytest.mark.parametrize("name", config.WEIGHTINGS)
-def test_declared_defaults_of_a_weighting_equal_the_config_s(name):
-    hyper = registry.make_hyper(config.Config())
-    for parameter in worlds.weighting(name, worlds.algorithm("fedavg")).defaults:
-        assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
+def test_declared_defaults_equal_the_config_s():
+    algorithms = [(worlds.algorithm(name), config.Config(algorithm=name)) for name in registry.ALGORITHMS]
+    rules = [(worlds.weighting(name, worlds.algorithm("fedavg")), config.Config()) for name in config.WEIGHTINGS]
+    for bundle, settings in (*algorithms, *rules):
+        hyper = registry.make_hyper(settings)
+        for parameter in bundle.defaults:
+            assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
 
 
 @pytest.mark.parametrize(
@@ -63,34 +58,6 @@ def test_hyperparameters_of_local_training_are_not_declared_again():
     own = algorithms.fedavg()._replace(defaults=(Hyperparameter("momentum", 0.5),))
     with pytest.raises(UsageError, match="'momentum' is one of local training"):
         merge_hyperparameters(config.Config(), own, weightings.uniform())
-
-
-def test_a_weighting_given_as_a_function_receives_the_task_of_the_run(monkeypatch):
-    monkeypatch.setattr(contracts, "check_weighting", lambda *_: None)  # compiles; test_contracts.py has its laws
-    received = []
-
-    def by_loss(task):
-        received.append(task)
-        return weightings.val_loss(task)
-
-    rng = np.random.default_rng(0)
-    data = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
-    settings = config.Config(clients=4, rounds=1, alpha=10.0)
-    made = simulation.simulation(settings, data=data, task=worlds.TASK, weighting=by_loss)
-    assert received == [made.task]
-
-
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        (lambda task: None, "weighting(task) returned NoneType"),
-        ("fedvg", "weighting is a str; expected a function of (task)"),
-    ],
-)
-def test_a_weighting_of_another_type_is_refused(factory, message):
-    with pytest.raises(UsageError) as error:
-        contracts.weighting_of(factory, worlds.TASK)
-    assert str(error.value).startswith(message)
 
 
 def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path, monkeypatch):

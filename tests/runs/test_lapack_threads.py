@@ -1,14 +1,12 @@
 """Rounds compute eigenvectors on one thread of LAPACK, and leave its threads as they were."""
 
 import jax
+import linear
 import threadpoolctl
-import worlds
 
 import fedvg_jax as fv
 
-CONFIG = fv.Config(
-    rounds=1, clients=4, join_ratio=0.5, local_epochs=1, alpha=10.0, min_samples=2, model="mlp", weighting="fedvg"
-)
+CONFIG = fv.Config(rounds=1, clients=4, join_ratio=0.5, local_epochs=1, alpha=10.0, min_samples=2)
 
 
 def threads() -> set[int]:
@@ -26,7 +24,7 @@ def test_lapack_has_one_thread_while_rounds_are_computed():
         return fv.weightings.by_scalar(scalar)
 
     with threadpoolctl.threadpool_limits(2, "blas"):
-        points = fv.run_sweep(CONFIG, {"seed": [0, 1]}, data=worlds.images(80), weighting=watching)
+        points = fv.run_sweep(CONFIG, {"seed": [0, 1]}, data=linear.data(), task=linear.TASK, weighting=watching)
         jax.effects_barrier()
         assert [isinstance(point.result, fv.History) for point in points] == [True, True]
         assert threads() == {2}

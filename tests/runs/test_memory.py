@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedvg_jax import config, sim
+from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import memory, registry, simulation
@@ -71,16 +71,6 @@ def test_temporaries_of_the_compiled_program_count(monkeypatch):
     with pytest.raises(UsageError, match="temporaries"):
         memory.refuse_unfitting(Config(), actual)
     memory.refuse_unfitting(Config(force=True), actual)
-
-
-def test_trace_needs_a_writable_folder(settings, tmp_path, capfd):
-    (tmp_path / "file").write_text("")
-    flags = "--clients 4 --rounds 1 --local-epochs 1 --alpha 1".split()  # noqa: SIM905
-    for name in ("file", "file/inside"):
-        folders = ["--cache-dir", str(settings.cache_dir), "--out", str(tmp_path / "out")]
-        assert sim.main([*flags, *folders, "--profile", str(tmp_path / name)]) == 2
-        message = capfd.readouterr().err
-        assert message.count("\n") == 1 and "profile" in message and not (tmp_path / "out").exists()
 
 
 def test_message_to_a_user_without_a_home_names_the_variable(monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import programs
 import pytest
 import worlds
+from files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config, data
@@ -43,45 +44,34 @@ def elsewhere(tmp_path_factory):
         ({"partition": "official", "split": "global"}, "split global"),
         ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
         ({"partition": "iid", "min_samples_rule": "top_up"}, "--min-samples-rule is not used by"),
-        ({"split": "outside"}, "unknown split"),
-        *(({name: 0}, f"{name} must be >= 1") for name in ("shards_per_client", "classes_per_client")),
         ({"val_ratio": 0.0}, "external --validation.source"),
         ({"validation.source": "npz"}, "--validation.data-dir"),
         ({"validation.data_dir": "x"}, "--validation.data-dir is not used by"),
-        ({"validation.clients": 0.5, "split": "global"}, "--validation.clients is not used by"),
         ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "--validation.clients"),
         ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
-        ({"validation.imbalance": "cut"}, "unknown validation.imbalance"),
         ({"validation.classes": "all"}, "--validation.classes is not used by"),
-        *(({f"validation.{n}": 1.5}, f"validation.{n}") for n in ("clients", "fraction", "rho", "label_noise")),
-        *(({"validation.size": size}, "validation.size must be >= 2") for size in (1, -1)),
+        ({"validation.rho": 1.5}, "validation.rho"),
+        ({"validation.size": 1}, "validation.size must be >= 2"),
         ({"validation.pixel_noise": float("inf")}, "validation.pixel_noise"),
-        ({"validation.rho": float("nan")}, "validation.rho"),
         ({"corrupt.kind": "labelflip"}, "did you mean 'label_flip'"),
-        *(({f"corrupt.{n}": v}, f"corrupt.{n} must be in") for n in ("clients", "strength") for v in (0.0, 2.0)),
+        ({"corrupt.clients": 2.0}, "corrupt.clients must be in"),
         ({"corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
         ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
     ],
 )
 def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, message):
-    with pytest.raises(UsageError) as error:
+    with usage_error(message):
         settings(tmp_path, **changes)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"split": "global"},
-        {"partition": "shards"},
-        {"partition": "dirichlet_equal"},
-        {"validation.clients": 0.5},
-        {"validation.size": 50},
-        {"validation.rho": 0.8},
+        {"split": "global", "validation.size": 50},
+        {"partition": "shards", "validation.clients": 0.5},
+        {"validation.rho": 0.8, "corrupt.kind": "rotate90"},
         {"validation.source": "npz", "val_ratio": 0.0},
-        {"validation.pixel_noise": 0.1, "validation.label_noise": 0.1},
-        {"corrupt.kind": "rotate90"},
     ],
     ids=str,
 )
@@ -133,7 +123,7 @@ def test_description_counts_partition_and_validation_set(tmp_path):
     assert json.loads(json.dumps(description)) == description
 
 
-@pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "none"), ("rotate", "noise")])
+@pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "noise")])
 def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(tmp_path, kinds):
     made = settings(tmp_path, **{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
@@ -160,18 +150,16 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
 
 
 def test_groups_of_an_npz_make_a_partition(tmp_path):
-    patients = np.array([f"patient {i % 9}" for i in range(270)])
-    x = np.zeros((270, 4, 4), np.uint8)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(270) % 3, groups=patients)
+    x, y = np.zeros((270, 4, 4), np.uint8), np.arange(270) % 3
+    np.savez(tmp_path / "a.npz", x=x, y=y, groups=np.array([f"patient {i % 9}" for i in range(270)]))
     for _ in range(2):  # decoded, then from the cache
         arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
         assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
     parts = population.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
     assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
-    for wrong in (patients[:-1], np.zeros((270, 2), int), np.linspace(0, 1, 270)):
-        np.savez(tmp_path / "b.npz", x=x, y=np.arange(270) % 3, groups=wrong)
-        with pytest.raises(UsageError, match=r"b\.npz: groups must be integers or strings \[270\]"):
-            npz.load(tmp_path / "b.npz")
+    np.savez(tmp_path / "b.npz", x=x, y=y, groups=np.linspace(0, 1, 270))
+    with usage_error("b.npz: groups must be integers or strings [270]"):
+        npz.load(tmp_path / "b.npz")
 
 
 def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
@@ -186,10 +174,10 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
 
 @pytest.mark.parametrize(
     ("model", "pixels", "kept"),
-    [("mlp", 16, 9), ("cnn", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
+    [("mlp", 16, 9), ("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
 )
 def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept, monkeypatch):
-    """The first two models have no BatchNorm, and LeNet-5's layers have maps of several pixels.
+    """The first model has no BatchNorm, and LeNet-5's layers have maps of several pixels.
 
     ResNet-18's last maps are 2 x 2 at 64 pixels, and 1 x 1 at 32 pixels, where the published code raises. So are those
     of the network here, of half as many blocks."""
@@ -206,10 +194,6 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
 def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_batch():
     assert scored(9, task=worlds.TASK) == 8
     assert scored(9, task=worlds.QUADRATIC) == 9
-
-
-def test_all_161_rows_of_a_validation_set_are_scored_without_batchnorm():
-    assert scored(161, batch_size=32) == 161
 
 
 def test_resuming_with_other_external_validation_images_is_refused(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from small_sweeps import assert_equal_runs
 
 import fedvg_jax
 from fedvg_jax import config
@@ -16,7 +17,7 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import programs, registry, simulation
 
 IMAGES = programs.Images((8, 8, 1), 10)
-SMALL = Config(rounds=2, eval_every=1, local_epochs=1)
+SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
 
 
 @functools.cache
@@ -97,38 +98,6 @@ def test_other_seed_alpha_or_learning_rate_compiles_nothing():
     assert len(finals) == len(histories)  # they are different runs
 
 
-def test_a_run_needs_few_programs_besides_its_rounds_and_its_evaluation():
-    """The key, the model, copies of the pool and of the state, and a table of rows as long as the longest.
-
-    A program takes 5 ms, even from the cache.
-    """
-    fedvg_jax.run(SMALL)
-    jax.clear_caches()  # keeps the compiled rounds and evaluation, which the store holds
-    with compiled_programs() as compiled:
-        fedvg_jax.run(SMALL)
-    assert 1 <= len(compiled) <= 6, compiled
-
-
-def test_one_program_evaluates_all_tables_of_one_width():
-    sim = fedvg_jax.simulation(SMALL)
-    shapes = {sim.data.val.shape, sim.data.test.shape}
-    assert len(shapes) == 2 and len({programs._width(table) for table in (sim.data.val, sim.data.test)}) == 1
-    lowered = []
-
-    class Watched:
-        def lower(self, variables, pool, rows):
-            lowered.append(rows.shape)
-            return sim.evaluate.lower(variables, pool, rows)
-
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    _, evaluate = programs.compile_for(sim.chunk, Watched(), sim.state, rounds, sim.data, sim.hyper)
-    assert lowered == [max(shapes)]
-    for table in (sim.data.val, sim.data.test):
-        expected = sim.evaluate(sim.state.variables, sim.data.pool, table)
-        actual = evaluate(sim.state.variables, sim.data.pool, table)
-        jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
 def test_other_settings_of_jax_have_a_program_of_their_own():
     """Otherwise a run inside `jax.default_matmul_precision("highest")` would compute as the run before it."""
     calls = []
@@ -159,19 +128,4 @@ def test_shared_program_gives_the_results_of_a_separate_one():
     programs._make.store.cache_clear()
     programs._compiled.store.cache_clear()
     alone = fedvg_jax.run(other)
-    same = [{k: v for k, v in record.items() if k != "seconds"} for record in shared.records]
-    assert same == [{k: v for k, v in record.items() if k != "seconds"} for record in alone.records]
-    jax.tree.map(np.testing.assert_array_equal, shared.variables, alone.variables)
-
-
-def test_task_without_a_hash_has_its_own_program():
-    task = programs.named_task(SMALL, *IMAGES)
-    table = {"unhashable": 1}
-
-    class Measure(dict):
-        def __call__(self, *arguments):
-            return task.measure(*arguments)
-
-    own = task._replace(measure=Measure(table))
-    made = programs.make_program(SMALL, None, own)
-    assert made.task.init is own.init
+    assert_equal_runs(shared, alone)

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import linear
 import pytest
+from files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
@@ -31,16 +32,13 @@ def scores(num_classes, dtype=float):
 
 OUTPUTS = {
     "one logit": (linear.TASK, r"got float32 of shape \(7,\) for B = 7"),
-    "one column": (scores(1), r"got float32 of shape \(7, 1\) for B = 7"),
     "too few classes": (scores(2), r"C >= 3 classes; got float32 of shape \(7, 2\)"),
     "labels": (scores(3, int), r"got int32 of shape \(7, 3\)"),
-    "nothing": (predicting(lambda logit: None), "got None"),
     "a dict": (predicting(lambda logit: {"logit": logit}), "got a dict"),
 }
 
 CONSUMERS = {
     "val_accuracy": ({"weighting": "val_accuracy"}, "weighting val_accuracy needs scores", "use val_loss"),
-    "a mean": ({"weighting": "samples+val_accuracy"}, "weighting val_accuracy needs scores", "use val_loss"),
     "native": (
         {"weighting": "native", "algorithm_given": fedavg()._replace(native_weighting="val_accuracy")},
         "weighting val_accuracy needs scores",
@@ -48,7 +46,7 @@ CONSUMERS = {
     ),
     **{
         name: ({"record": name}, f"record {name} needs scores", "use client_val_loss")
-        for name in ("client_accuracy", "accuracy_by_client", "calibration")
+        for name in ("client_accuracy", "calibration")
     },
 }
 
@@ -79,19 +77,16 @@ def test_scores_of_sequences_have_an_axis_for_their_places():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"precision": "bfloat16"}, "precision bfloat16 has no effect beside task=.*use precision default"),
-        ({"normalise": "half"}, "normalise half has no effect beside task="),
-        ({"model": "cnn", "conv": "lax"}, "conv lax has no effect beside task=.*use conv auto"),
-        ({"model": "resnet18", "stem": "cifar"}, "stem cifar has no effect"),
+        ({"precision": "bfloat16"}, "precision bfloat16 has no effect beside task="),
+        ({"model": "cnn", "conv": "lax"}, "conv lax has no effect beside task="),
         ({"model": "resnet18", "norm": "group"}, "norm group has no effect"),
         ({"record": "confusion"}, "record confusion needs a task whose measure returns a dict with 'confusion'"),
     ],
-    ids=["precision", "normalise", "conv", "stem", "norm", "confusion"],
+    ids=["precision", "conv", "norm", "confusion"],
 )
 def test_setting_without_effect_beside_a_task_is_refused(changes, message):
-    with pytest.raises(UsageError, match=message) as error:
+    with usage_error(message):
         built(linear.TASK, **changes)
-    assert "\n" not in str(error.value)
 
 
 def test_setting_that_the_config_s_model_does_not_use_is_allowed_beside_a_task():
@@ -102,9 +97,8 @@ def test_resumed_run_keeps_settings_without_effect(tmp_path):
     assert built(linear.TASK, precision="bfloat16", record="confusion", resume=str(tmp_path)).config.resume
 
 
-@pytest.mark.parametrize("output", ["nothing", "a dict"])
-def test_elastic_needs_one_array_of_outputs(output):
-    task, got = OUTPUTS[output]
+def test_elastic_needs_one_array_of_outputs():
+    task, got = OUTPUTS["a dict"]
     message = rf"algorithm elastic needs one float array \[B, ...\] from task.predict; {got}; use another algorithm"
     with pytest.raises(UsageError, match=message):
         built(task, algorithm="elastic")

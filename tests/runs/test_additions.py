@@ -1,6 +1,12 @@
 """A named algorithm, weighting, model or data set is one entry of the settings' names and one of a registry."""
 
+import json
+import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -69,3 +75,79 @@ def test_an_added_name_is_suggested_and_checked_like_the_others():
     for name, typed in {"algorithm": "halvd", "model": "liner", "weighting": "evn", "dataset": "smal_digits"}.items():
         with pytest.raises(UsageError, match=f"unknown {name} '{typed}'; did you mean"):
             sim.parse([f"--{name}", typed])
+
+
+MINE = '''"""FedMine."""
+
+import jax
+
+from fedvg_jax.algorithms.base import no_memory, no_probe, no_report, no_residual
+from fedvg_jax.core.types import Algorithm, Hyperparameter
+
+
+def fedmine():
+    return Algorithm(
+        no_memory, correct, no_report, no_residual, no_probe, "samples", (Hyperparameter("nu", 0.5, 0.0),)
+    )
+
+
+def correct(hyper, grads, params, anchor):
+    return jax.tree.map(lambda g: g * hyper["nu"], grads)
+'''
+
+SHORT_RUN = [
+    "--method",
+    "fedmine",
+    "--model",
+    "linear",
+    "--rounds",
+    "2",
+    "--eval-every",
+    "1",
+    "--clients",
+    "4",
+    "--partition",
+    "iid",
+]
+
+OPTIONS = '''@dataclass(frozen=True)
+class FedMine:
+    """FedMine: gradients times a factor."""
+
+    nu: float = setting(0.5, FROM_0, hyper="nu", also="shrinkage")
+    """Factor of the gradients."""
+
+
+'''
+
+
+def test_an_algorithm_with_an_option_touches_its_file_the_options_and_the_registry(tmp_path):
+    """In a copy of the package; a factor of 0 moves no model, and the flag has a help, a range and a use."""
+    package = tmp_path / "fedvg_jax"
+    shutil.copytree(Path(fv.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "algorithms" / "fedmine.py").write_text(MINE)
+    file = package / "config" / "options.py"
+    facts = '"fedavg": AlgorithmFacts("FedAvg"),'
+    text = file.read_text().replace(facts, f'{facts}\n    "fedmine": AlgorithmFacts("FedMine"),', 1)
+    text = text.replace("@dataclass(frozen=True)\nclass Config:", f"{OPTIONS}@dataclass(frozen=True)\nclass Config:")
+    text = text.replace("    fedprox: FedProx", '    fedmine: FedMine = _of(FedMine, "fedmine")\n    fedprox: FedProx')
+    file.write_text(text)
+    file = package / "runs" / "registry.py"
+    line = '    "fedmine": lambda config: __import__("fedvg_jax.algorithms.fedmine").algorithms.fedmine.fedmine(),\n'
+    file.write_text(re.sub('(    "fedavg": lambda)', rf"{line}\1", file.read_text(), count=1))
+
+    def command(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedvg_jax.sim", *words, "--cache-dir", str(tmp_path / "cache")],
+            cwd=tmp_path, env=None, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    assert re.search(r"FedMine:\n  --fedmine\.nu FLOAT +Factor of the gradients\. Allowed:", command("--help-all")[1])
+    assert "--fedmine.nu is not used by --algorithm fedavg" in command("--fedmine.nu", "1")[1]
+    assert "fedmine.nu must be >= 0; got -1" in command("--method", "fedmine", "--fedmine.nu", "-1")[1]
+    assert "did you mean --fedmine.nu?" in command("--shrinkage", "1")[1]
+    code, text = command(*SHORT_RUN, "--fedmine.nu", "0", "--out", str(tmp_path / "run"))
+    assert code == 0, text
+    first, last = map(json.loads, (tmp_path / "run" / "history.jsonl").read_text().splitlines())
+    assert first["test_loss"] == last["test_loss"]  # gradients times 0

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import re
 
 import flax.linen as nn
 import jax
@@ -253,5 +254,5 @@ def test_a_run_says_once_which_operation_stays_slow(caplog):
     fv.run(config, data=(x, y), partition=np.array_split(np.arange(40), 2), task=task)
     slow = [record.getMessage() for record in caplog.records if "slow in a loop" in record.getMessage()]
     (line,) = slow
-    assert "conv_general_dilated of [3, 4, 4, 1] and [12, 12, 1, 1]; fast are kernels" in line
+    assert re.search(r"conv_general_dilated of \[\d+, 4, 4, 1\] and \[12, 12, 1, 1\]; fast are kernels", line)
     assert "at most 128" in line and "\n" not in line

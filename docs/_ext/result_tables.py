@@ -327,6 +327,26 @@ def uses_of_validation(folder: str) -> str:
     return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{_source_of_run(folder)}\n"
 
 
+def methods_on_features() -> str:
+    """Accuracies of the paper's methods on one data set, and what FedVG's weights add to each, with the source."""
+    from benchmarks import uses
+
+    values, rates = (uses.read(uses.METHODS, column) for column in ("final", "lr"))
+    rows = []
+    for method in dict.fromkeys(method for _, method in values if method != uses.CHOSEN):
+        base = {uses.FEDVG: "fedavg"}.get(method, method.removesuffix("+fedvg"))
+        cells = []
+        for alpha in uses.ALPHAS:
+            mean, rate = (np.mean(list(v[alpha, method].values())) for v in (values, rates))
+            gap = uses.against(values, alpha, method, base) if method != base else None
+            cells += [f"{mean:.1f} ({rate:g})", _interval(gap.mean, gap.low, gap.high) if gap else ""]
+        rows.append([method_label(method), *cells])
+    head = ["method"]
+    for alpha in uses.ALPHAS:
+        head += [f"alpha {alpha}: accuracy, % (rate)", "minus its base, points"]
+    return f"{table(head, rows)}\n\n{_source_of_run(uses.METHODS)}\n"
+
+
 def _interval(mean: float, low: float, high: float) -> str:
     return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
 

@@ -78,11 +78,13 @@ def test_interrupt_of_a_kernel_saves_the_run_which_the_next_cell_resumes(kernel,
     while time.monotonic() < deadline and (not history.exists() or history.read_bytes().count(b"\n") < 3):
         time.sleep(0.1)
     manager.interrupt_kernel()
-    error, bars = "", []
-    while not error:
+    error, bars, state = "", [], "busy"
+    while not error or state != "idle":  # until then the kernel refuses the next cell
         message = client.get_iopub_msg(timeout=120)
         if message["msg_type"] == "error":
             error = message["content"]["evalue"]
+        elif message["msg_type"] == "status":
+            state = message["content"]["execution_state"]
         elif message["msg_type"] in ("display_data", "update_display_data"):
             bars.append(message["content"]["data"].get("text/html", ""))
     assert f"run folder: {out}" in error and "stopped" in [bar for bar in bars if "<progress" in bar][-1]

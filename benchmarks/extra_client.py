@@ -39,7 +39,6 @@ def with_extra_client(config: fv.Config) -> fv.History:
     partition = ([*sim.partition.train, copies], [*sim.partition.val, none], [*sim.partition.test, none])
     cohort = round(config.join_ratio * config.clients)
     own = replace(config, clients=config.clients + 1, join_ratio=cohort / (config.clients + 1))
-    own = replace(own, dataset="digits", data_dir=None)  # replaced by `data`
     return fv.run(own, data=sim.arrays._replace(x=x, y=y, groups=None), partition=partition)
 
 

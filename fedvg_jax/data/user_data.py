@@ -79,7 +79,9 @@ def integer_labels(arrays: Arrays, consumer: str, instead: str, needed: str = "i
 
 def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> UsageError:
     y = arrays.y
-    values = f" with values from {y.min()}" if y.dtype.kind in "iu" and y.size and y.min() < 0 else ""
+    values = ""
+    if y.dtype.kind in "iu" and y.size and not 0 <= y.min() <= y.max() < _MAX_CLASSES:
+        values = f" with values {y.min()} to {y.max()}, of which labels are 0..{_MAX_CLASSES - 1}"
     return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {instead}")
 
 
@@ -189,6 +191,10 @@ def _checked(array, name: str) -> np.ndarray:
         if largest >= 2**31:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     if array.dtype.kind == "f":
+        if array.dtype.itemsize > 8:
+            raise UsageError(
+                f"data: {name} must be of at most 64 bits; got {array.dtype}; use {name}.astype('float32')"
+            )
         finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():
             raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")

@@ -236,8 +236,8 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
 
     Raises:
         UsageError: a function takes other arguments or fails; the weights are not floats >= 0 [K] that sum to 1, in a
-            pytree like the variables; the score is not [K] and the details not [K, ...]; or a detail has a name of
-            the history's own. The message names the leaf.
+            pytree like the variables; the score is not [K] and the details not [K, ...], of real numbers or booleans;
+            or a detail has a name of the history's own. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -294,14 +294,24 @@ def _run_trial(weighting: Weighting, model: Variables, data: Data, hyper: Hyper)
         score = jnp.asarray(weighting.score(measured))
     if score.shape != (_CLIENTS,):
         raise UsageError(f"weighting.score has shape {score.shape}; expected ({_CLIENTS},), one number per client")
+    _check_recordable(score, "weighting.score")
     with checks.calling("weighting.detail", signals=measured):
         detail = weighting.detail(measured)
-    if not isinstance(detail, dict) or not all(hasattr(leaf, "shape") for leaf in detail.values()):
+    if not isinstance(detail, dict) or not all(isinstance(name, str) for name in detail):
         raise UsageError("weighting.detail must return a dict of arrays, name -> [K, ...], for K clients")
+    for name, leaf in detail.items():
+        _check_recordable(leaf, f"weighting.detail '{name}'")
     if hidden := next(filter(history.is_reserved, detail), None):
         raise UsageError(f"weighting.detail '{hidden}' would hide the history's own; give it another name")
     _leading(detail, _CLIENTS, "weighting.detail", "clients")
     return weights
+
+
+def _check_recordable(leaf: Any, what: str) -> None:
+    """Raises UsageError unless a leaf is an array that a record of the history can hold."""
+    kind = getattr(leaf, "dtype", type(leaf).__name__)
+    if not hasattr(leaf, "shape") or not any(jnp.issubdtype(kind, k) for k in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise UsageError(f"{what} is {kind}; expected an array of real numbers or booleans, for the history")
 
 
 def _measured(weighting: Weighting, hyper: Hyper, report: Report, data: Data) -> Any:
@@ -541,7 +551,8 @@ def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:
         jax.tree.map(lambda _, entry: None, theta, message)
     except (TypeError, ValueError):
         raise UsageError(
-            f"algorithm.report: the message to be averaged is not (), and has no entry for each leaf of {whose}"
+            f"algorithm.report: the message to be averaged has {', '.join(tree.paths(message))}; expected (), or an"
+            f" entry for each leaf of {whose}: {', '.join(tree.paths(theta))}"
         ) from None
     checks.floating(message, "algorithm.report: the message to be averaged")
 

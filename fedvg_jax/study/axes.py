@@ -164,6 +164,8 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
             raise UsageError(f"{path} has no table [tiny]; leave out --scale, or add one with the settings to replace")
         content = _without(content, tiny) | tiny
     zips = _tables(content.pop("zip", []), f"{path}: zip")
+    if scale == "tiny" and "zip" not in tiny:
+        _refuse_zipped(tiny, zips, path)
     crossed = _table(content, "axes", path)
     title = content.pop("title", "")
     if not isinstance(title, str):
@@ -198,6 +200,15 @@ def _without(content: Mapping[str, Any], tiny: Mapping[str, Any]) -> dict[str, A
     """Returns the full size's settings and axes except those that the tiny one has, as axis or as setting."""
     given = {name.removeprefix("axes.") for name in tiny}
     return {name: value for name, value in content.items() if name.removeprefix("axes.") not in given}
+
+
+def _refuse_zipped(tiny: Mapping[str, Any], zips: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Raises UsageError for a setting or an axis of the tiny size that a [[zip]] of the full size would override."""
+    given = {name.removeprefix("axes.") for name in tiny}
+    if zipped_names := [name for table in zips for name in table if name in given]:
+        raise UsageError(
+            f"{path}: [tiny] has {zipped_names[0]}, which a [[zip]] of the full size varies; add zip = [] to [tiny]"
+        )
 
 
 def _tables(value: Any, where: str) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, pass
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
 
-
 MEASURED = ("clients", "weights", "train_loss", "test_loss")
 """Keys of a record in which runs of different seeds differ."""
 

@@ -44,6 +44,7 @@ def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
         ((FLOATS, TARGETS[1:]), "x has 6 rows and y 5"),
         (([[0.0], [1.0, 2.0]], LABELS[:2]), "x must be an array .*every row of one shape"),
         ((-FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
+        ((FLOATS.astype(np.longdouble), LABELS), r"x must be of at most 64 bits; .*astype"),
         ((FLOATS, LABELS + 2**40), r"integers of y must be below 2\*\*31"),
         (Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, as many as names; got 0..2"),
     ],
@@ -60,6 +61,11 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
+        (
+            (FLOATS, LABELS + 2**16),
+            {},
+            r"\[6\] with values 65536 to \d+, of which labels are 0..65535",
+        ),
         ((TOKENS, TOKENS), {"model": "gru"}, "data has no class_names; .*Arrays.* one name per character"),
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
     ],
@@ -87,7 +93,10 @@ def test_groups_are_one_per_row_whatever_the_labels(y, names):
 
 
 def test_labels_below_zero_are_refused():
-    with pytest.raises(UsageError, match=r"integers \[T\] from 0; y of data is int64 \[6\] with values from -1; use"):
+    with pytest.raises(
+        UsageError,
+        match=r"integers \[T\] from 0; y of data is int64 \[6\] with values -1 to 1, of which labels are 0..65535; use",
+    ):
         user_data.class_labels(user_data.as_arrays((FLOATS, LABELS - 1)), "model mlp", "use another")
 
 

@@ -99,6 +99,15 @@ RULES = {
     ),
     "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
     "a detail": (by(detail=lambda ones: {"own": ones[:2]}), "weighting.detail leaf 'own' has shape (2,); expected (3"),
+    "complex details": (
+        by(detail=lambda ones: {"own": ones.astype(jnp.complex64)}),
+        "weighting.detail 'own' is complex64; expected an",
+    ),
+    "a detail without a name": (by(detail=lambda ones: {3: ones}), "weighting.detail must return a dict of arrays"),
+    "complex scores": (
+        by(score=lambda ones: ones.astype(jnp.complex64)),
+        "weighting.score is complex64; expected an array of real",
+    ),
     "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
     "a negative number": (
         basic.by_scalar(lambda *_: -0.83),

@@ -193,6 +193,8 @@ def test_file_has_settings_axes_and_a_tiny_size(tmp_path):
         ("tune = 'lr'", "full", r"tune must be a table \[tune\] of settings with their values; got 'lr'"),
         ("rounds = 3", "tiny", r"has no table \[tiny\]"),
         ("rounds = 3", "huge", "unknown scale 'huge'"),
+        ("[[zip]]\nlr = [0.1]\n[tiny.axes]\nlr = [1.0]", "tiny", r"\[tiny\] has lr, .*add zip = \[\]"),
+        ("[[zip]]\nfedvg.norm = ['l1']\n[tiny.fedvg]\nnorm = 'l2'", "tiny", r"\[tiny\] has fedvg.norm"),
         ("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]", "full", "lr is on two axes"),
     ],
 )

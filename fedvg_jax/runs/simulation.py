@@ -371,7 +371,6 @@ def _check_accuracies(
         evaluation_records.BY_CLIENT,
         evaluation_records.CALIBRATION,
         evaluation_records.PERSONAL,
-        evaluation_records.FINETUNED,
     ):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))

@@ -15,7 +15,7 @@ from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import files, processes, tree
+from fedvg_jax.core import checks, files, processes, tree
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -40,6 +40,7 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
+from fedvg_jax.engine import selection as selections
 from fedvg_jax.engine.evaluate import mean_loss
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
@@ -47,7 +48,6 @@ from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
     client_memories,
-    cohorts,
     communication,
     contracts,
     early_stopping,
@@ -96,9 +96,8 @@ class Simulation(NamedTuple):
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
-    schedule: Callable[..., Schedule]
-    """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
-    state; without one it takes all losses as equal."""
+    schedule: Callable[[int], Schedule]
+    """round, from 0 -> its schedule, NumPy arrays"""
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
@@ -117,7 +116,7 @@ class Simulation(NamedTuple):
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
     selection: Selection | None = None
-    """of the cohorts; None for uniform sampling"""
+    """the caller's own"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
 
@@ -138,7 +137,7 @@ class Simulation(NamedTuple):
         """
         if self.host_pool or self.memories.is_on_host:
             raise UsageError("sim.step needs rows and memories on the device; use pool and memories device, or fv.run")
-        rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
+        rounds = schedule.stack([self.schedule(round)], MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
 
@@ -224,8 +223,7 @@ def simulation(
     values = _make_hyper(config, program, own, hyper)
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
-    chosen = cohorts.make_selection(config) if selection is None else selection
-    cohorts.check(config, chosen, is_on_host)
+    select = _selected_cohorts(config, selection, client_rows.sizes(parts.train))
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     _check_own(config, own, program, population, of_round, values)
@@ -233,10 +231,9 @@ def simulation(
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None, initial)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, select is None, initial)
     evaluation_records.check_personal(config, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
-    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
     passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
@@ -257,7 +254,6 @@ def simulation(
             algorithm=program.algorithm,
             select=select,
         ),
-        selection=chosen,
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
@@ -265,10 +261,30 @@ def simulation(
         executor=executor,
         optimiser=program.optimiser,
         given=frozenset(name for name, value in passed.items() if value is not None),
+        selection=selection,
         host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
         memories=memories,
-        traffic=communication.of_round(config, program, state, tables.pool, values, chosen),
+        traffic=communication.of_round(config, program, state, tables.pool, values),
     )
+
+
+def _selected_cohorts(
+    config: Config, given: Selection | None, num_samples: np.ndarray
+) -> Callable[[int], np.ndarray] | None:
+    """Returns round, from 0 -> the clients of its cohort by a selection, given or the config's; None without one.
+
+    Raises:
+        UsageError: it is no function of a population, or a setting is for uniform selection.
+    """
+    select = selections.by_size if given is None and config.selection == "size" else given
+    if select is None:
+        return None
+    checks.takes(select, ("population",), "selection")
+    if config.cohorts == "official":
+        raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
+    if config.memories == "host":
+        raise UsageError("memories host is for uniform selection, whose clients are known before the run; use device")
+    return selections.cohorts(select, config.seed, num_samples, cohort_size(config))
 
 
 def _check_settings(config: Config) -> Config:
@@ -571,9 +587,9 @@ def make_schedule(
     task: Task | None = None,
     memories: client_memories.Placement | None = None,
     algorithm: Algorithm | None = None,
-    select: cohorts.Cohorts | None = None,
-) -> Callable[..., Schedule]:
-    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
+    select: Callable[[int], np.ndarray] | None = None,
+) -> Callable[[int], Schedule]:
+    """Returns a function from the number of a round, from 0, to its schedule.
 
     Args:
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
@@ -588,14 +604,13 @@ def make_schedule(
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
-    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
-    cohort_of = select or (lambda number, state: official(number) if official else None)
+    cohort_of = select or (client_memories.cohorts(config) if is_official else lambda number: None)
     probed = probe_ratio(config, algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
-    def schedule_of(number: int, state: SimState | None = None) -> Schedule:
+    def schedule_of(number: int) -> Schedule:
         planned = schedule.make(
             number,
             parts.train,
@@ -611,7 +626,7 @@ def make_schedule(
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
-            clients=cohort_of(number, state),
+            clients=cohort_of(number),
             block_size=block_size(config),
         )
         return planned._replace(memory_rows=rows_of_round(number))

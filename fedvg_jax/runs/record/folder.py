@@ -91,7 +91,13 @@ def refuse_sweep(folder: Path) -> None:
         raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
 
 
-NO_SETTINGS = (("target", None), ("fedvg.multipliers", ""), ("optimiser_state", "reset"), ("finetune_epochs", 1))
+NO_SETTINGS = (
+    ("target", None),
+    ("fedvg.multipliers", ""),
+    ("optimiser_state", "reset"),
+    ("finetune_epochs", 1),
+    ("candidates", 0),
+)
 """Entries of a config.json that are no settings, and have no effect at this value."""
 
 

@@ -156,11 +156,6 @@ def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
     return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
 
 
-def copied_bytes(host: HostPool) -> int:
-    """Returns the bytes of the rows that are copied to the devices for each chunk."""
-    return int(host.num_devices * host.capacity * _row_bytes(host.pool))
-
-
 def _row_bytes(pool: Tree) -> float:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) / len(pool.y)
 

@@ -206,11 +206,7 @@ def plan_table(prediction: Prediction) -> Table:
     p = prediction
     table = Table(show_header=False, title="plan")
     table.add_row("local steps per round, all clients", f"{p.steps_per_round:,.0f}")
-    table.add_row("rows per round, trained on", f"{p.train_images_per_round:,.0f}")
-    table.add_row("rows per round, scored", f"{p.scoring_images_per_round:,}")
-    if p.copied_bytes:
-        table.add_row("rows on the host, copied per chunk", _mib(p.copied_bytes))
-    table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} rows")
+    table.add_row("evaluations", f"{p.evaluations:,}")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))

@@ -88,8 +88,8 @@ def run(
             checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
-            only. In a large population `state.clients` has rows for sampled clients only; `state.memory_clients` are
-            their numbers. Several devices divide the rows among them, and the last rows may be padding.
+            only. Where the host holds them, `state.clients` has rows for sampled clients only, and
+            `state.memory_clients` are their numbers. Where several devices divide them, the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round; NumPy arrays under `--pool host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.

@@ -231,7 +231,7 @@ def simulation(
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, select is None, initial)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, initial)
     evaluation_records.check_personal(config, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
     passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
@@ -274,7 +274,7 @@ def _selected_cohorts(
     """Returns round, from 0 -> the clients of its cohort by a selection, given or the config's; None without one.
 
     Raises:
-        UsageError: it is no function of a population, or a setting is for uniform selection.
+        UsageError: it is no function of a population, or the config names the published cohorts.
     """
     select = selections.by_size if given is None and config.selection == "size" else given
     if select is None:
@@ -282,8 +282,6 @@ def _selected_cohorts(
     checks.takes(select, ("population",), "selection")
     if config.cohorts == "official":
         raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
-    if config.memories == "host":
-        raise UsageError("memories host is for uniform selection, whose clients are known before the run; use device")
     return selections.cohorts(select, config.seed, num_samples, cohort_size(config))
 
 
@@ -429,7 +427,6 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
-    is_uniform: bool = True,
     initial: Variables | None = None,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
@@ -438,7 +435,6 @@ def make_state(
         num_rows: T, rows of the data set.
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
-        is_uniform: whether cohorts follow from (seed, round) alone; otherwise every client has a row.
         initial: initial variables in place of the config's.
 
     Raises:
@@ -448,9 +444,7 @@ def make_state(
     one_client = jax.eval_shape(init)
     client_bytes = memory.num_bytes(one_client.clients)
     rows = program.executor.rows
-    memories = client_memories.Placement(None, max_rounds=MAX_ROUNDS, sharding=rows)
-    if is_uniform:
-        memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
+    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
@@ -598,13 +592,13 @@ def make_schedule(
         algorithm: of the run, whose probe may read rows; defaults to the config's.
         select: the cohorts; by default those of the config's `cohorts`.
     """
-    rows_of_round = client_memories.rows_of_rounds(config, memories) if memories else lambda number: None
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
-    is_official = config.cohorts == "official"
-    cohort_of = select or (client_memories.cohorts(config) if is_official else lambda number: None)
+    official = schedule.official_cohorts(config.seed, config.clients, size) if config.cohorts == "official" else None
+    cohort_of = select or official or (lambda number: None)
+    memory_rows = np.arange(size, dtype=np.int32) if memories and memories.is_on_host else None
     probed = probe_ratio(config, algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
@@ -629,6 +623,6 @@ def make_schedule(
             clients=cohort_of(number),
             block_size=block_size(config),
         )
-        return planned._replace(memory_rows=rows_of_round(number))
+        return planned._replace(memory_rows=memory_rows)
 
     return schedule_of

@@ -73,7 +73,6 @@ def test_a_wrong_cohort_is_refused(ids):
     ("changes", "message"),
     [
         ({"cohorts": "official"}, "use cohorts seeded"),
-        ({"algorithm": "scaffold", "memories": "host"}, "use device"),
     ],
 )
 def test_settings_that_a_selection_cannot_work_with_are_refused(changes, message):

@@ -341,7 +341,7 @@ def _find_start(
     stored, seal = restored
     lines = lines[: seal["history"][0]]
     start = Start(
-        client_memories.restore(state, stored["state"], config, seal["round"]),
+        client_memories.restore(state, stored["state"]),
         history.parse(lines),
         _best_model(seal["best"], stored["best"]) if seal["best"] else None,
         tuple(seal["seconds"]),

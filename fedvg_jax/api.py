@@ -45,7 +45,8 @@ from fedvg_jax.runs import (
     shared_start,
     simulation,
 )
-from fedvg_jax.runs.record import history, resume
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.views import tracking
@@ -113,7 +114,7 @@ def run(
     """
     settings = configs.check(_with_trackers(Config() if config is None else config, track))
     _check_flags(settings, task)
-    config = shared_start.choose_folder(settings, resume.resolve)
+    config = shared_start.choose_folder(settings, run_folder.resolve)
     tracking.require(config, config.out is not None)
     if not isinstance(metrics or {}, Mapping) or not all(isinstance(name, str) for name in metrics or {}):
         raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
@@ -157,7 +158,7 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
         command = "python -m fedvg_jax.sim --dry-run"
         raise UsageError(f"Config: dry_run plans a run, which only the command line does: {command}; leave it out")
     # the stored settings of a resumed run name the file that they came from
-    if config.config and config.resume in (None, resume.AUTO):
+    if config.config and config.resume in (None, run_folder.AUTO):
         raise UsageError(
             f"Config: config is read by the command line only, and {config.config} would be ignored; give its settings"
             " to Config, or leave config out"

@@ -24,8 +24,7 @@ from fedvg_jax.runs import (
     chunks,
     client_memories,
     contracts,
-    divergence,
-    early_stopping,
+    endings,
     evaluation_records,
     shared_start,
     simulation,
@@ -157,11 +156,10 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     if config.local and evaluation_records.PERSONAL not in recorded_names(config):
         observers.log(history.OF_GLOBAL_MODEL)
-    for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
-        if hint := hint_of(sim.task, sim.data.pool):
-            observers.log(hint.removeprefix("; "))
+    if "task" in sim.given and (hint := contracts.label_hint(sim.task, sim.data.pool)):
+        observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
-    is_over = num_done >= config.rounds or bool(early_stopping.reason(config, start.records))
+    is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
     compiled = None if is_over else chunks.compile_programs(sim)
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
@@ -175,7 +173,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     if len(run.records) > len(new):  # the first chunk is one round
                         stop_tracing()
                 agreed = stop_signals.agree(requests, processes.largest)
-                is_over = "test_loss" in new[-1] and bool(early_stopping.reason(config, run.records))
+                is_over = "test_loss" in new[-1] and bool(endings.stop_reason(config, run.records))
                 if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
@@ -198,9 +196,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """
     sim = run.sim
     contracts.refuse_wrong_weights(new)
-    limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
-    error = divergence.error(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
-    recorded = divergence.until_first(new, limit) if error else new
+    limit = endings.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
+    error = endings.divergence(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
+    recorded = endings.until_first(new, limit) if error else new
     error = error and f"{error}{contracts.label_hint(sim.task, sim.data.pool)}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
@@ -244,7 +242,7 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
         stopped_by: the signal that stopped it, or None.
     """
     with processes.together():
-        if run.warnings and (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
+        if run.warnings and (count := sum(map(endings.averaged_no_client, run.records))) > 1:
             run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
     if run.records:
         save_checkpoint(run, state, is_last=True)
@@ -275,7 +273,7 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 def _warn_of_no_client(run: Run, new: list[Record]) -> None:
     """Logs the first round that averages no client."""
-    if not run.warnings and (message := divergence.warning(new)):
+    if not run.warnings and (message := endings.no_client_warning(new)):
         run.warnings.append(message)
         run.observers.log(message)
 
@@ -308,7 +306,7 @@ def _summary(
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in stop_signals.STOPPING],
         "stopped_by": stopped_by,
-        "stopped_early": early_stopping.reason(config, records) or None,
+        "stopped_early": endings.stop_reason(config, records) or None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
         "select": config.select,

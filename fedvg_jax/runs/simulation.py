@@ -50,7 +50,7 @@ from fedvg_jax.runs import (
     client_memories,
     communication,
     contracts,
-    early_stopping,
+    endings,
     evaluation_records,
     host_pool,
     memory,
@@ -227,7 +227,7 @@ def simulation(
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     _check_own(config, own, program, population, of_round, values)
-    early_stopping.check(config, program.task, Batch(population.shared.x, population.shared.y))
+    endings.check_target(config, program.task, Batch(population.shared.x, population.shared.y))
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())

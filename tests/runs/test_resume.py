@@ -27,7 +27,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import chunks, contracts, loop, registry, simulation
-from fedvg_jax.runs.record import checkpoint, history, recorder, resume, seals, verification
+from fedvg_jax.runs.record import checkpoint, history, recorder, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
@@ -61,7 +61,7 @@ class Tiny:
     def run(self, out, callbacks=(), log=pytest.fail, **changes):
         """`changes` are settings."""
         settings = replace(self.sim.config, out=out, **changes)
-        made = self.sim._replace(config=resume.resolve(settings))
+        made = self.sim._replace(config=run_folder.resolve(settings))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chunks, "compile_programs", lambda sim: self.programs)
             return loop.run_simulation(made, callbacks=callbacks, log=log)
@@ -524,15 +524,15 @@ def unfinished(tmp_path, monkeypatch):
 
 def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished):
     auto = replace(SMALL, resume="auto")
-    assert resume.resolve(auto).out == Path("runs/b") and resume.resolve(auto).resume == "runs/b"
+    assert run_folder.resolve(auto).out == Path("runs/b") and run_folder.resolve(auto).resume == "runs/b"
     run_folder.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
-    assert resume.resolve(auto).out == Path("runs/a")
-    assert resume.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
-    assert resume.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
-    assert resume.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
-    assert resume.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
+    assert run_folder.resolve(auto).out == Path("runs/a")
+    assert run_folder.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
+    assert run_folder.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
+    assert run_folder.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
+    assert run_folder.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
     with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
-        resume.resolve(replace(auto, out=Path("runs/b")))
+        run_folder.resolve(replace(auto, out=Path("runs/b")))
 
 
 def test_exit_message_names_the_saved_round_if_there_is_one(run):
@@ -548,11 +548,11 @@ def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
             other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
             changed = config.apply(SMALL, {name: other}, "test")
             changed = replace(changed, resume="runs/a", out=None)
-            if name in resume.RESUMABLE_CHANGES:
-                assert resume.resolve(changed).out == Path("runs/a")
+            if name in run_folder.RESUMABLE_CHANGES:
+                assert run_folder.resolve(changed).out == Path("runs/a")
             else:
                 with usage_error(f"{name} {value} -> {other}"):
-                    resume.resolve(changed)
+                    run_folder.resolve(changed)
 
 
 @pytest.mark.parametrize(
@@ -570,18 +570,18 @@ def test_run_that_cannot_be_resumed_is_refused_in_one_line(unfinished, changes, 
         Path("runs", name).mkdir()
         Path("runs", name, "config.json").write_text(text)
     with usage_error(message):
-        resume.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
+        run_folder.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
 
 
 def test_rounds_are_fixed_with_a_cosine_schedule():
     cosine = replace(SMALL, lr_schedule="cosine")
-    assert resume.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
+    assert run_folder.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
 
 
 def test_command_line_takes_the_settings_of_the_resumed_run(unfinished):
     made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
     assert made.clients == 7 and made.rounds == 9
-    assert resume.differences(SMALL, made) == []
+    assert run_folder.differences(SMALL, made) == []
     assert sim.parse(["--resume", "auto"]).resume == "auto"
 
 

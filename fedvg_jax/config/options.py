@@ -591,14 +591,6 @@ class Config:
     """File of every client's rows, .npz or .json (partition file)."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
     """File for the rows of every client, .npz or .json, which partition file reads."""
-    export_form: str = setting(
-        "parts",
-        ("parts", "clients"),
-        "host",
-        used=(Condition("export_partition", lambda config: config.export_partition is not None, "a FILE"),),
-    )
-    """Form of --export-partition. parts: training, validation and test rows of every client, so that the same run
-    follows from the file; clients: all rows of every client by its number, as flwr-datasets and FedLab have them."""
     min_samples: int = setting(10, COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))

@@ -109,7 +109,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         if config.resume:
             recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
         if config.export_partition and processes.is_first():
-            to_rows.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
+            to_rows.write(config.export_partition, sim.partition, len(sim.arrays.y))
         yield recorder
 
 

@@ -82,12 +82,3 @@ def test_unreadable_file_is_named_with_the_layout(tmp_path, content):
     np.savez(tmp_path / "a.npz", **{"0": np.array([[1], [2, 3]], object)})
     with usage_error("a.npz", "Object arrays cannot be loaded"):
         from_rows.read(tmp_path / "a.npz")
-
-
-def test_rows_are_written_by_client_unless_they_are_held_out_globally(tmp_path):
-    partition, file = drawn(), tmp_path / "a.json"
-    to_rows.write(file, partition, "clients")
-    of_client = [sorted(np.concatenate(rows).tolist()) for rows in zip(*partition, strict=True)]
-    assert [rows.tolist() for rows in from_rows.read(file)] == of_client
-    with usage_error("held out", "use parts"):
-        to_rows.write(file, drawn(held_out="global"), "clients")

@@ -70,7 +70,12 @@ def test_command_draws_a_run_folder_again(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [([], "name the folder"), (["/no/such"], "not a run folder"), (["--all"], "unknown argument")]
+    ("words", "message"),
+    [
+        ([], "arguments are required: RUN"),
+        (["/no/such"], "not a run folder"),
+        (["RUN", "--all"], "unrecognized arguments"),
+    ],
 )
 def test_mistake_is_one_line(capsys, words, message):
     assert plots.main(words) == 2

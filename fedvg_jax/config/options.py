@@ -118,7 +118,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy")
+RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -654,9 +654,9 @@ class Config:
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
-    trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
-    calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
-    rows, its mean, worst decile and spread; personal_accuracy, that of each client's own model."""
+    trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
+    global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
+    of each client's own model."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True, also="gpus")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""

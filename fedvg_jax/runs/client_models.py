@@ -1,4 +1,4 @@
-"""Accuracy of each client's own model on its own test rows: its personal model, or the global one with its own tensors.
+"""Accuracies on each client's own test rows: of the global model, and of the client's own.
 
 Clients are evaluated in pieces of bounded size, whose rows and memories are copied to the devices. So it is the same
 wherever a run keeps them.
@@ -19,9 +19,9 @@ from fedvg_jax.core.types import Batch, Executor, SimState, Task, Tree, Variable
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate
 from fedvg_jax.runs import client_memories, evaluation_records, simulation
-from fedvg_jax.runs.evaluation_records import PERSONAL
+from fedvg_jax.runs.evaluation_records import BY_CLIENT, PERSONAL
 from fedvg_jax.runs.memory import num_bytes
-from fedvg_jax.runs.record.history import Record
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
 from fedvg_jax.runs.registry import make_local
 
 PIECE_BYTES = 2**26
@@ -29,23 +29,29 @@ PIECE_BYTES = 2**26
 
 
 def entries(sim: simulation.Simulation, state: SimState, store: client_memories.Store | None) -> Record:
-    """Returns the entries of `record` personal_accuracy. All processes must call it.
+    """Returns the entries of `record` accuracy_by_client and personal_accuracy. All processes must call it.
 
     Args:
         sim: of the run.
         state: after a round.
         store: of the clients' memories; None where the devices hold them.
     """
-    if PERSONAL not in recorded_names(sim.config):
+    wanted = tuple(name for name in CLIENT_ACCURACIES if name in recorded_names(sim.config))
+    if not wanted:
         return {}
-    count = _make(sim.task, sim.executor, make_local(sim.config))
+    count = _make(sim.task, sim.executor, make_local(sim.config), wanted)
     sizes = client_rows.sizes(sim.partition.test)
-    correct = np.zeros(len(sizes), np.int64)
+    correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
     for clients, inputs in _pieces(sim):
-        own = client_memories.own_parts(sim.memories, store, state, clients)
-        correct[clients] = jax.device_get(count(state.variables, own, *processes.place(inputs, sim.executor.placement)))
+        own = client_memories.own_parts(sim.memories, store, state, clients) if PERSONAL in wanted else ()
+        placed = processes.place(inputs, sim.executor.placement)
+        for name, values in jax.device_get(count(state.variables, own, *placed)).items():
+            correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
-    return evaluation_records.by_client(PERSONAL, correct / labels_per_row, sizes)
+    record: Record = {}
+    for name, values in correct.items():
+        record |= evaluation_records.by_client(name, values / labels_per_row, sizes)
+    return record
 
 
 def _pieces(sim: simulation.Simulation) -> Iterator[tuple[np.ndarray, tuple[Batch, np.ndarray]]]:
@@ -71,12 +77,20 @@ def _pieces(sim: simulation.Simulation) -> Iterator[tuple[np.ndarray, tuple[Batc
 
 
 @stored
-def _make(task: Task, executor: Executor, local: LocalPart | None) -> Callable[..., jax.Array]:
-    """Returns a jitted function that counts each client's correct labels, int32 [P], under its own model."""
-    measure = evaluate.make_evaluate(task, is_detailed=True)
+def _make(
+    task: Task, executor: Executor, local: LocalPart | None, wanted: tuple[str, ...]
+) -> Callable[..., dict[str, jax.Array]]:
+    """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
+    count_correct = evaluate.make_count_correct(task)
 
-    def count(theta: Variables, own: Tree, pool: Batch, tables: jax.Array) -> jax.Array:
-        models = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
-        return executor.map(lambda pool, entry: measure(entry[0], pool, entry[1]).correct.sum(), pool, (models, tables))
+    def count(theta: Variables, own: Tree, pool: Batch, tables: jax.Array) -> dict[str, jax.Array]:
+        counts = {}
+        if BY_CLIENT in wanted:
+            counts[BY_CLIENT] = executor.map(lambda shared, rows: count_correct(*shared, rows), (theta, pool), tables)
+        if PERSONAL in wanted:
+            models = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
+            pairs = (models, tables)
+            counts[PERSONAL] = executor.map(lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs)
+        return counts
 
     return jax.jit(count, out_shardings=executor.placement)

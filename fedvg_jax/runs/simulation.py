@@ -101,8 +101,7 @@ class Simulation(NamedTuple):
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
-    """(variables, pool, rows) -> added sums of `task.measure`, or an `evaluate.Detailed` where `record` asks for what
-    they do not hold; jitted"""
+    """(variables, pool, rows) -> added sums of `task.measure`; jitted"""
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
@@ -383,7 +382,6 @@ def _check_accuracies(
     for name in (
         "client_accuracy",
         evaluation_records.BY_CLIENT,
-        evaluation_records.CALIBRATION,
         evaluation_records.PERSONAL,
     ):
         if name in recorded_names(config):

@@ -16,7 +16,7 @@ from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import FIGURES, STEMS, base, partitions
 
 LACKING = {
-    "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
+    "classes": "--record confusion", "bytes": "recorded no bytes",
     "clients": "--record accuracy_by_client",
 }  # fmt: skip
 
@@ -98,18 +98,6 @@ def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_pat
         write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields={2: {"test_confusion": matrix}})
     actual = {r["class"]: r["recall"] for r in rows(draw(collect([tmp_path]), "classes")[0])}
     assert actual == {"a": "50", "b": "50", "c": "75"}
-
-
-def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
-    """One run has 3 labels of confidence 0.8 and accuracy 1, the other 1 label of 0.6 and 0 in the same bin."""
-    for seed, bins in enumerate(([[0, None, None], [3, 0.8, 1.0]], [[0, None, None], [1, 0.6, 0.0]])):
-        fields = {2: {"test_calibration": bins, "test_calibration_error": 0.1 * (seed + 1)}}
-        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields=fields)
-    (drawing,) = draw(collect([tmp_path]), "calibration")
-    empty, used = rows(drawing)
-    assert (empty["labels"], empty["accuracy"]) == ("0", "")
-    assert (used["from"], used["labels"], used["confidence"], used["accuracy"]) == ("0.5", "4", "0.75", "0.75")
-    assert "15.0 %" in drawing.figure.axes[0].get_title()
 
 
 def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_class(tmp_path):

@@ -19,7 +19,6 @@ FIGURES: dict[str, Figure] = {
     "effective_clients": weights.effective_number,
     "partitions": partitions.partitions,
     "classes": answers.recalls,
-    "calibration": answers.reliability,
     "clients": answers.client_accuracies,
 }
 """Value of --figures -> the function that draws them."""
@@ -32,7 +31,6 @@ CAPTIONS: dict[str, str] = {
     "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",
     "partitions": "The area of a point is the number of training rows of a client and a class.",
     "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
-    "calibration": "Accuracy of answers against the model's confidence; on the diagonal it is calibrated.",
     "clients": "Clients of all runs in the order of their accuracies, each on its own test rows in the final round.",
 }
 """Name of a drawing -> what it shows."""

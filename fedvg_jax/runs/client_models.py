@@ -86,7 +86,8 @@ def _make(
     def count(theta: Variables, own: Tree, pool: Batch, tables: jax.Array) -> dict[str, jax.Array]:
         counts = {}
         if BY_CLIENT in wanted:
-            counts[BY_CLIENT] = executor.map(lambda shared, rows: count_correct(*shared, rows), (theta, pool), tables)
+            shared = (theta, pool)
+            counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
         if PERSONAL in wanted:
             models = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
             pairs = (models, tables)

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,36 +255,6 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
         registry.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
 
 
-# --- folders of format 1, whose seals have a CRC-32 of the history
-
-
-def in_format_1(run):
-    """Rewrites the seals of a folder."""
-
-    def old(seal):
-        text = (run / "history.jsonl").read_bytes()[: seal["history"][0]]
-        return seal | {"history": [len(text), zlib.crc32(text)], "lines": "00000000", "chain": ""}
-
-    for path in checkpoint.checkpoint_folders(run):
-        seal = old(seals.read_seal(path)) | {"format": 1, "evaluated": [2, 4, 6]}
-        (path / "seal.json").write_text(seals.seal_text(seal))
-    summary = json.loads((run / "summary.json").read_text())
-    summary["seal"] = old(summary["seal"])
-    (run / "summary.json").write_text(json.dumps(seals.with_digest(summary)))
-    (run / "history.earlier-1.jsonl").write_bytes((run / "history.jsonl").read_bytes()[:100])
-
-
-def test_folder_of_format_1_is_verified_read_and_resumed(tiny, whole, run):
-    in_format_1(run)
-    assert verification.check(run) == ([], [], [])
-    assert fedvg_jax.History.load(run).records == history.read(whole)
-    assert len(tiny().run(run, resume=str(run)).records) == 6
-    left_at(run, 3)
-    tiny().run(run, resume=str(run))
-    assert_same(run, whole)
-    assert verification.check(run) == ([], [], [])
-
-
 def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny, run):
     manifest = json.loads((run / "manifest.json").read_text())
     assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
@@ -404,12 +373,6 @@ def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
         best = recorder.update_best(best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i])
     assert (best.round, best.metric, best.value, best.variables["w"][0]) == (2, "loss", 1.0, 2)
     assert best.as_json() == {"round": 2, "val_loss": 1.0}
-
-
-def test_history_is_read_without_a_truncated_last_line(run):
-    path = run / "history.jsonl"
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [r["round"] for r in history.read(run)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("text", [b"{}\n", b"\xff\n", b'{"round": 2}\n', b'{"round": 1, "lost": true}\n'])
@@ -611,8 +574,7 @@ with stop_signals.end_at_once(lambda: "ended"):
 """
 
 
-@pytest.mark.parametrize(("sent", "code", "line"), [("SIGINT", 130, "ended\n"), ("SIGKILL", -9, "")])
-def test_finished_rounds_survive_a_signal_in_a_long_round(tiny, whole, tmp_path, sent, code, line):
+def test_finished_rounds_survive_a_signal_in_a_long_round(tiny, whole, tmp_path):
     """Each slow round is saved, so that the process can end within the next one. It compiles nothing: it has the
     programs of this process from the compilation cache."""
     out, folders = tmp_path / "run", (Path(__file__).parent, Path(__file__).parents[1])
@@ -620,10 +582,10 @@ def test_finished_rounds_survive_a_signal_in_a_long_round(tiny, whole, tmp_path,
     command = [sys.executable, "-c", TINY_IN_LONG_ROUNDS, str(tmp_path / "cache"), str(out)]
     with started(command, env=environment) as process:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
-        process.send_signal(signal.Signals[sent])
-        assert (process.wait(timeout=240), process.stderr.read()) == (code, line)
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(timeout=240), process.stderr.read()) == (130, "ended\n")
     saved = seals.newest_round(out)
-    assert saved == 2 or sent == "SIGKILL"  # which leaves no time to finish a checkpoint
+    assert saved == 2
     result = tiny().run(out, resume=str(out), log=lambda line: None)
     assert_same(out, whole)
     assert result.summary["resumed_from"] == saved

@@ -36,12 +36,6 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(whole):
     assert found.summary["stopped_early"].endswith(f"in round {first}")
 
 
-def test_a_target_out_of_reach_changes_nothing(whole):
-    found = fv.run(dataclasses.replace(CONFIG, stop_at="val_accuracy 2", patience=50))
-    assert timeless(found.records) == timeless(whole.records)
-    assert found.summary["stopped_early"] is None
-
-
 @pytest.mark.parametrize(
     ("losses", "patience", "rounds"),
     [

@@ -19,8 +19,8 @@ from fedvg_jax.core.types import Batch as Batch
 from fedvg_jax.core.types import Data as Data
 from fedvg_jax.core.types import Executor as Executor
 from fedvg_jax.core.types import Hyperparameter as Hyperparameter
-from fedvg_jax.core.types import Population as Population
 from fedvg_jax.core.types import Schedule as Schedule
+from fedvg_jax.core.types import Selection as Selection
 from fedvg_jax.core.types import SimState as SimState
 from fedvg_jax.core.types import Task as Task
 from fedvg_jax.core.types import UsageError as UsageError

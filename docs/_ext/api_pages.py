@@ -73,7 +73,7 @@ SECTIONS = {
             "Data",
             "Schedule",
             "SimState",
-            "Population",
+            "Selection",
         ),
     ),
 }

@@ -116,6 +116,9 @@ def _unused(config: Config) -> Iterator[str]:
 
 def _training_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the model, its cohorts, its local training and its devices."""
+    least, given = cohort_size(config), config.candidates
+    if config.selection == "power_of_choice" and given > 0 and not least <= given <= config.clients:
+        yield f"candidates must be from the cohort's {least} to the {config.clients} clients, or 0; got {given}"
     if config.stop_at and stop_target(config) is None:
         got = _shorten(config.stop_at)
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9; got {got}"

@@ -558,8 +558,11 @@ class Config:
     """Fraction of the clients sampled each round, in (0, 1]."""
     cohorts: str = setting("seeded", ("seeded", "official"), "data")
     """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
-    selection: str = setting("uniform", ("uniform", "size"), "data")
-    """Selection of the cohort: uniform, or size, with probability proportional to n_k."""
+    selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data")
+    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice: of candidates
+    drawn so, the clients on whose training rows the global model has the largest loss."""
+    candidates: int = setting(0, FROM_0, "data", used=(is_one("selection", "power_of_choice"),))
+    """Candidates d of selection power_of_choice, from the cohort's size to all clients. 0: twice the cohort's size."""
     dropout: float = setting(0.0, BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     untrained: str = setting("absent", ("absent", "weighed"))

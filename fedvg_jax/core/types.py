@@ -231,10 +231,17 @@ class Population(NamedTuple):
     """int [N] training rows n_k"""
     cohort_size: int
     """K"""
+    losses: Callable[[Vector], Vector]
+    """ids [n] -> mean losses [n] of theta_g on these clients' own training rows, in evaluation mode"""
 
 
-Selection = Callable[[Population], Vector]
-"""Population -> ids of the K different clients that train in a round."""
+class Selection(NamedTuple):
+    """Which clients train in a round: the cohort as a function of (round, what is known)."""
+
+    choose: Callable[[Population], Vector]
+    """population -> ids of K different clients"""
+    num_candidates: int = 0
+    """Most clients whose losses `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
 
 
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------

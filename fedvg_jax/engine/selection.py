@@ -1,42 +1,42 @@
-"""Selections of the cohort other than uniform sampling: functions of a population. NumPy only."""
+"""Selections of the cohort other than uniform sampling. NumPy only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from fedvg_jax.core.types import Population, Selection, UsageError
-from fedvg_jax.engine import schedule
+from fedvg_jax.core.types import Population, Selection
 
-__all__ = ["by_size"]
+__all__ = ["by_size", "power_of_choice"]
 
 
-def by_size(population: Population) -> np.ndarray:
-    """Clients drawn one after another without replacement, each with probability n_k / sum_j n_j over those left.
+def by_size() -> Selection:
+    """Clients drawn one after another without replacement, each with probability n_k / sum_j n_j over those left."""
+    return Selection(lambda population: draw_by_size(population, population.cohort_size))
 
-    Clients without rows come last. The first arrivals of exponential clocks with rates n_k are such a draw (Efraimidis
-    and Spirakis 2006).
+
+def power_of_choice(num_candidates: int) -> Selection:
+    """Of candidates drawn as `by_size` does, the K with the largest loss of the global model on their training rows.
+
+    Source: Cho, Wang, Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice
+    Selection Strategies", arXiv:2010.01243, 2020, pow-d. Of equal losses the client that is drawn first is chosen.
+
+    Args:
+        num_candidates: d, from K to N; K is `by_size`, N takes the largest losses of all.
+    """
+
+    def choose(population: Population) -> np.ndarray:
+        candidates = draw_by_size(population, num_candidates)
+        order = np.argsort(-population.losses(candidates), kind="stable")
+        return candidates[order[: population.cohort_size]]
+
+    return Selection(choose, num_candidates)
+
+
+def draw_by_size(population: Population, count: int) -> np.ndarray:
+    """Returns the ids of `count` clients; those without rows come last.
+
+    The first arrivals of exponential clocks with rates n_k are such a draw (Efraimidis and Spirakis 2006).
     """
     with np.errstate(divide="ignore"):
         arrivals = population.rng.exponential(size=len(population.num_samples)) / population.num_samples
-    return np.argsort(arrivals, kind="stable")[: population.cohort_size]
-
-
-def cohorts(select: Selection, seed: int, num_samples: np.ndarray, cohort_size: int) -> Callable[[int], np.ndarray]:
-    """Returns round, from 0 -> the clients that a selection chooses, int32 [K].
-
-    Raises:
-        UsageError: on a call, if the selection returns something else.
-    """
-
-    def cohort(number: int) -> np.ndarray:
-        stream = schedule.selection_stream(seed, number)
-        clients = np.asarray(select(Population(number, stream, num_samples, cohort_size)))
-        is_whole = clients.shape == (cohort_size,) and np.issubdtype(clients.dtype, np.integer)
-        if not is_whole or len({*clients.tolist()} & {*range(len(num_samples))}) < cohort_size:
-            expected, got = f"{cohort_size} different clients from 0 to {len(num_samples) - 1}", str(clients.tolist())
-            raise UsageError(f"selection must return {expected}; got {got[:100]}")
-        return clients.astype(np.int32)
-
-    return cohort
+    return np.argsort(arrivals, kind="stable")[:count]

@@ -87,7 +87,7 @@ def run_chunks(
     while num_done < sim.config.rounds:
         if ready is None:
             num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
-            planned = plan_chunk(sim, planned, num_done, num_rounds)
+            planned = plan_chunk(sim, planned, num_done, num_rounds, state)
         start = time.perf_counter()
         running, rounds, data, clients = ready or prepare_chunk(sim, planned)
         state = client_memories.take(sim.memories, store, state, clients)
@@ -97,11 +97,11 @@ def run_chunks(
             ready = data = None  # so that only two chunks' rows are on the devices
             num_ahead = min(len(running), sim.config.rounds - num_done)
             with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
-                planned = _draw(sim, planned[len(running) :], num_done, num_ahead)
+                planned = _draw(sim, planned[len(running) :], num_done, num_ahead, state)
                 if sim.host_pool and planned:
                     num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
-                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)))
-                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned))))
+                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)), state)
+                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned)), state))
             metrics = jax.device_get(metrics)
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
@@ -143,22 +143,28 @@ def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyC
 
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
-    num_rounds = 1 if single else max(1, int(CHUNK_SECONDS / round_seconds))
+    is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it needs the model of every round
+    num_rounds = 1 if single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
     return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
 
 
-def _draw(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+def _draw(
+    sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int, state: SimState
+) -> list[Schedule]:
     """Returns the schedules of the next `num_rounds` rounds or more, of which some may be drawn already."""
-    return planned + [sim.schedule(num_done + i) for i in range(len(planned), num_rounds)]
+    return planned + [sim.schedule(num_done + i, state) for i in range(len(planned), num_rounds)]
 
 
-def plan_chunk(sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int) -> list[Schedule]:
+def plan_chunk(
+    sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int, state: SimState
+) -> list[Schedule]:
     """Returns the schedules of the next `num_rounds` rounds, or of as many as one chunk holds.
 
     Args:
         planned: schedules of the next rounds that are already drawn.
+        state: after `num_done` rounds.
     """
-    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds)
+    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds, state)
     steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
     planned = planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
     return host_pool.fitting(sim.host_pool, planned) if sim.host_pool else planned

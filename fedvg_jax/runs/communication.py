@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Probe, SimState, Task, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Probe, Selection, SimState, Task, Tree
 from fedvg_jax.engine import local_training
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.programs import Program
@@ -29,19 +29,26 @@ from fedvg_jax.runs.registry import make_local
 
 
 class Traffic(NamedTuple):
-    """Bytes of a round, of one client."""
+    """Bytes of a round: of one client, and of the candidates of a selection that measures losses."""
 
     down: int = 0
     up: int = 0
+    candidates_down: int = 0
+    """of all candidates of a selection together that are not in the cohort: theta_g"""
+    candidates_up: int = 0
+    """of all candidates together: their losses"""
 
 
-def of_round(config: Config, program: Program, state: SimState, pool: Tree, hyper: Hyper) -> Traffic:
-    """Returns what a client receives and sends in a round; the algorithm's client functions are traced.
+def of_round(
+    config: Config, program: Program, state: SimState, pool: Tree, hyper: Hyper, chosen: Selection | None
+) -> Traffic:
+    """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
 
     Args:
         config, program, hyper: of the run.
         state: arrays or shapes; of clients' memories any number of rows.
         pool: arrays or shapes [T, ...].
+        chosen: the selection; None for uniform sampling.
     """
     local, stats_too = make_local(config), config.server_stats == "official"
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
@@ -52,8 +59,9 @@ def of_round(config: Config, program: Program, state: SimState, pool: Tree, hype
     # the server's memory comes first among the arguments
     read = [leaf for leaf, used in zip(jax.tree.leaves(state.server), is_read, strict=False) if used]
     kept = 0 if local is None else num_bytes(local.of(state.variables))
-    model = num_bytes(state.variables) - kept
-    return Traffic(model + num_bytes(read), model + sent)
+    model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
+    others = max(0, num_candidates - cohort_size(config))
+    return Traffic(model + num_bytes(read), model + sent, others * model, 4 * num_candidates)
 
 
 def entries(traffic: Traffic, record: Record) -> Record:
@@ -63,7 +71,9 @@ def entries(traffic: Traffic, record: Record) -> Record:
     {'bytes_down': 30, 'bytes_up': 40}
     """
     num_clients, num_dropped = len(record["clients"]), len(record.get("dropped", ()))
-    return dict(zip(SENT, (num_clients * traffic.down, (num_clients - num_dropped) * traffic.up), strict=True))
+    down = num_clients * traffic.down + traffic.candidates_down
+    up = (num_clients - num_dropped) * traffic.up + traffic.candidates_up
+    return dict(zip(SENT, (down, up), strict=True))
 
 
 @stored

@@ -15,7 +15,7 @@ from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import checks, files, processes, tree
+from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -40,7 +40,6 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import federated_round, schedule
-from fedvg_jax.engine import selection as selections
 from fedvg_jax.engine.evaluate import mean_loss
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
@@ -48,6 +47,7 @@ from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import (
     client_memories,
+    cohorts,
     communication,
     contracts,
     endings,
@@ -96,8 +96,9 @@ class Simulation(NamedTuple):
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
     hyper: Hyper
-    schedule: Callable[[int], Schedule]
-    """round, from 0 -> its schedule, NumPy arrays"""
+    schedule: Callable[..., Schedule]
+    """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
+    state; without one it takes all losses as equal."""
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
@@ -115,7 +116,7 @@ class Simulation(NamedTuple):
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
     selection: Selection | None = None
-    """the caller's own"""
+    """of the cohorts; None for uniform sampling"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
 
@@ -136,7 +137,7 @@ class Simulation(NamedTuple):
         """
         if self.host_pool or self.memories.is_on_host:
             raise UsageError("sim.step needs rows and memories on the device; use pool and memories device, or fv.run")
-        rounds = schedule.stack([self.schedule(round)], MAX_ROUNDS)
+        rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
 
@@ -222,7 +223,8 @@ def simulation(
     values = _make_hyper(config, program, own, hyper)
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
-    select = _selected_cohorts(config, selection, client_rows.sizes(parts.train))
+    chosen = cohorts.make_selection(config) if selection is None else selection
+    cohorts.check(config, chosen, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     _check_own(config, own, program, population, of_round, values)
@@ -233,6 +235,7 @@ def simulation(
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, initial)
     evaluation_records.check_personal(config, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
+    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
     passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
@@ -253,6 +256,7 @@ def simulation(
             algorithm=program.algorithm,
             select=select,
         ),
+        selection=chosen,
         chunk=program.chunk,
         evaluate=program.evaluate,
         algorithm=program.algorithm,
@@ -260,28 +264,10 @@ def simulation(
         executor=executor,
         optimiser=program.optimiser,
         given=frozenset(name for name, value in passed.items() if value is not None),
-        selection=selection,
         host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
         memories=memories,
-        traffic=communication.of_round(config, program, state, tables.pool, values),
+        traffic=communication.of_round(config, program, state, tables.pool, values, chosen),
     )
-
-
-def _selected_cohorts(
-    config: Config, given: Selection | None, num_samples: np.ndarray
-) -> Callable[[int], np.ndarray] | None:
-    """Returns round, from 0 -> the clients of its cohort by a selection, given or the config's; None without one.
-
-    Raises:
-        UsageError: it is no function of a population, or the config names the published cohorts.
-    """
-    select = selections.by_size if given is None and config.selection == "size" else given
-    if select is None:
-        return None
-    checks.takes(select, ("population",), "selection")
-    if config.cohorts == "official":
-        raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
-    return selections.cohorts(select, config.seed, num_samples, cohort_size(config))
 
 
 def _check_settings(config: Config) -> Config:
@@ -579,9 +565,9 @@ def make_schedule(
     task: Task | None = None,
     memories: client_memories.Placement | None = None,
     algorithm: Algorithm | None = None,
-    select: Callable[[int], np.ndarray] | None = None,
-) -> Callable[[int], Schedule]:
-    """Returns a function from the number of a round, from 0, to its schedule.
+    select: cohorts.Cohorts | None = None,
+) -> Callable[..., Schedule]:
+    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
@@ -594,15 +580,16 @@ def make_schedule(
     keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
-    official = schedule.official_cohorts(config.seed, config.clients, size) if config.cohorts == "official" else None
-    cohort_of = select or official or (lambda number: None)
+    is_official = config.cohorts == "official"
+    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    cohort_of = select or (lambda number, state: official(number) if official else None)
     memory_rows = np.arange(size, dtype=np.int32) if memories and memories.is_on_host else None
     probed = probe_ratio(config, algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
-    def schedule_of(number: int) -> Schedule:
+    def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         planned = schedule.make(
             number,
             parts.train,
@@ -618,7 +605,7 @@ def make_schedule(
             probe_apart=config.elastic.rows == "rest",
             single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
             dropout=config.dropout,
-            clients=cohort_of(number),
+            clients=cohort_of(number, state),
             block_size=block_size(config),
         )
         return planned._replace(memory_rows=memory_rows)

@@ -43,7 +43,7 @@ REPLACED = {
     "task": ("model", *simulation.MODEL_SETTINGS),
     "algorithm": ("algorithm", "method"),
     "weighting": ("weighting", "method"),
-    "selection": ("selection",),
+    "selection": ("selection", "candidates"),
 }
 """Argument -> settings that it replaces, so that an axis of them would change nothing."""
 

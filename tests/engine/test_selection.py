@@ -1,20 +1,29 @@
 """Selections against independent NumPy, their contract, and runs with them."""
 
 import dataclasses
+import functools
 
+import jax
 import numpy as np
 import pytest
 
 import fedvg_jax as fv
+from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
 
 CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0)
-BY_SIZE = dataclasses.replace(CONFIG, selection="size")
+POWER = dataclasses.replace(CONFIG, selection="power_of_choice", candidates=5)
 SIZES = np.array([1, 2, 3, 10])
 
 
-def population(round, sizes, count):
-    return fv.Population(round, schedule.selection_stream(0, round), np.asarray(sizes), count)
+@functools.cache
+def run(config):
+    return fv.run(config)
+
+
+def population(round, sizes, count, losses=None):
+    rng = schedule.selection_stream(0, round)
+    return Population(round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids))))
 
 
 def cohorts(history):
@@ -41,45 +50,88 @@ def successive_sampling(sizes, count):
 
 def test_by_size_draws_with_the_probabilities_of_successive_sampling():
     expected, trials = successive_sampling(SIZES, 2), 20_000
-    chosen = [tuple(fv.selection.by_size(population(r, SIZES, 2)).tolist()) for r in range(trials)]
+    chosen = [tuple(fv.selection.by_size().choose(population(r, SIZES, 2)).tolist()) for r in range(trials)]
     for draw, probability in expected.items():
         deviation = np.sqrt(probability * (1 - probability) / trials)
         assert abs(chosen.count(draw) / trials - probability) < 4.5 * deviation
 
 
 def test_by_size_takes_clients_without_rows_last():
-    draws = [set(fv.selection.by_size(population(r, [0, 5, 0, 1], 3)).tolist()) for r in range(50)]
+    draws = [set(fv.selection.by_size().choose(population(r, [0, 5, 0, 1], 3)).tolist()) for r in range(50)]
     assert all({1, 3} < draw for draw in draws)
 
 
+def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
+    losses, asked = np.array([0.5, 3.0, 2.0, 1.0, 2.5, 0.1]), []
+
+    def losses_of(ids):
+        asked.append(ids)
+        return losses[ids]
+
+    for round in range(50):
+        chosen = fv.selection.power_of_choice(4).choose(population(round, [1, 2, 3, 4, 5, 6], 2, losses_of))
+        candidates = asked[-1].tolist()
+        assert candidates == fv.selection.by_size().choose(population(round, [1, 2, 3, 4, 5, 6], 4)).tolist()
+        assert chosen.tolist() == sorted(candidates, key=lambda client: -losses[client])[:2]
+
+
+def test_a_run_selects_by_the_losses_of_each_rounds_model():
+    history, sim = run(POWER), fv.simulation(POWER)
+    state, sizes = sim.state, [len(rows) for rows in sim.partition.train]
+    for record in history.records:
+
+        def mean_loss(client, state=state):
+            x, y = (np.asarray(leaf)[sim.partition.train[client]] for leaf in sim.data.pool)
+            logits = np.asarray(sim.task.predict(*state.variables, fv.Batch(x, y)), np.float64)
+            logits -= logits.max(1, keepdims=True)
+            return (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean()
+
+        round = record["round"] - 1
+        candidates = fv.selection.by_size().choose(population(round, sizes, 5)).tolist()
+        assert record["clients"] == sorted(candidates, key=lambda client: -mean_loss(client))[:2]
+        state, _ = sim.step(state, round)
+    jax.tree.map(np.testing.assert_array_equal, state.variables, history.variables)
+
+
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):
-    fv.run(dataclasses.replace(BY_SIZE, rounds=2, out=tmp_path / "run"))
-    resumed = fv.run(dataclasses.replace(BY_SIZE, out=tmp_path / "run", resume=str(tmp_path / "run")))
-    assert without_times(resumed.records) == without_times(fv.run(BY_SIZE).records)
+    fv.run(dataclasses.replace(POWER, rounds=2, out=tmp_path / "run"))
+    resumed = fv.run(dataclasses.replace(POWER, out=tmp_path / "run", resume=str(tmp_path / "run")))
+    assert without_times(resumed.records) == without_times(run(POWER).records)
+
+
+def test_candidates_receive_the_model_and_send_a_loss():
+    record, sim = run(POWER).records[0], fv.simulation(POWER)
+    model = sum(leaf.nbytes for leaf in jax.tree.leaves(sim.state.variables))
+    assert (record["bytes_down"], record["bytes_up"]) == (5 * model, 2 * model + 5 * 4)
 
 
 def test_a_function_of_ones_own_selects():
-    history = fv.run(CONFIG, selection=lambda population: (np.arange(2) + 2 * population.round) % 8)
-    assert cohorts(history) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    in_turn = fv.Selection(lambda population: (np.arange(2) + 2 * population.round) % 8)
+    assert cohorts(fv.run(CONFIG, selection=in_turn)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("ids", [[0, 0], [0], [0, 8], [0.0, 1.0]])
 def test_a_wrong_cohort_is_refused(ids):
     with pytest.raises(fv.UsageError, match="must return 2 different clients from 0 to 7; got"):
-        fv.run(CONFIG, selection=lambda population: np.array(ids))
+        fv.run(CONFIG, selection=fv.Selection(lambda population: np.array(ids)))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"candidates": 9}, "candidates must be from the cohort's 2 to the 8 clients, or 0; got 9"),
         ({"cohorts": "official"}, "use cohorts seeded"),
+        ({"pool": "host"}, "use pool device"),
     ],
 )
 def test_settings_that_a_selection_cannot_work_with_are_refused(changes, message):
     with pytest.raises(fv.UsageError, match=message):
-        fv.simulation(dataclasses.replace(BY_SIZE, **changes))
+        fv.simulation(dataclasses.replace(POWER, **changes))
 
 
-def test_a_selection_must_be_a_function_of_a_population():
-    with pytest.raises(fv.UsageError, match=r"selection .*population"):
+def test_a_selection_must_be_one_and_ask_for_few_losses():
+    with pytest.raises(fv.UsageError, match=r"selection must be a fedvg_jax\.Selection of a function; got str"):
         fv.run(CONFIG, selection="size")  # pyright: ignore[reportArgumentType]
+    greedy = fv.Selection(lambda population: np.argsort(population.losses(np.arange(8)))[:2], 3)
+    with pytest.raises(fv.UsageError, match="asks for 8 losses; its num_candidates is 3"):
+        fv.run(CONFIG, selection=greedy)

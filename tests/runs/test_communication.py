@@ -27,7 +27,7 @@ def linear():
 )
 def test_bytes_of_a_client_equal_those_counted_by_hand(algorithm, down, up):
     sim = fv.simulation(fv.Config(algorithm=algorithm, clients=4), task=linear())
-    assert sim.traffic == (down, up)
+    assert sim.traffic == (down, up, 0, 0)
 
 
 def test_dropped_clients_receive_and_do_not_send():

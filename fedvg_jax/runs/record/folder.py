@@ -96,8 +96,6 @@ NO_SETTINGS = (
     ("target", None),
     ("fedvg.multipliers", ""),
     ("optimiser_state", "reset"),
-    ("finetune_epochs", 1),
-    ("candidates", 0),
     ("export_form", "parts"),
 )
 """Entries of a config.json that are no settings, and have no effect at this value."""

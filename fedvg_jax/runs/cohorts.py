@@ -1,0 +1,81 @@
+"""The cohorts of a run whose clients are not sampled uniformly, and the losses that some selections measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.core import checks
+from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
+from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.engine import schedule, selection
+from fedvg_jax.runs import programs
+
+BATCH = 64
+"""Rows of a step of an evaluation; the result does not depend on it."""
+
+Cohorts = Callable[[int, SimState | None], np.ndarray]
+"""(round from 0, state before it) -> ids int32 [K]. Without a state all losses count as equal."""
+
+
+def make_selection(config: Config) -> Selection | None:
+    """Returns the selection that the config names; None for uniform sampling."""
+    if config.selection == "uniform":
+        return None
+    most = min(config.clients, 2 * cohort_size(config))
+    return selection.by_size() if config.selection == "size" else selection.power_of_choice(config.candidates or most)
+
+
+def check(config: Config, chosen: Selection | None, pool_is_on_host: bool) -> None:
+    """Raises UsageError for a selection that breaks its contract, or that a run's settings do not allow."""
+    if chosen is None:
+        return
+    if not isinstance(chosen, Selection) or not callable(chosen.choose):
+        raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}")
+    checks.takes(chosen.choose, ("population",), "selection.choose")
+    if config.cohorts == "official":
+        raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
+    if chosen.num_candidates and pool_is_on_host:
+        raise UsageError("this selection measures losses on the device, and the rows stay on the host; use pool device")
+
+
+def make_cohorts(
+    config: Config, chosen: Selection, program: programs.Program, pool: Tree, rows: Sequence[np.ndarray]
+) -> Cohorts:
+    """Returns the cohorts of a selection.
+
+    Args:
+        config: of the run.
+        chosen: the selection.
+        program: evaluates the model.
+        pool: leaves [T, ...], on the devices.
+        rows: training rows of every client.
+    """
+    sizes, count = client_rows.sizes(rows), cohort_size(config)
+    width = -(-int(sizes.max()) // BATCH)
+
+    def loss(variables: Variables, client: int) -> float:
+        table = schedule.table(rows[client], BATCH, width)
+        sums = program.evaluate(variables, pool, table)
+        return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else 0.0
+
+    def cohort(number: int, state: SimState | None) -> np.ndarray:
+        def losses(clients: Any) -> np.ndarray:
+            if len(clients) > chosen.num_candidates:
+                most = chosen.num_candidates
+                raise UsageError(f"selection.choose asks for {len(clients)} losses; its num_candidates is {most}")
+            return np.array([loss(state.variables, client) if state else 0.0 for client in clients], np.float64)
+
+        known = Population(number, schedule.selection_stream(config.seed, number), sizes, count, losses)
+        clients = np.asarray(chosen.choose(known))
+        is_whole = clients.shape == (count,) and np.issubdtype(clients.dtype, np.integer)
+        if not is_whole or len({*clients.tolist()} & {*range(len(sizes))}) < count:
+            expected, got = f"{count} different clients from 0 to {len(sizes) - 1}", str(clients.tolist())[:100]
+            raise UsageError(f"selection.choose must return {expected}; got {got}")
+        return clients.astype(np.int32)
+
+    return cohort

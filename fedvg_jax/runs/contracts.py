@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import checks, tree
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
@@ -29,6 +30,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.engine import local_training
+from fedvg_jax.models.conv.rewrite import MAX_TAPS, remaining_operations
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import streaming
 
@@ -160,6 +162,16 @@ def label_hint(task: Task, pool: Any) -> str:
     largest, count = int(np.max(y)), output.shape[-1]
     few = f"; labels reach {largest} and the model has {count} outputs: if these are classes, give it {largest + 1}"
     return few if 1 < count <= largest else ""
+
+
+def slow_hint(task: Task, pool: Any) -> str:
+    """Returns which operations of a task are slow in the loop of local steps, on a CPU; "" if there are none."""
+    model, (batch, mask) = jax.eval_shape(task.init, jax.random.key(0)), _shapes_of_batch(pool)
+    found = hw.current().is_cpu and remaining_operations(lambda *args: task.loss(*args, True), *model, batch, mask)
+    limits = (
+        f"kernels and windows of at most {MAX_TAPS} entries, floats of one dtype, and no jax.custom_vjp around them"
+    )
+    return f"slow in a loop on a CPU: {'; '.join(found)}; fast are {limits}" if found else ""
 
 
 def counts_confusion(task: Task, pool: Any) -> bool:

@@ -156,8 +156,9 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     if config.local and evaluation_records.PERSONAL not in recorded_names(config):
         observers.log(history.OF_GLOBAL_MODEL)
-    if "task" in sim.given and (hint := contracts.label_hint(sim.task, sim.data.pool)):
-        observers.log(hint.removeprefix("; "))
+    for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
+        if hint := hint_of(sim.task, sim.data.pool):
+            observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
     is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
     compiled = None if is_over else chunks.compile_programs(sim)

@@ -118,7 +118,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy")
+RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -659,7 +659,15 @@ class Config:
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
     global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
-    of each client's own model."""
+    of each client's own model; finetuned_accuracy, that of the global model after finetune_epochs on the client's own
+    training rows."""
+    finetune_epochs: int = setting(
+        1,
+        COUNT,
+        "data",
+        used=(Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"),),
+    )
+    """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True, also="gpus")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""

@@ -1,4 +1,4 @@
-"""Accuracies on each client's own test rows: of the global model, and of the client's own.
+"""Accuracies on each client's own test rows: of the global model, also after fine-tuning, and of the client's own.
 
 Clients are evaluated in pieces of bounded size, whose rows and memories are copied to the devices. So it is the same
 wherever a run keeps them.
@@ -10,16 +10,31 @@ from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from jax import Array
 
+from fedvg_jax.algorithms import fedavg
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import processes
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import Batch, Executor, SimState, Task, Tree, Variables
+from fedvg_jax.core.types import (
+    Augment,
+    Batch,
+    Client,
+    Data,
+    Executor,
+    Hyper,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+)
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.engine import evaluate
+from fedvg_jax.engine import evaluate, local_training, schedule
+from fedvg_jax.models import pixels
 from fedvg_jax.runs import client_memories, evaluation_records, simulation
-from fedvg_jax.runs.evaluation_records import BY_CLIENT, PERSONAL
+from fedvg_jax.runs.evaluation_records import BY_CLIENT, FINETUNED, PERSONAL
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
 from fedvg_jax.runs.registry import make_local
@@ -29,7 +44,7 @@ PIECE_BYTES = 2**26
 
 
 def entries(sim: simulation.Simulation, state: SimState, store: client_memories.Store | None) -> Record:
-    """Returns the entries of `record` accuracy_by_client and personal_accuracy. All processes must call it.
+    """Returns the entries of `record` that are accuracies by client. All processes must call it.
 
     Args:
         sim: of the run.
@@ -39,13 +54,15 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     wanted = tuple(name for name in CLIENT_ACCURACIES if name in recorded_names(sim.config))
     if not wanted:
         return {}
-    count = _make(sim.task, sim.executor, make_local(sim.config), wanted)
+    augment = pixels.AUGMENTATIONS[sim.config.augment]
+    count = _make(sim.task, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
-    for clients, inputs in _pieces(sim):
-        own = client_memories.own_parts(sim.memories, store, state, clients) if PERSONAL in wanted else ()
+    for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
+        needs_own = PERSONAL in wanted or FINETUNED in wanted
+        own = client_memories.own_parts(sim.memories, store, state, clients) if needs_own else ()
         placed = processes.place(inputs, sim.executor.placement)
-        for name, values in jax.device_get(count(state.variables, own, *placed)).items():
+        for name, values in jax.device_get(count(state.variables, own, state.round, sim.hyper, *placed)).items():
             correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}
@@ -54,44 +71,82 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     return record
 
 
-def _pieces(sim: simulation.Simulation) -> Iterator[tuple[np.ndarray, tuple[Batch, np.ndarray]]]:
-    """Yields clients, int [P], with the pool of their test rows and its table [P, V, B], of equal shapes.
+def _pieces(
+    sim: simulation.Simulation, number: int, is_finetuned: bool
+) -> Iterator[tuple[np.ndarray, tuple[Schedule, Batch, np.ndarray]]]:
+    """Yields clients, int [P], and their schedule of fine-tuning, pool and test rows [P, V, B], of equal shapes.
 
-    The last clients may repeat some.
+    The last clients may repeat some. Minibatches are those that the clients would train on in round `number`.
     """
-    arrays, rows_of = sim.arrays, sim.partition.test
-    sizes, row_bytes = client_rows.sizes(rows_of), (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
-    most = max(1, int(sizes.max()))
-    size = min(
-        len(sizes), max(sim.executor.num_lanes, PIECE_BYTES // (num_bytes(sim.state.variables) + most * row_bytes))
-    )
-    width = -(-most // simulation.EVAL_BATCH) * simulation.EVAL_BATCH
-    for begin in range(0, len(sizes), size):
-        piece = np.arange(size) + min(begin, len(sizes) - size)
-        own = np.concatenate([rows_of[k] for k in piece.tolist()])
-        rows = np.zeros(size * most, np.int64)
-        rows[: len(own)] = own
-        table = np.full((size, width), -1, np.int32)
-        table[np.arange(width) < sizes[piece][:, None]] = np.arange(len(own))
-        yield piece, (Batch(arrays.x[rows], arrays.y[rows]), table.reshape(size, -1, simulation.EVAL_BATCH))
+    config, arrays, parts = sim.config, sim.arrays, sim.partition
+    test, train = client_rows.sizes(parts.test), client_rows.sizes(parts.train)
+    width = simulation.fitting_width(config.batch_size, int(train.max()))
+    used = test + train * is_finetuned
+    steps = config.finetune_epochs * -(-train // width)
+    row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
+    client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
+    size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
+    table_shape = (size, max(1, -(-int(test.max()) // simulation.EVAL_BATCH)) * simulation.EVAL_BATCH)
+    keep_single = simulation.keeps_single_rows(config, arrays, train, sim.task, sim.algorithm)
+    for begin in range(0, len(test), size):
+        piece = np.arange(size) + min(begin, len(test) - size)
+        tested = np.concatenate([parts.test[k] for k in piece.tolist()])
+        trained = np.concatenate([parts.train[k] for k in piece.tolist()]) if is_finetuned else tested[:0]
+        rows = np.zeros(max(1, size * int(used.max())), np.int64)
+        rows[: len(tested) + len(trained)] = np.concatenate([tested, trained])
+        table = np.full(table_shape, -1, np.int32)
+        table[np.arange(table_shape[1]) < test[piece][:, None]] = np.arange(len(tested))
+        counts = np.zeros_like(train)
+        counts[piece] = train[piece] * is_finetuned
+        planned = schedule.make(
+            number,
+            client_rows.from_sizes(np.arange(len(tested), len(tested) + len(trained), dtype=np.int32), counts),
+            seed=config.seed,
+            cohort_size=size,
+            local_epochs=(config.finetune_epochs, config.finetune_epochs),
+            batch_size=width,
+            num_lanes=sim.executor.num_lanes,
+            lanes_together=sim.executor.lanes_together,
+            capacity=size * int(steps.max()),
+            keep_single=keep_single,
+            clients=piece.astype(np.int32),
+        )
+        planned = planned._replace(memory_rows=np.arange(size, dtype=np.int32))
+        yield piece, (planned, Batch(arrays.x[rows], arrays.y[rows]), table.reshape(size, -1, simulation.EVAL_BATCH))
 
 
 @stored
 def _make(
-    task: Task, executor: Executor, local: LocalPart | None, wanted: tuple[str, ...]
-) -> Callable[..., dict[str, jax.Array]]:
+    task: Task,
+    executor: Executor,
+    optimiser: local_training.Optimiser,
+    augment: Augment | None,
+    local: LocalPart | None,
+    wanted: tuple[str, ...],
+) -> Callable[..., dict[str, Array]]:
     """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
     count_correct = evaluate.make_count_correct(task)
 
-    def count(theta: Variables, own: Tree, pool: Batch, tables: jax.Array) -> dict[str, jax.Array]:
-        counts = {}
+    def count(
+        theta: Variables, own: Tree, round: Array, hyper: Hyper, schedule: Schedule, pool: Batch, tables: Array
+    ) -> dict[str, Array]:
+        counts, models = {}, {}
         if BY_CLIENT in wanted:
             shared = (theta, pool)
             counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
         if PERSONAL in wanted:
-            models = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
-            pairs = (models, tables)
-            counts[PERSONAL] = executor.map(lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs)
+            models[PERSONAL] = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
+        if FINETUNED in wanted:
+            state = SimState(round, theta, (), local_training.Kept((), own))
+            trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)
+            models[FINETUNED] = Variables(trained.params, trained.stats)
+        for name, model in models.items():
+            pairs = (model, tables)
+            counts[name] = executor.map(lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs)
         return counts
+
+    def make_client(shared: Tree, schedule: Schedule) -> Client:
+        state, data, hyper = shared
+        return local_training.make_client(task, fedavg(), optimiser, state, schedule, data, hyper, augment, local=local)
 
     return jax.jit(count, out_shardings=executor.placement)

@@ -3,6 +3,7 @@
 confusion             the confusion matrix
 accuracy_by_client    accuracy on each client's own test rows, with its mean, worst decile and spread over clients
 personal_accuracy     the same of each client's own model: its personal one, or the global one with its local tensors
+finetuned_accuracy    the same of the global model after local epochs on the client's own training rows
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedvg_jax.data.partitions.statistics import MAX_LISTED
 from fedvg_jax.runs import contracts
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
-BY_CLIENT, PERSONAL = CLIENT_ACCURACIES
+BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
 CONFUSION = "confusion"
 
 
@@ -47,7 +48,7 @@ def check_personal(config: Config, algorithm: Algorithm) -> None:
     if PERSONAL in recorded_names(config) and not (config.local or algorithm.personal):
         raise UsageError(
             f"record {PERSONAL} is of the clients' own models, and all have the global one; use --method ditto, name"
-            f" tensors that stay with clients by --local REGEX, or record {BY_CLIENT}"
+            f" tensors that stay with clients by --local REGEX, or record {BY_CLIENT} or {FINETUNED}"
         )
 
 

@@ -369,6 +369,7 @@ def _check_accuracies(
         "client_accuracy",
         evaluation_records.BY_CLIENT,
         evaluation_records.PERSONAL,
+        evaluation_records.FINETUNED,
     ):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))

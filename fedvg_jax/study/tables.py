@@ -248,7 +248,7 @@ def choices(study: Study) -> Table:
     return Table("choices", f"{study.title}: {metric_name(study)}, by the choice of the round", header, rows, notes)
 
 
-MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own"), strict=True))
+MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=True))
 """Accuracies of clients in a record -> the model whose accuracies they are."""
 
 

@@ -31,6 +31,7 @@ VALUES = {
     "keep": [0, 2],
     "tuning.steps": [0, 1],
     "dry_run": [False, True],
+    "record": ["", "finetuned_accuracy"],
     "validation.rho": [0.0, 0.5],
 }
 

@@ -1,4 +1,4 @@
-"""Accuracies of the clients' own models, wherever rows and memories lie."""
+"""Accuracies of the clients' own models, wherever rows and memories lie, and after fine-tuning."""
 
 import functools
 
@@ -16,7 +16,7 @@ from fedvg_jax.runs import client_models, simulation
 SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}
 OWN = {"data": worlds.images(300), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
-NAMES = ("personal_accuracy", "accuracy_by_client")
+NAMES = ("personal_accuracy", "finetuned_accuracy", "accuracy_by_client")
 
 
 def run(**settings):
@@ -48,8 +48,21 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     assert record["personal_accuracy_mean"] == pytest.approx(values.mean())
     assert record["personal_spread"] == pytest.approx(values.std())
     assert record["personal_accuracy_mean"] > record["accuracy_by_client_mean"]
-    names = ("personal_accuracy_mean", "personal_worst_decile", "spread", "personal_spread")
+    names = ("personal_accuracy_mean", "finetuned_worst_decile", "spread", "finetuned_spread")
     assert [history.summary[name] for name in names] == [record[name] for name in names]
+
+
+def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next():
+    """MOON's memory is the model that the client has trained; without its loss, it trains as FedAvg does."""
+    algorithm, states = fv.algorithms.moon()._replace(loss=None), []
+    made = config.Config(**SMALL | {"record": "finetuned_accuracy", "join_ratio": 1.0, "local_epochs": 2})
+    made = config.apply(made, {"finetune_epochs": 2}, "test")
+    sim = simulation.simulation(made, **OWN, algorithm=algorithm)
+    history = fv.run(
+        made, **OWN, algorithm=algorithm, callbacks=[lambda record, state: states.append(tree.copies(state))]
+    )
+    next_models = [fv.Variables(tree.take(states[1].clients, client), {}) for client in range(4)]
+    assert history.records[0]["finetuned_accuracy"] == pytest.approx(accuracies(sim, next_models))
 
 
 def recorded(result):
@@ -79,7 +92,8 @@ def test_clients_that_have_no_row_yet_have_the_initial_model():
             {"record": "personal_accuracy"},
             "of the clients' own models, and all have the global one; use --method ditto",
         ),
-        ({"record": "accuracy_by_client", "split": "global"}, "record accuracy_by_client needs test rows of every"),
+        ({"record": "finetuned_accuracy", "split": "global"}, "record finetuned_accuracy needs test rows of every"),
+        ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs must be"),
     ],
 )
 def test_settings_that_cannot_work_are_one_line(settings, message):

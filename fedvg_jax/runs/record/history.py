@@ -33,6 +33,7 @@ RESERVED_NAMES += SENT
 CLIENT_ACCURACIES = {
     "accuracy_by_client": ("accuracy_by_client_mean", "worst_decile", "spread"),
     "personal_accuracy": ("personal_accuracy_mean", "personal_worst_decile", "personal_spread"),
+    "finetuned_accuracy": ("finetuned_accuracy_mean", "finetuned_worst_decile", "finetuned_spread"),
 }
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
 those of the final round."""

@@ -13,8 +13,8 @@ BY_SIZE = dataclasses.replace(CONFIG, selection="size")
 SIZES = np.array([1, 2, 3, 10])
 
 
-def population(round, sizes, count):
-    return fv.Population(round, schedule.selection_stream(0, round), np.asarray(sizes), count)
+def population(round, sizes, count, seed=0):
+    return fv.Population(round, schedule.selection_stream(seed, round), np.asarray(sizes), count)
 
 
 def cohorts(history):
@@ -50,6 +50,14 @@ def test_by_size_draws_with_the_probabilities_of_successive_sampling():
 def test_by_size_takes_clients_without_rows_last():
     draws = [set(fv.selection.by_size(population(r, [0, 5, 0, 1], 3)).tolist()) for r in range(50)]
     assert all({1, 3} < draw for draw in draws)
+
+
+def test_a_run_selects_by_size_from_the_stream_of_its_seed_and_round():
+    sim = fv.simulation(dataclasses.replace(BY_SIZE, seed=3))
+    sizes = [len(rows) for rows in sim.partition.train]
+    for number in range(3):
+        expected = fv.selection.by_size(population(number, sizes, 2, seed=3))
+        assert sim.schedule(number).clients.tolist() == expected.tolist()
 
 
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):

@@ -11,7 +11,7 @@ import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.runs import client_models, simulation
+from fedvg_jax.runs import client_models, memory, simulation
 
 SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}
@@ -74,7 +74,11 @@ def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
 
 
 def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
-    monkeypatch.setattr(client_models, "PIECE_BYTES", 1)
+    """Of three clients, of which the second repeats two."""
+    sim = simulation.simulation(of_ditto()[0], **OWN)
+    of_rows = max(map(len, sim.partition.test)) * (sim.arrays.x[:1].nbytes + sim.arrays.y[:1].nbytes)
+    monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * (memory.num_bytes(sim.state.variables) + of_rows))
+    assert len({*map(len, (clients for clients, _ in client_models._pieces(sim)))} | {3}) == 1
     assert recorded(run(method="ditto")) == recorded(of_ditto())
 
 

@@ -20,8 +20,7 @@ from fedvg_jax.runs import contracts, registry
 from fedvg_jax.runs.record import history
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
-from fedvg_jax.weightings.fedvg import inverse_norms
-from fedvg_jax.weightings.norm_parts import NormParts
+from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 TASK, K = worlds.QUADRATIC, 5
 RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_loss")
@@ -176,7 +175,6 @@ def run_config(**changes):
 REFUSED = {
     "placebo": ({"weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 needs weights"),
     "fltrust": ({"weighting": "fltrust"}, "use --hold 0 or one of these"),
-    "own statistics": ({"fedvg": config.FedVG(granularity="layerwise", stats="layer")}, "fedvg.stats layer"),
     "median": ({"weighting": "uniform", "robust": config.Robust(rule="median")}, "--robust.rule mean"),
     "negative": ({"hold": -1}, "hold must be >= 0; got -1"),
 }
@@ -198,7 +196,7 @@ def test_streamable_names_are_the_rules_with_terms(name):
     rule = worlds.weighting(name, worlds.algorithm("fedavg"))
     assert bool(rule.terms) == config.streams(name)
     assert bool(basic.mix(basic.samples(), rule).terms) == config.streams(f"samples+{name}")
-    assert not baselines.permuted(rule).terms and not basic.with_own_statistics(rule).terms
+    assert not baselines.permuted(rule).terms
 
 
 def test_make_round_refuses_rules_without_terms_when_traced():

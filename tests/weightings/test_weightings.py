@@ -16,8 +16,7 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError, Variables
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic, family
-from fedvg_jax.weightings.fedvg import inverse_norms
-from fedvg_jax.weightings.norm_parts import NormParts
+from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 K = 5
 WORLD = worlds.small()

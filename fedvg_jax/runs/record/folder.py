@@ -91,7 +91,10 @@ def refuse_sweep(folder: Path) -> None:
         raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
 
 
-NO_SETTINGS = (("target", None), ("fedvg.multipliers", ""), ("optimiser_state", "reset"))
+NO_SETTINGS = (
+    *(("target", None), ("fedvg.multipliers", ""), ("optimiser_state", "reset")),
+    *(("fedvg.per_element", False), ("fedvg.stats", "uniform"), ("fedvg.link", "inverse")),
+)
 """Entries of a config.json that are no settings, and have no effect at this value."""
 
 

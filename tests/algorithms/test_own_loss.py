@@ -13,7 +13,6 @@ from flax import nnx
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core.types import Anchor, Batch
-from fedvg_jax.engine import differentiable
 from fedvg_jax.runs import registry
 
 WORLD = worlds.small()
@@ -50,12 +49,6 @@ def test_moon_remembers_the_model_that_the_client_trained(x64):
     state = after("moon", plan=[schedule])[0]
     alone = after("fedavg", plan=[schedule._replace(heard=schedule.clients == 0)])[0]
     worlds.assert_close(jax.tree.map(lambda leaf: leaf[0], state.clients), alone.variables.params, 1e-12)
-
-
-def test_executors_agree_on_a_loss_of_the_algorithm(x64):
-    plan = [WORLD.schedule(number) for number in range(2)]
-    unrolled = after("moon", plan=plan, executor=differentiable.unrolled(6))
-    worlds.assert_close(unrolled[-1].variables, after("moon", 2)[-1].variables, 1e-10)
 
 
 @every_loss

@@ -184,7 +184,7 @@ def make_round(
         executor,
         optimiser,
         num_clients,
-        robust.with_sharding(aggregate, executor.clients),
+        aggregate,
         disturb,
         refine,
         augment,

@@ -153,6 +153,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
     >>> task = fv.Task(lambda key: fv.Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
     >>> step = fv.make_round(task, fv.algorithms.fedavg(), fedvg(task), fv.executors.lanes(1), fv.sgd, num_clients=2)
+    >>> step = jax.jit(step)
     >>> hyper, clients = {"lr": 1.0, "eps": 0.0}, [jnp.array([0]), jnp.array([1])]
     >>> data = fv.Data(jnp.array([1.0, 5.0, 2.0]), *[jnp.array([[2]])] * 3)
     >>> state = fv.init_state(task, fv.algorithms.fedavg(), 2, hyper)

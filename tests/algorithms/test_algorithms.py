@@ -198,13 +198,6 @@ def test_feddyn_residual_is_the_mean_of_all_duals(x64):
         before = state
 
 
-def test_the_published_scaffold_stores_no_client_memory(x64):
-    algorithm = worlds.algorithm("scaffold", scaffold=config.Scaffold(memory="lost"))
-    state = after(algorithm, 3)[-1]
-    assert not any(leaf.any() for leaf in jax.tree.leaves(state.clients))
-    assert all(leaf.any() for leaf in jax.tree.leaves(state.server))
-
-
 # --- what the published code does
 
 

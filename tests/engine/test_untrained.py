@@ -102,7 +102,7 @@ def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, 
 def test_untrained_clients_have_weights_under_the_published_behaviour(x64):
     """Uniform weights are 1/K, and the average includes theta_g once."""
     algorithm, hyper = worlds.algorithm("fedavg"), worlds.by_rule("uniform")
-    step, published_step = (worlds.shared_round(algorithm, **o) for o in ({}, {"weigh_untrained": True}))
+    step, published_step = worlds.any_shared_round(algorithm), worlds.shared_round(algorithm, weigh_untrained=True)
     state = worlds.shared_state(WORLD, algorithm)
     published, (metrics,) = rounds(published_step, state, [schedule_of(0)], hyper)
     np.testing.assert_allclose(metrics.weights, 1 / 3, rtol=1e-12)

@@ -104,20 +104,6 @@ def test_a_tensor_without_entries_has_sensitivity_0():
     assert {name: float(o) for name, o in found.items()} == pytest.approx({"w": 4.0, "empty": 0.0})
 
 
-@pytest.mark.parametrize("number", [0, 4])
-def test_sensitivity_is_the_moving_average_of_the_mean_squared_gradient_of_the_outputs(x64, number):
-    """The outputs a x - b have the gradient 2 a (a x - b) of their square; of a constant the average is that constant,
-    and without a batch it is 0. The pool's first rows, of one client, are equal."""
-    params = worlds.QUADRATIC.init(None).params
-    world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
-    a, b = jax.tree.map(lambda x: x[0], world.pool)
-    actual = worlds.algorithm("elastic").probe(worlds.hyper(), probe_of(world, number, params))
-    expected = jax.tree.map(
-        lambda x, a, b: np.mean((2 * a * (a * np.asarray(x) - b)) ** 2) * (number > 0), params, a, b
-    )
-    worlds.assert_close(actual, expected, 1e-12)
-
-
 # --- adaptive servers
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
@@ -158,15 +144,6 @@ def test_an_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five_rounds(x
         rest, server = rule.residual(hyper, server, plain, oracle.Cohort(plain, [], {}, [], []))
         expected.append({"a": rest["a"] - plain["a"]})
     worlds.assert_close(server_steps(name, variant, updates), expected, 1e-12)
-
-
-def test_first_steps_of_fedyogi_have_the_length_of_its_equations(x64):
-    """In units of an update u = 1e-4 that stays the same, with the default eta = 0.1 and tau = 1e-3: v moves by 1e-3 of
-    u^2 = 0.01 tau^2 a round, so a step is m_t / 2 tau x 0.1 with m_t = 1 - 0.9^t."""
-    u, defaults = {"a": jnp.full(1, -1e-4)}, config.FedOpt()
-    changes = {"server_lr": defaults.lr, "b1": defaults.b1, "b2": defaults.b2, "server_eps": defaults.eps}
-    steps = server_steps("fedyogi", "paper", [u] * 3, **changes)
-    np.testing.assert_allclose([step["a"][0] / 1e-4 for step in steps], [5.0, 9.5, 13.55], rtol=1e-4)
 
 
 # --- memories

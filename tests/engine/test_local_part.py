@@ -17,7 +17,7 @@ from fedvg_jax.weightings.fedvg import layers_of
 
 WORLD = worlds.small()
 HEAD = local_part.local_part("^classifier/")
-ALGORITHMS = ("scaffold", "moon", "elastic")
+ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
 """Their clients correct gradients, have losses and memories, send messages and probe."""
 
 

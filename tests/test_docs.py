@@ -1,6 +1,5 @@
 """The documentation names what exists: links, public names, options, keys of the run folder; its code runs."""
 
-import ast
 import functools
 import importlib
 import importlib.util
@@ -126,36 +125,6 @@ def test_a_page_names_only_what_exists():
             for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)?)", text):
                 place = ROOT / path.replace(".", "/")
                 assert place.with_suffix(".py").exists() or place.is_dir()
-
-
-INTEGRATIONS = {
-    "fedvg_jax.integrations.flower": ROOT / "fedvg_jax" / "integrations" / "flower.py",
-    "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch" / "__init__.py",
-}
-"""Public modules that need an extra, and the file that lists their names."""
-
-
-def public_names(module):
-    """`__all__` of fedvg_jax, or of an integration, whose source is read without importing it."""
-    if module not in INTEGRATIONS:
-        assert module == "fedvg_jax", module
-        return set(fedvg_jax.__all__)
-    (listed,) = (
-        node.value
-        for node in ast.parse(INTEGRATIONS[module].read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
-    return set(ast.literal_eval(listed))
-
-
-def test_the_python_of_a_page_imports_only_public_names():
-    for page in WRITTEN:
-        with naming(page.name):
-            for node in ast.walk(ast.parse(code_of(page.read_text(encoding="utf-8")))):
-                if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
-                    assert {alias.name for alias in node.names} <= public_names(node.module)
-                if isinstance(node, ast.Import):
-                    assert not any(alias.name.startswith("fedvg_jax.") for alias in node.names)
 
 
 @pytest.mark.slow

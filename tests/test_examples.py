@@ -1,8 +1,6 @@
-"""Examples import public names, and give what they promise."""
+"""Examples give what they promise."""
 
-import ast
 import dataclasses
-import importlib
 import importlib.util
 from pathlib import Path
 
@@ -15,31 +13,11 @@ import fedvg_jax
 from fedvg_jax import executors
 from fedvg_jax.algorithms import fedavg
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
-NAMESPACES = {"fedvg_jax.algorithms", "fedvg_jax.models", "fedvg_jax.weightings"}
-
-
-def imports_of(path):
-    """(module, names) of every import from the package."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("fedvg_jax"):
-            yield node.module, {alias.name for alias in node.names}
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                assert not alias.name.startswith("fedvg_jax."), alias.name
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_imports_public_names(path):
-    for module, names in imports_of(path):
-        public = set(fedvg_jax.__all__) if module == "fedvg_jax" else set()
-        if module in NAMESPACES:
-            public = set(importlib.import_module(module).__all__)
-        assert names <= public, f"{module}: {names}"
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES[0].parent / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -207,21 +207,25 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("settings", "arguments", "message"),
     [
-        ({"task": 3}, "task must be a Task, got a int"),
-        ({"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
-        ({"callbacks": 3}, "must be functions"),
-        ({"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
-        ({"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
-        ({"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
-        ({"track": 3}, "unknown track '3'"),
+        ({}, {"task": 3}, "task must be a Task, got a int"),
+        ({}, {"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
+        ({}, {"callbacks": 3}, "must be functions"),
+        ({}, {"callbacks": [lambda record: None]}, r"callbacks\[0\] takes \(record\); it is called with"),
+        ({}, {"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
+        ({}, {"metrics": {"m": lambda model: 1.0}}, r"metric 'm' takes \(model\); it is called with \(model, data\)"),
+        ({}, {"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
+        ({}, {"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
+        ({}, {"track": 3}, "unknown track '3'"),
+        ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),
+        ({"export": Path("none") / "model"}, {}, "export none/model: no such folder"),
+        ({"export": Path("model")}, {"task": linear_regression()}, "save History.variables instead"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
+def test_run_refuses_arguments_and_settings_that_cannot_work_in_one_line(settings, arguments, message):
     with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
-        fv.run(SMALL, **arguments)
+        fv.run(replace(SMALL, **settings), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -236,19 +240,6 @@ def test_run_refuses_arguments_of_another_kind_in_one_line(arguments, message):
 def test_a_sweep_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     with pytest.raises(fv.UsageError, match=message):
         fv.run_sweep(SMALL, **{"axes": {"seed": [0]}, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("settings", "arguments", "message"),
-    [
-        ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),
-        ({"export": Path("none") / "model"}, {}, "export none/model: no such folder"),
-        ({"export": Path("model")}, {"task": linear_regression()}, "save History.variables instead"),
-    ],
-)
-def test_run_follows_or_refuses_every_setting_of_the_command_line(settings, arguments, message):
-    with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
-        fv.run(replace(SMALL, **settings), **arguments)
 
 
 def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatch):
@@ -270,16 +261,3 @@ def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
     assert results == [fv.SweepResult("seed=0", {"seed": 0}, "a history")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"callbacks": [lambda record: None]}, "callbacks[0] takes (record); it is called with (record, state)"),
-        ({"metrics": {"m": lambda model: 1.0}}, "metric 'm' takes (model); it is called with (model, data)"),
-    ],
-)
-def test_a_callback_or_metric_of_other_arguments_is_refused_before_the_run(arguments, message):
-    with pytest.raises(fv.UsageError) as error:
-        fv.run(**arguments)
-    assert str(error.value) == message

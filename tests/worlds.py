@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import xla_flags
 
 from fedvg_jax import config
@@ -115,17 +114,6 @@ def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **chan
     plan = [world.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
     heard = np.array([True, False, True, True, False])
     return [schedule._replace(heard=heard) if number == 1 else schedule for number, schedule in enumerate(plan)]
-
-
-every_executor = pytest.mark.parametrize(
-    ("executor", "changes"),
-    [
-        (executors.vmapped(), {}),
-        (executors.lanes(2), {"block_size": 2}),
-    ],
-    ids=["vmapped", "cohort blocks"],
-)
-"""An executor other than two lanes, and cohort blocks; `changes` are those of the schedules."""
 
 
 def ragged() -> World:
@@ -252,6 +240,19 @@ jit = functools.partial(jax.jit, compiler_options=HASTE)
 
 
 TWO_LANES = executors.lanes(2)
+
+
+def looped(make_client, shared: Tree, schedule: Schedule) -> Tree:
+    """Trains clients as an executor does, in Python loops over clients and compiled steps."""
+    client, trained = make_client(shared, schedule), []
+    init, step = jit(client.init), jit(client.step)
+    for k, num_steps in enumerate(np.asarray(schedule.num_steps)):
+        carry = init(np.int32(k))
+        for t in range(num_steps):
+            carry = step(carry, np.int32(k), np.int32(schedule.start[k] + t))
+        trained.append(carry)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trained)
+
 
 # --- quadratics: neither images nor classes
 

@@ -203,13 +203,11 @@ def _hold_problems(config: Config, blocks: str) -> Iterator[str]:
             f"{blocks} needs the weighted mean, because robust.rule {config.robust.rule} needs all models at once; use"
             " --hold 0 or --robust.rule mean"
         )
-    layer_stats = config.fedvg.stats == "layer" and "fedvg" in config.weighting
-    if layer_stats or not streams(config.weighting):
+    if not streams(config.weighting):
         streamed = ", ".join(name for name, is_streamed in WEIGHTINGS.items() if is_streamed)
         yield (
-            f"{blocks} needs weights that can be averaged client by client: {streamed} or a mean of two, running"
-            f" statistics uniform; got {config.weighting}{' with fedvg.stats layer' if layer_stats else ''}; use"
-            " --hold 0 or one of these"
+            f"{blocks} needs weights that can be averaged client by client: {streamed} or a mean of two; got"
+            f" {config.weighting}; use --hold 0 or one of these"
         )
 
 

@@ -145,9 +145,8 @@ _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "fo
 
 
 def _reads_eps(config: Config) -> bool:
-    """Whether the weighting inverts a norm; the softmax link does not."""
-    rule = config.weighting
-    return "fedvg" in rule or "val_loss" in rule or ("generalised" in rule and config.fedvg.link == "inverse")
+    """Whether the weighting inverts a norm or a loss."""
+    return any(rule in config.weighting for rule in ("fedvg", "val_loss", "generalised"))
 
 
 def _has_first_moment(config: Config) -> bool:
@@ -186,8 +185,6 @@ class FedVG:
     include: str = setting("", word="REGEX", used=(_FEDVG,))
     """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
     "a/b/kernel"; empty selects all tensors."""
-    per_element: bool = setting(False, used=(_FEDVG,))
-    """Divide each norm by the number of entries (l1), or by its square root (other norms)."""
     granularity: str = setting(
         "modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,), also="layerwise blockwise"
     )
@@ -202,25 +199,15 @@ class FedVG:
         1e-8,
         ABOVE_0,
         hyper="eps",
-        used=(Condition("weighting", _reads_eps, "fedvg, val_loss, or generalised of link inverse"),),
+        used=(Condition("weighting", _reads_eps, "fedvg, val_loss, or generalised"),),
     )
     """Number added to each norm before it is inverted."""
     mode: str = setting("train", ("train", "eval"), used=(_FEDVG, _NOT_DELTA, is_one("fedvg.signal", "gradient")))
     """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics."""
-    stats: str = setting(
-        "uniform",
-        ("uniform", "layer"),
-        used=(_FEDVG, is_one("fedvg.granularity", "layerwise", "blockwise"), _RUNNING_STATISTICS),
-    )
-    """Weights of running statistics at layerwise and blockwise granularity. uniform is published; layer: the mean of
-    the weights of their own layer."""
     fit_steps: int = setting(10, Range(lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"), used=(_FITTED,))
     """Optimisation steps of --weighting fitted."""
     fit_rate: float = setting(1.0, ABOVE_0, hyper="fit_rate", used=(_FITTED,))
     """Learning rate of --weighting fitted, per unit of loss."""
-    link: str = setting("inverse", ("inverse", "softmax"), used=(_GENERALISED,))
-    """Function from norms to weights, of --weighting generalised. inverse: a power of the inverse norm; softmax: of the
-    norms over their mean."""
     exponent: float = setting(1.0, Range(math.isfinite, "a finite number"), hyper="exponent", used=(_GENERALISED,))
     """Exponent of the inverse norm, of --weighting generalised. 1 is published, 0 gives uniform weights;
     below 0, clients with large norms weigh more."""
@@ -258,9 +245,9 @@ class FedOpt:
     """Decay of the second moment (FedAdam, FedYogi)."""
     eps: float = setting(1e-3, ABOVE_0, hyper="server_eps")
     """Number tau that is added to the root of the second moment."""
-    variant: str = setting("paper", ("paper", "official", "optax"))
+    variant: str = setting("paper", ("paper", "official"))
     """Update rule. paper: Algorithm 2 of Reddi et al.; official: the published FedVG code, whose second moment starts
-    at 0; optax: optax's optimisers, which correct the bias and have FedAdagrad's eps inside the root."""
+    at 0."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+from jax import Array
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Grouping, Tree, Variables
@@ -52,15 +53,12 @@ class Layer(NamedTuple):
     name: str
     tensors: tuple[str, ...]
     """Their paths, e.g. "a/b/kernel"."""
-    factor: float = 1.0
-    """Factor of the layer's norm, before the mean."""
 
 
 def layers(
     params: Tree,
     counts: Callable[[str], bool] = lambda path: True,
     name_of: Callable[[str], str] = lambda path: path,
-    factor: Callable[[int], float] = lambda size: 1.0,
 ) -> tuple[Layer, ...]:
     """Returns the layers of a model.
 
@@ -68,31 +66,29 @@ def layers(
         params: arrays, or their shapes.
         counts: path -> whether the tensor belongs to any layer.
         name_of: path -> name of its layer; by default every tensor is a layer. `module_of` joins weight and bias.
-        factor: number of scalars of a layer -> factor of its norm.
 
     >>> layers({"fc": {"bias": jax.numpy.ones(2), "kernel": jax.numpy.ones((3, 2))}}, name_of=module_of)
-    (Layer(name='fc', tensors=('fc/bias', 'fc/kernel'), factor=1.0),)
+    (Layer(name='fc', tensors=('fc/bias', 'fc/kernel')),)
     """
-    sizes = {path: leaf.size for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True)}
     members: dict[str, list[str]] = {}
-    for path in filter(counts, sizes):
+    for path in filter(counts, tree.paths(params)):
         members.setdefault(name_of(path), []).append(path)
-    return tuple(Layer(name, tuple(paths), factor(sum(sizes[p] for p in paths))) for name, paths in members.items())
+    return tuple(Layer(name, tuple(paths)) for name, paths in members.items())
 
 
-def members(measured: Sequence[tuple[Layer, Tree]], by_group: Variables) -> dict[int, list[tuple[Layer, Tree]]]:
-    """Returns the layers of every group, each with its measurement. Tensors of group -1 have no group.
+def members(layer_norms: Sequence[tuple[Layer, Array]], by_group: Variables) -> dict[int, list[Array]]:
+    """Returns the norms of the layers of every group. Tensors of group -1 have no group.
 
     Args:
-        measured: layers and their measurements.
+        layer_norms: layers and their norms.
         by_group: a group number in every leaf.
     """
     group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
-    layers_of: dict[int, list[tuple[Layer, Tree]]] = {}
-    for layer, norm in measured:
+    norms_of: dict[int, list[Array]] = {}
+    for layer, norm in layer_norms:
         if (group := group_of[layer.tensors[0]]) >= 0:
-            layers_of.setdefault(group, []).append((layer, norm))
-    return layers_of
+            norms_of.setdefault(group, []).append(norm)
+    return norms_of
 
 
 def module_of(path: str) -> str:

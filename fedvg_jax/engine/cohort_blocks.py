@@ -203,7 +203,7 @@ def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
     dtype = tree.dtype(variables)
     if dtype != tree.wide_dtype(variables):
         raise UsageError(f"a cohort in blocks takes parameters of at least float32; got {dtype}: use --hold 0")
-    if not robust.is_mean(parts.aggregate):
+    if parts.aggregate is not robust.mean:
         raise UsageError(
             "a cohort in blocks takes the weighted mean; a robust rule needs all models at once: use --hold 0 or"
             " robust.mean"

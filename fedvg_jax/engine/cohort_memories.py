@@ -6,11 +6,9 @@ exchange K rows and never all M.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -70,26 +68,16 @@ def put(after: SimState, inputs: RoundInputs, sharding: NamedSharding | None) ->
 
 
 def take_rows(memories: Tree, rows: Array, sharding: NamedSharding) -> Tree:
-    """Returns rows of every leaf, on every device.
+    """Returns rows of every leaf, [K, ...], on every device.
 
-    Each device contributes the rows that it holds, and zeros for the others. The sum is exact to the bit.
+    XLA adds up what each device has of them, and zeros for the others: devices exchange K rows.
 
     Args:
         memories: leaves [M, ...].
         rows: int32 [K], in 0..M - 1.
         sharding: of axis M over devices.
-
-    Returns:
-        Leaves [K, ...].
     """
-    axis = sharding.spec[0]
-
-    def take_on_device(own: Tree, rows: Array) -> Tree:
-        places, is_own = _own_places(own, rows, axis)
-        return jax.tree.map(lambda leaf: _taken(leaf, jnp.where(is_own, places, 0), is_own, axis), own)
-
-    specs = {"in_specs": (P(axis), P()), "out_specs": P()}
-    return jax.shard_map(take_on_device, mesh=sharding.mesh, **specs, check_vma=False)(memories, rows)
+    return lax.with_sharding_constraint(tree.take(memories, rows), NamedSharding(sharding.mesh, P()))
 
 
 def put_rows(memories: Tree, rows: Array, entries: Tree, sharding: NamedSharding) -> Tree:
@@ -103,53 +91,4 @@ def put_rows(memories: Tree, rows: Array, entries: Tree, sharding: NamedSharding
         entries: leaves [K, ...], on every device.
         sharding: of axis M over devices.
     """
-    axis = sharding.spec[0]
-
-    def put_on_device(own: Tree, rows: Array, entries: Tree) -> Tree:
-        places, is_own = _own_places(own, rows, axis)
-        return tree.put(own, jnp.where(is_own, places, _num_rows(own)), entries)
-
-    specs = {"in_specs": (P(axis), P(), P()), "out_specs": P(axis)}
-    return jax.shard_map(put_on_device, mesh=sharding.mesh, **specs, check_vma=False)(memories, rows, entries)
-
-
-def _num_rows(own: Tree) -> int:
-    return jax.tree.leaves(own)[0].shape[0]
-
-
-def _own_places(own: Tree, rows: Array, axis: Any) -> tuple[Array, Array]:
-    """Returns where rows are among those of this device, int32 [K], and whether they are, bool [K]."""
-    count = _num_rows(own)
-    places = rows - lax.axis_index(axis) * count
-    return places, (places >= 0) & (places < count)
-
-
-def _taken(leaf: Array, places: Array, is_own: Array, axis: Any) -> Array:
-    """Returns the entries of a leaf that the devices hold together."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        data = _taken(jax.random.key_data(leaf), places, is_own, axis)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    entries = leaf[places]
-    return _total(tree.where(is_own, entries, jnp.zeros_like(entries)), axis)
-
-
-def _total(entries: Array, axis: Any) -> Array:
-    """Returns the sum over devices of entries of which at most one device's are not zero, to the bit."""
-    dtype = entries.dtype
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return lax.complex(_total(entries.real, axis), _total(entries.imag, axis))
-    if jnp.issubdtype(dtype, jnp.floating):
-        return _total_of_bits(entries, axis)
-    return lax.psum(entries, axis).astype(dtype)  # of booleans, psum counts
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _total_of_bits(entries: Array, axis: Any) -> Array:
-    """Returns the sum of the bits as integers: -0.0 + 0.0 is 0.0, and a sum may change the bits of a NaN."""
-    bits = lax.bitcast_convert_type(entries, jnp.dtype(f"uint{8 * entries.dtype.itemsize}"))
-    return lax.bitcast_convert_type(lax.psum(bits, axis), entries.dtype)
-
-
-@_total_of_bits.defjvp
-def _total_of_bits_jvp(axis: Any, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _total_of_bits(primals[0], axis), lax.psum(tangents[0], axis)
+    return lax.with_sharding_constraint(tree.put(memories, rows, entries), sharding)

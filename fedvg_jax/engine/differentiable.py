@@ -101,8 +101,7 @@ def over_rounds(round_step: RoundStep, *, horizon: int | None = None, remat: boo
     """Returns a scan of rounds: (state, schedules stacked [R], data, hyper) -> (state, metrics [R, K]).
 
     Args:
-        round_step: from `make_round`. Reverse mode needs an `unrolled` executor in it; forward mode takes any
-            except `looped`.
+        round_step: from `make_round`. Reverse mode needs an `unrolled` executor in it; forward mode takes any.
         horizon: number of last rounds that gradients pass through; None for all. The state before them counts as
             constant.
         remat: whether memory holds only the states between rounds, and each round is recomputed when its residuals are
@@ -145,7 +144,7 @@ def hypergradient(
     """Returns an objective and its gradient with respect to some hyperparameters.
 
     Forward mode carries one tangent per scalar: its memory is independent of steps and rounds, its time grows with the
-    number of scalars, and it works with every executor except `looped`. Reverse mode suits many scalars.
+    number of scalars, and it works with every executor. Reverse mode suits many scalars.
 
     Args:
         objective: hyper -> scalar [].

@@ -4,7 +4,6 @@
   which each lane continues with the next client as it finishes, so clients of unequal size cost no padding.
 - `vmapped()` is one literal `jax.vmap` over the cohort.
 - `sharded(D, L)` runs L lanes on each of D devices.
-- `looped()` is a Python loop, the slow reference of the tests.
 """
 
 from __future__ import annotations
@@ -149,26 +148,6 @@ def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[
     return [device for i, device in enumerate(ordered) if i % available < used]
 
 
-def looped() -> Executor:
-    """Returns an executor of Python loops over clients and steps, for tests; its schedule must be concrete."""
-
-    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
-        client = make_client(shared, schedule)
-
-        def local_training(k):
-            carry = client.init(k)
-            for t in range(int(schedule.num_steps[k])):
-                carry = client.step(carry, k, schedule.start[k] + t)
-            return carry
-
-        return _stacked([local_training(k) for k in range(len(schedule.clients))])
-
-    def map_entries(f, shared: Tree, xs: Tree) -> Tree:
-        return _stacked([f(shared, tree.take(xs, k)) for k in range(len(jax.tree.leaves(xs)[0]))])
-
-    return Executor(1, train, map_entries)
-
-
 def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: bool) -> Tree:
     """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others.
 
@@ -216,8 +195,3 @@ def _untrained(client: Client, schedule: Schedule) -> Tree:
 def _or_untrained(done: Tree, client: Client, schedule: Schedule) -> Tree:
     """Returns the carries, with the initial one for clients without steps."""
     return tree.where(schedule.num_steps == 0, _untrained(client, schedule), done)
-
-
-def _stacked(trees: list[Tree]) -> Tree:
-    """Returns the trees as one with leaves [K, ...]."""
-    return jax.tree.map(lambda *x: jnp.stack(x), *trees)

@@ -45,6 +45,28 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 """(state, number of rounds [], schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
 
 
+def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
+    """Returns the state after a round of a cohort that is held whole, and the round's metrics."""
+    theta = inputs.state.variables  # theta_g
+    probes = steps.probe_clients(parts, inputs)
+    trained = steps.train_clients(parts, inputs)
+    clients, finite, present = steps.receive_models(parts, inputs, trained)  # theta_k
+
+    measured = steps.score_clients(parts, inputs, clients)  # of FedVG: ||g_k^(l)|| on D_val
+    table = ClientTable(measured, probes, trained.loss, finite, present)
+    table = steps.drop_nonfinite(table, parts.weighting.decisive(measured))
+    table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k
+
+    clients = steps.replace_absent(theta, table.present, clients)
+    model = steps.aggregate_models(parts, inputs, clients, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
+
+    memories, summed, averaged = steps.report_clients(parts, inputs, clients, trained.personal, table.present)
+    messages = steps.average_messages(parts, weights, averaged)
+    after = steps.write_memories(inputs, memories)
+    averages = Averages(weights, model, messages, tree.total(summed), extremes)
+    return steps.server_step(parts, inputs._replace(state=after), table, averages)  # + R
+
+
 def init_state(
     task: Task,
     algorithm: Algorithm,
@@ -160,7 +182,7 @@ def make_round(
         executor,
         optimiser,
         num_clients,
-        robust.with_sharding(aggregate, executor.clients),
+        aggregate,
         disturb,
         refine,
         augment,
@@ -189,28 +211,6 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
     positions = jnp.arange(len(schedule.clients), dtype=jnp.int32)
     attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
     return RoundInputs(state, schedule, positions, data, hyper, attack_key, rule_key)
-
-
-def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
-    """Returns the state after a round of a cohort that is held whole, and the round's metrics."""
-    theta = inputs.state.variables
-    probes = steps.probe_clients(parts, inputs)
-    trained = steps.train_clients(parts, inputs)
-    clients, finite, present = steps.receive_models(parts, inputs, trained)
-
-    measured = steps.score_clients(parts, inputs, clients)
-    table = ClientTable(measured, probes, trained.loss, finite, present)
-    table = steps.drop_nonfinite(table, parts.weighting.decisive(measured))
-    table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)
-
-    clients = steps.replace_absent(theta, table.present, clients)
-    model = steps.aggregate_models(parts, inputs, clients, weights)
-
-    memories, summed, averaged = steps.report_clients(parts, inputs, clients, trained.personal, table.present)
-    messages = steps.average_messages(parts, weights, averaged)
-    after = steps.write_memories(inputs, memories)
-    averages = Averages(weights, model, messages, tree.total(summed), extremes)
-    return steps.server_step(parts, inputs._replace(state=after), table, averages)
 
 
 # --- several rounds ---------------------------------------------------------------------------------------------------

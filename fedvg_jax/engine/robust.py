@@ -6,7 +6,6 @@ The rank-based rules (median, trimmed mean, Krum) ignore the values of the other
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -44,11 +43,6 @@ def mean(
         sharding: of the clients over devices; None if one device holds all of them.
     """
     return aggregation.aggregate(variables, clients, weights, sharding=sharding)
-
-
-def is_mean(rule: Rule) -> bool:
-    """Returns whether a rule is `mean`, with its sharding bound or not."""
-    return (rule.func if isinstance(rule, functools.partial) else rule) is mean
 
 
 def median(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
@@ -161,17 +155,8 @@ def clipped_mean(
     return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
 
 
-def with_sharding(rule: Rule, sharding: NamedSharding | None) -> Rule:
-    """Returns the rule for clients that several devices hold: means add up sums of each device's clients.
-
-    Args:
-        rule: other rules than the means stay as they are.
-        sharding: of the clients over devices; None if one device holds all of them.
-    """
-    if sharding is None or rule not in (mean, clipped_mean):
-        return rule
-    return functools.partial(rule, sharding=sharding)  # pyright: ignore[reportCallIssue]  both take it
-
+OVER_DEVICES = (mean, clipped_mean)
+"""Rules that take the `sharding` of clients that several devices hold: each device adds up its own."""
 
 BY_NAME: dict[str, Callable[[Any], Rule]] = {
     "mean": lambda options: mean,

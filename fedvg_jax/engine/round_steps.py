@@ -255,7 +255,8 @@ def returns(inputs: RoundInputs, table: ClientTable, clients: Variables | None =
 def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables) -> Variables:
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
     theta, clients = inputs.state.variables, sent_models(parts, inputs, clients)
-    return tree.like(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, weights), theta)
+    options = {"sharding": parts.executor.clients} if parts.aggregate in robust.OVER_DEVICES else {}
+    return tree.like(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, weights, **options), theta)
 
 
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:

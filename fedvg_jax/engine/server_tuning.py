@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Hyper, Task, Variables
+from fedvg_jax.weightings.baselines import sgd_step
 
 Refine = Callable[[Hyper, Array, Variables, Data], Variables]
 """(hyper, number of the round, global model, data) -> global model"""
@@ -32,15 +31,13 @@ def sgd(task: Task, num_steps: int) -> Refine:
         task: the model and its loss, which gets no key.
         num_steps: steps per round.
     """
-    gradient = jax.grad(task.loss, has_aux=True)
 
     def refine(hyper: Hyper, number: Array, variables: Variables, data: Data) -> Variables:
         num_used = (data.scoring >= 0).any(1).sum(dtype=number.dtype)
 
         def step(i: Array, model: Variables) -> Variables:
-            batch, mask = tree.gather(data.pool, data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)])
-            grads, stats = gradient(model.params, model.stats, batch, mask, True)
-            return tree.like(Variables(tree.sub(model.params, tree.scale(hyper["tuning_lr"], grads)), stats), model)
+            rows = data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)]
+            return sgd_step(task, hyper["tuning_lr"], model, data.pool, rows)
 
         return lax.cond(num_used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
 

@@ -42,8 +42,7 @@ from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
-from fedvg_jax.weightings.fedvg import fedvg
-from fedvg_jax.weightings.norm_parts import layers_of
+from fedvg_jax.weightings.fedvg import fedvg, layers_of
 
 ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: algorithms.fedavg(),
@@ -56,9 +55,9 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
         averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
     ),
     "elastic": lambda config: algorithms.elastic(official=config.elastic.sensitivity == "official"),
-    "fedadam": lambda config: algorithms.fedadam(config.fedopt.variant),
-    "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant),
-    "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant),
+    "fedadam": lambda config: algorithms.fedadam(config.fedopt.variant == "official"),
+    "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant == "official"),
+    "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant == "official"),
     "fednova": lambda config: algorithms.fednova(),
     "moon": lambda config: algorithms.moon(),
     "fedntd": lambda config: algorithms.fedntd(),
@@ -314,7 +313,6 @@ def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
     return _layer_options(config) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
-        "stats": options.stats,
         "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model),
     }
 
@@ -328,7 +326,6 @@ def _layer_options(config: Config) -> dict[str, Any]:
         "layer": options.layer,
         "include": options.include,
         "exclude": config.local,
-        "per_element": options.per_element,
     }
 
 
@@ -360,9 +357,7 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "val_loss": lambda config, task, *_: baselines.val_loss(task),
     "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
     "fltrust": lambda config, task, *_: baselines.fltrust(task),
-    "generalised": lambda config, task, gradient: family.generalised(
-        task, link=config.fedvg.link, **_fedvg_options(config, gradient)
-    ),
+    "generalised": lambda config, task, gradient: family.generalised(task, **_fedvg_options(config, gradient)),
     "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
 }
 """Name -> function (config, task, gradient) -> weighting, as in `make_fedvg`."""

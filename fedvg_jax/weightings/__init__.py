@@ -6,17 +6,16 @@ from fedvg_jax.weightings.baselines import fitted, fltrust, inverse_samples, per
 from fedvg_jax.weightings.basic import (
     broadcast_weights,
     by_scalar,
+    given,
     mix,
     no_detail,
     samples,
     shares,
     uniform,
-    with_own_statistics,
 )
 from fedvg_jax.weightings.family import generalised, generalised_weights
 from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
 from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
-from fedvg_jax.weightings.given import combined, given
 from fedvg_jax.weightings.signals import gradient_norms, validation_gradients
 from fedvg_jax.weightings.streaming import mean_terms, select_terms, single_term
 
@@ -24,7 +23,6 @@ __all__ = [
     "aggregate",
     "broadcast_weights",
     "by_scalar",
-    "combined",
     "fedvg",
     "fisher_trace",
     "fitted",
@@ -50,5 +48,4 @@ __all__ = [
     "val_accuracy",
     "val_loss",
     "validation_gradients",
-    "with_own_statistics",
 ]

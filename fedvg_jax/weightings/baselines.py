@@ -114,18 +114,22 @@ def fltrust(task: Task) -> Weighting:
 
 
 def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> Variables:
-    """`variables` after one step of plain SGD at `lr` on each minibatch of D_val, BatchNorm in train mode."""
-    gradient = jax.grad(task.loss, has_aux=True)
-
-    def step(model: Variables, rows: Array) -> Variables:
-        batch, mask = tree.gather(data.pool, rows)
-        grads, stats = gradient(model.params, model.stats, batch, mask, True)
-        return tree.like(Variables(tree.sub(model.params, tree.scale(hyper["lr"], grads)), stats), model)
+    """`variables` after `sgd_step` at `lr` on each minibatch of D_val."""
 
     def step_if_any(model: Variables, rows: Array) -> tuple[Variables, None]:
-        return lax.cond((rows >= 0).any(), step, lambda model, rows: model, model, rows), None
+        def step(model: Variables) -> Variables:
+            return sgd_step(task, hyper["lr"], model, data.pool, rows)
+
+        return lax.cond((rows >= 0).any(), step, lambda model: model, model), None
 
     return lax.scan(step_if_any, variables, jnp.asarray(data.scoring))[0]
+
+
+def sgd_step(task: Task, rate: Array, model: Variables, pool: Tree, rows: Array) -> Variables:
+    """A model after a step of plain SGD on a minibatch of the pool, BatchNorm in train mode; the loss gets no key."""
+    batch, mask = tree.gather(pool, rows)
+    grads, stats = jax.grad(task.loss, has_aux=True)(model.params, model.stats, batch, mask, True)
+    return tree.like(Variables(tree.sub(model.params, tree.scale(rate, grads)), stats), model)
 
 
 def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Hyper, Returns, Signal, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import Hyper, Hyperparameter, Returns, Signal, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals, streaming
+
+GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, in the order of the cohort")
 
 
 def samples() -> Weighting:
@@ -20,6 +21,31 @@ def samples() -> Weighting:
 def uniform() -> Weighting:
     """The weight 1 / K for every client: the control for any other weighting."""
     return by_scalar(signals.nothing)
+
+
+def given(rule: Weighting | None = None) -> Weighting:
+    """The weights `hyper["given"]` [K], in the order of the cohort; they need not sum to 1.
+
+        s_k = given_k / sum_j given_j
+
+    A single number is every client's, so the default is uniform weights.
+
+    Args:
+        rule: measures the clients: signals, scores and details are its own. None measures nothing.
+
+    >>> weights = given()
+    >>> model = Variables({"w": jnp.zeros(1)}, {})
+    >>> returns = Returns(model, model, jnp.arange(2), None)
+    >>> weights.weigh({"given": jnp.array([1.0, 3.0])}, jnp.ones(2), returns).params["w"].tolist()
+    [0.25, 0.75]
+    """
+    rule = rule or uniform()
+
+    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        raw = jnp.broadcast_to(hyper["given"], returns.shuffle.shape)
+        return broadcast_weights(shares(raw, returns.present), returns)
+
+    return rule._replace(weigh=weigh, terms=(), defaults=(*rule.defaults, GIVEN))
 
 
 def by_scalar(signal: Signal) -> Weighting:
@@ -65,24 +91,6 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         terms=streaming.mean_terms(first.terms, second.terms),
         defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
     )
-
-
-def with_own_statistics(rule: Weighting) -> Weighting:
-    """`rule`, except that running statistics take the mean weight of the trained tensors of their own module.
-
-    Statistics of a module without trained tensors keep the weight that `rule` gives them.
-    """
-
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        weights = rule.weigh(hyper, measured, returns)
-        members: dict[str, list[Array]] = {}
-        for path, w in zip(tree.paths(weights.params), jax.tree.leaves(weights.params), strict=True):
-            members.setdefault(groups.module_of(path), []).append(w)
-        paths, leaves = tree.paths(weights.stats), jax.tree.leaves(weights.stats)
-        own = [mean_over_tensors(members.get(groups.module_of(path), w)) for path, w in zip(paths, leaves, strict=True)]
-        return weights._replace(stats=jax.tree.structure(weights.stats).unflatten(own))
-
-    return rule._replace(weigh=weigh, terms=())
 
 
 def shares(raw: Array, present: Array | bool = True) -> Array:

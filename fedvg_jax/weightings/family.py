@@ -1,7 +1,7 @@
 """The generalised inverse-norm family: FedVG's weights with continuous parameters that can be swept or learned.
 
     G_k = mean over the group's tensors of a_t ||g_k^t||
-    raw_k = (G_k + eps)^(-p)  (link inverse, published at p = 1),  or  exp(-p G_k / mean_j G_j)  (link softmax)
+    raw_k = (G_k + eps)^(-p)
     s_k = [(1 - m) raw_k / sum raw + m n_k / sum n]^(1/T),  normalised
 
 p = 1, T = 1, m = 0, a = 1 is FedVG; m = 1/2 is the paper's FedAvg + FedVG; m = 1 is FedAvg; p = 0 is uniform.
@@ -10,7 +10,6 @@ p = 1, T = 1, m = 0, a = 1 is FedVG; m = 1/2 is the paper's FedAvg + FedVG; m = 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -33,8 +32,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
-from fedvg_jax.weightings.fedvg import FROM_0, weights_of_norms
-from fedvg_jax.weightings.norm_parts import NormParts, WeightsOfMean, of_task
+from fedvg_jax.weightings.fedvg import FROM_0, NormParts, WeightsOfMean, norm_parts, weights_of_norms
 
 DEFAULTS = (
     *EPS,
@@ -42,12 +40,6 @@ DEFAULTS = (
     Hyperparameter("temperature", 1.0, 0.0, doc="T of the final s^(1/T)", excludes_low=True),
     Hyperparameter("mix", 0.0, 0.0, 1.0, doc="m, the part of n_k / sum n"),
 )
-
-LINKS: dict[str, Callable[[Array, Array, Array | bool], Array]] = {
-    "inverse": lambda mean, eps, present: -jnp.log(reciprocal(mean + eps)),
-    "softmax": lambda mean, eps, present: mean / jnp.mean(mean, where=jnp.broadcast_to(present, mean.shape)),
-}
-"""(mean norm of a group [K], eps, present [K]) -> x_k with raw_k = exp(-p x_k)."""
 
 
 def generalised_weights(
@@ -60,7 +52,6 @@ def generalised_weights(
     eps: float | Array = 1e-8,
     mix: float | Array = 0.0,
     multipliers: Tree | None = None,
-    link: str = "inverse",
     block_of: Callable[[str], str] | None = None,
 ) -> Tree:
     """FedVG's weights with an exponent, a temperature, a part from sample counts, and factors of the tensors' norms.
@@ -75,10 +66,9 @@ def generalised_weights(
         granularity: "modelwise", "layerwise" or "blockwise".
         exponent: p; 0 is uniform, 1 published; below 0, clients with large norms weigh more.
         temperature: T > 0; large is uniform, small gives all weight to the client with the smallest norm.
-        eps: added before inverting, > 0, in the unit of the norms. The softmax link does not use it.
+        eps: added before inverting, > 0, in the unit of the norms.
         mix: m in [0, 1], the part of n_k / sum n; 1/2 is the paper's FedAvg + FedVG.
         multipliers: pytree like `norms`, scalars >= 0: a_t of every tensor.
-        link: "inverse" (published), or "softmax": raw_k = exp(-p G_k / mean_j G_j), for comparison.
         block_of: path of a tensor "a/b/kernel" -> name of its block; by default its first component.
 
     Returns:
@@ -101,22 +91,20 @@ def generalised_weights(
         raise UsageError(f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client")
     for parameter, value in zip((FROM_0, *DEFAULTS[1:]), (eps, exponent, temperature, mix), strict=True):
         checks.in_range(parameter, value)
-    weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts, checks.named(LINKS, link, "link"))
+    weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
     return weights_of_norms(weights_of_mean, _multiplied(tree.arrays(norms), multipliers), granularity, block_of)
 
 
-def generalised(
-    task: Task, norm: str = "l1", granularity: str = "modelwise", link: str = "inverse", **options: Any
-) -> Weighting:
-    """`generalised_weights` as a weighting of a task; arguments as in `fedvg`, and `link` as in `generalised_weights`.
+def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
+    """`generalised_weights` as a weighting of a task; arguments as in `fedvg`.
 
     It reads `exponent`, `temperature`, `eps` and `mix`, and `multipliers` if present: a pytree of scalars like the
     parameters.
     """
-    return of_task(partial(powered_norms, link=link), task, norm, granularity, **options)
+    return powered_norms(norm_parts(task, norm, granularity, **options))
 
 
-def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
+def powered_norms(parts: NormParts) -> Weighting:
     """The weighting with the weights of `generalised_weights` of a signal.
 
     >>> from fedvg_jax.core import groups
@@ -127,7 +115,6 @@ def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
     >>> rule.weigh(hyper, (hyper["norms"], jnp.ones(2)), returns).params["w"].round(2).tolist()
     [0.75, 0.25]
     """
-    link_of = checks.named(LINKS, link, "link")
 
     def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
         tensor_norms = _multiplied(parts.signal(hyper, report, data), hyper.get("multipliers"))
@@ -135,7 +122,7 @@ def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
 
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], returns: Returns) -> Variables:
         exponent, temperature, eps, mix = (hyper[name] for name in ("exponent", "temperature", "eps", "mix"))
-        weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1], link_of)
+        weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
         return parts.weights(weights_of_mean, measured[0], returns.variables.stats, returns.present)
 
     return Weighting(
@@ -147,18 +134,17 @@ def powered_norms(parts: NormParts, link: str = "inverse") -> Weighting:
     )
 
 
-def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array, link: Callable) -> WeightsOfMean:
+def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> WeightsOfMean:
     """Returns the function (mean norm of a group [K], present [K]) -> weights [K].
 
     Args:
         exponent, temperature, eps, mix: see `generalised_weights`.
         counts: [K] n_k.
-        link: an entry of `LINKS`.
     """
 
     def weights_of_mean(mean: Array, present: Array | bool) -> Array:
         p, t, epsilon, part, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
-        exponents = link(jnp.where(present, mean, 1), epsilon, present)
+        exponents = -jnp.log(reciprocal(jnp.where(present, mean, 1) + epsilon))
         is_present = jnp.broadcast_to(present, exponents.shape)
         # an absent client's measurement must neither set the scale nor overflow
         exponents = jnp.where(is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min())))

@@ -2,39 +2,56 @@
 
     G_k = mean over the group's layers of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
 
-Devkota et al., CVPR 2026.
+Devkota et al., CVPR 2026. `inverse_norm_weights` is these equations, and `fedvg` measures the norms in a round. The
+other functions are their parts: `inverse` is s_k of G_k, and `weights_by_group` takes the mean over a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.core import checks, groups, tree
+from fedvg_jax.core import checks, groups, norms, tree
 from fedvg_jax.core.types import (
+    Grouping,
     Hyper,
     Hyperparameter,
+    Norm,
     Returns,
+    Signal,
     Task,
     Tree,
     UsageError,
     Variables,
     Weighting,
 )
-from fedvg_jax.weightings import streaming
-from fedvg_jax.weightings.basic import broadcast_weights, reciprocal, shares
-from fedvg_jax.weightings.norm_parts import NormParts, WeightsOfMean, groups_above_noise, of_task
+from fedvg_jax.weightings import signals, streaming
+from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
 FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
 """eps of the public functions, which may be 0."""
 
 DEFAULTS = (Hyperparameter("eps", 1e-8, 0.0, doc="added to G_k before inverting", excludes_low=True),)
+
+LayerNorms = list[tuple[groups.Layer, Array]]
+"""Layers, each with its norm [K]."""
+
+WeightsOfMean = Callable[[Array, Array | bool], Array]
+"""(mean norm of a group [K], present [K]) -> weights [K]"""
+
+FLOOR = 1e-6
+"""Fraction of the largest norm below which a group holds rounding noise. LeNet5's biases before a BatchNorm in train
+mode have gradient 0 and norms of 2e-9 (L1) and 2e-7 (L2) in single precision. No other tensor of it is below 1e-4."""
+
+LAYERS: dict[str, Callable[[str], str]] = {"tensor": lambda path: path, "module": groups.module_of}
+"""Name of a division into layers -> function (path of a tensor) -> name of its layer."""
 
 
 def inverse_norm_weights(
@@ -81,6 +98,30 @@ def weights_of_norms(
     return parts.weights(weights_of_mean, norms, (), present).params
 
 
+def finite_clients(norms: Tree) -> tuple[Tree, Array]:
+    """Returns the norms with 1 in place of those of clients that are not finite, and which clients are, bool [K].
+
+    Args:
+        norms: leaves [K].
+
+    Raises:
+        UsageError: no client is finite, or a norm is negative. Traced numbers cannot be checked.
+
+    >>> finite_clients({"w": jnp.array([2.0, jnp.nan]), "b": jnp.array([3.0, 4.0])})[0]["b"].tolist()
+    [3.0, 1.0]
+    """
+    present = tree.is_finite(norms)
+    if not isinstance(present, Tracer) and not present.any():
+        raise UsageError("norms of all clients are NaN or infinite; expected finite norms of at least one client")
+    norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
+    for path, norm in zip(tree.paths(norms), jax.tree.leaves(norms), strict=True):
+        if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
+            raise UsageError(
+                f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, as gradient_norms returns"
+            )
+    return norms, present
+
+
 def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
     """FedVG's weighting of a task: `inverse_norm_weights` of `gradient_norms` of each client's validation gradient.
 
@@ -99,10 +140,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     - `layer`: "tensor" (published), or "module": weight and bias together.
     - `include`: regular expression of the paths of the tensors that are measured; by default all are.
     - `exclude`: regular expression of those that are not measured, the local part of the model; by default none.
-    - `per_element`: whether a norm is divided by the layer's number of entries (l1), or its square root (others).
     - `mode`: "train" (published: BatchNorm takes the statistics of each minibatch of D_val), or "eval".
-    - `stats`: weights of running statistics at layerwise and blockwise granularity: "uniform" (published), or "layer",
-      the mean of the weights of their own layer.
     - `groups_per_pass`: minibatches of D_val that are scored together; the result is the same.
 
     Raises:
@@ -115,6 +153,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
     >>> task = fv.Task(lambda key: fv.Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
     >>> step = fv.make_round(task, fv.algorithms.fedavg(), fedvg(task), fv.executors.lanes(1), fv.sgd, num_clients=2)
+    >>> step = jax.jit(step)
     >>> hyper, clients = {"lr": 1.0, "eps": 0.0}, [jnp.array([0]), jnp.array([1])]
     >>> data = fv.Data(jnp.array([1.0, 5.0, 2.0]), *[jnp.array([[2]])] * 3)
     >>> state = fv.init_state(task, fv.algorithms.fedavg(), 2, hyper)
@@ -122,7 +161,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     >>> sorted(metrics.weights.tolist()), state.variables.params["w"].tolist()
     ([0.25, 0.75], [2.0])
     """
-    return of_task(inverse_norms, task, norm, granularity, **options)
+    return inverse_norms(norm_parts(task, norm, granularity, **options))
 
 
 def inverse_norms(parts: NormParts) -> Weighting:
@@ -150,30 +189,7 @@ def inverse_norms(parts: NormParts) -> Weighting:
     return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, DEFAULTS)
 
 
-def finite_clients(norms: Tree) -> tuple[Tree, Array]:
-    """Returns the norms with 1 in place of those of clients that are not finite, and which clients are, bool [K].
-
-    Args:
-        norms: leaves [K].
-
-    Raises:
-        UsageError: no client is finite, or a norm is negative. Traced numbers cannot be checked.
-
-    >>> finite_clients({"w": jnp.array([2.0, jnp.nan]), "b": jnp.array([3.0, 4.0])})[0]["b"].tolist()
-    [3.0, 1.0]
-    """
-    present = tree.is_finite(norms)
-    if not isinstance(present, Tracer) and not present.any():
-        raise UsageError("norms of all clients are NaN or infinite; expected finite norms of at least one client")
-    norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
-    for path, norm in zip(tree.paths(norms), jax.tree.leaves(norms), strict=True):
-        if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
-            raise UsageError(
-                f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, as gradient_norms returns"
-            )
-    return norms, present
-
-
+# --- the equations ----------------------------------------------------------------------------------------------------
 def inverse(eps: float | Array) -> WeightsOfMean:
     """Returns the function G -> (1 / (G_k + eps)) / sum_j (1 / (G_j + eps)).
 
@@ -185,6 +201,198 @@ def inverse(eps: float | Array) -> WeightsOfMean:
     """
     checks.in_range(FROM_0, eps)
     return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
+
+
+def weights_by_group(
+    weights_of_mean: WeightsOfMean,
+    norms: LayerNorms,
+    by_group: Variables,
+    present: Array | bool = True,
+    floor: float = FLOOR,
+) -> Variables:
+    """Weights of every tensor: those of its group's mean norm.
+
+    A group whose norms are all below `floor` of the largest takes the weights of equal norms. Weights are computed in
+    at least float32 and returned in the dtype of the norms.
+
+    Args:
+        weights_of_mean: (mean norm of a group [K], present) -> weights [K].
+        norms: the layers with their norms [K].
+        by_group: the model's structure with a group number in every leaf; -1 takes uniform weights.
+        present: bool [K].
+        floor: see `FLOOR`.
+    """
+    dtype = norms[0][1].dtype
+    norms = [(layer, tree.wide(norm)) for layer, norm in norms]
+    members = groups.members(norms, by_group)
+    is_above = groups_above_noise(members, present, floor)
+    weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(norms[0][1]), present))
+    for group, of_group in members.items():
+        mean = mean_over_tensors(of_group)
+        # equal norms for noise, not equal weights: the gradient of an inverse of 0 would be NaN
+        weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), present)
+    return jax.tree.map(lambda group: weights[group].astype(dtype), by_group)
+
+
+def groups_above_noise(
+    members: dict[int, list[Array]], present: Array | bool = True, floor: float = FLOOR
+) -> dict[int, Array]:
+    """Whether each group's largest norm over present clients exceeds `floor` times the largest of all groups.
+
+    Args:
+        members: group number -> the norms [K] of its layers.
+        present: bool [K].
+        floor: see `FLOOR`.
+
+    Returns:
+        Group number -> bool [].
+    """
+
+    def largest_norm(of_group: list[Array]) -> Array:
+        norms = jnp.stack(of_group)
+        return norms.max(where=jnp.broadcast_to(present, norms.shape), initial=0)
+
+    largest = {group: largest_norm(of_group) for group, of_group in members.items()}
+    if not largest:
+        return {}
+    noise = floor * jnp.stack(list(largest.values())).max()
+    return {group: norm > noise for group, norm in largest.items()}
+
+
+# --- the parts of a weighting by norms --------------------------------------------------------------------------------
+class NormParts(NamedTuple):
+    """What a weighting by norms is made of."""
+
+    signal: Signal
+    """(hyper, report, data) -> the client's norm of each tensor."""
+    grouping: Grouping
+    """Which tensors share a weight; group -1, and a group without a layer, take uniform weights."""
+    block_of: Callable[[str], str]
+    """Path of a tensor -> name of its block."""
+    layers: Sequence[groups.Layer] | None = None
+    """The layers that G_k averages over; None for every tensor."""
+    join: Norm = norms.l1
+    """Norm of a layer from the norms of its tensors."""
+    floor: float = FLOOR
+
+    def weights(
+        self, weights_of_mean: WeightsOfMean, measured: Tree, stats: Tree, present: Array | bool = True
+    ) -> Variables:
+        """The weights of norms with leaves [K], in the structure of the norms and of the running statistics."""
+        by_group = self.group_numbers(measured, stats)
+        return weights_by_group(weights_of_mean, self.layer_norms(measured), by_group, present, self.floor)
+
+    def group_numbers(self, measured: Tree, stats: Tree) -> Variables:
+        """A group number in every leaf."""
+        return self.grouping(Variables(measured, stats), self.block_of)
+
+    def layer_norms(self, measured: Tree) -> LayerNorms:
+        """Every layer with its norm [K]."""
+        layers = groups.layers(tree.take(measured, 0)) if self.layers is None else self.layers
+        return layer_norms(measured, layers, self.join)
+
+    def score(self, measured: Tree) -> Array:
+        """G_k over all layers, [K]."""
+        return self._stacked(measured).mean(-1)
+
+    def detail(self, measured: Tree) -> dict[str, Array]:
+        """Each layer's share of its client's sum of norms, [K, layers]."""
+        return {"layer_shares": layer_shares(self._stacked(measured))}
+
+    def _stacked(self, measured: Tree) -> Array:
+        return jnp.stack([norm for _, norm in self.layer_norms(measured)], -1)
+
+
+def norm_parts(
+    task: Task,
+    norm: str = "l1",
+    granularity: str = "modelwise",
+    *,
+    signal: str | Signal = "gradient",
+    layer: str = "tensor",
+    include: str = "",
+    exclude: str = "",
+    mode: str = "train",
+    groups_per_pass: signals.GroupsPerPass = 1,
+) -> NormParts:
+    """The parts of a weighting by norms of a task; arguments and errors as in `fedvg`."""
+    is_train = checks.named({"train": True, "eval": False}, mode, "mode")
+    tensors = {
+        "gradient": lambda: signals.validation_gradient(task, is_train, groups_per_pass),
+        "delta": lambda: signals.delta,
+        "fisher": lambda: signals.fisher(task),
+    }
+    measure = signal if callable(signal) else checks.named(tensors, signal, "signal")()
+    grouping = _grouping(norm, granularity, layer)
+    return NormParts(
+        signals.normed(measure, checks.named(norms.BY_NAME, norm, "norm")),
+        grouping,
+        task.block_of,
+        layers_of(task, norm, granularity, layer, include, exclude),
+        norms.JOINED[norm],
+        FLOOR ** (2 if signal == "fisher" else 1),  # a squared gradient
+    )
+
+
+def layers_of(
+    task: Task,
+    norm: str = "l1",
+    granularity: str = "modelwise",
+    layer: str = "tensor",
+    include: str = "",
+    exclude: str = "",
+) -> tuple[groups.Layer, ...]:
+    """The layers that G_k averages over, in the order of the history's `layer_shares`; arguments as in `norm_parts`."""
+    with jax.enable_x64(False):  # models start in single precision
+        shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
+    sizes = dict(zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True))
+    candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
+    included = {path for path in candidates if re.search(include, path)}
+    if not included:
+        beside = f" beside those of local {exclude}, which no client sends" if exclude else ""
+        raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")
+    # vectors have no spectral norm
+    counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
+    _check_groups(counted, included, _grouping(norm, granularity, layer)(shapes, task.block_of))
+    return groups.layers(shapes.params, counted.__contains__, checks.named(LAYERS, layer, "layer"))
+
+
+def _grouping(norm: str, granularity: str, layer: str) -> Grouping:
+    """The grouping of a name. A vector has no spectral norm: layerwise it takes the weight of its module's matrix."""
+    by_module = {"layerwise": groups.modulewise} if layer == "module" or norm == "spectral" else {}
+    return checks.named(groups.BY_NAME | by_module, granularity, "granularity")
+
+
+def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:
+    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    measured = {group_of[path] for path in counted}
+    missing = sorted(path for path in included if group_of[path] not in measured)
+    if missing:
+        raise UsageError(
+            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
+            " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
+        )
+
+
+def layer_norms(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> LayerNorms:
+    """Every layer with its norm [K], joined from the norms of its tensors."""
+    norm_of = dict(zip(tree.paths(measured), jax.tree.leaves(measured), strict=True))
+
+    def joined_norm(layer: groups.Layer) -> Array:
+        parts = [norm_of[path] for path in layer.tensors]
+        return parts[0] if len(parts) == 1 else jax.vmap(join, -1)(jnp.stack(parts))
+
+    return [(layer, joined_norm(layer)) for layer in layers]
+
+
+def layer_shares(norms: Array) -> Array:
+    """Each layer's share of its client's sum of norms, [K, layers]; 0 where all are 0.
+
+    >>> layer_shares(jnp.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
+    [[0.25, 0.75], [0.0, 0.0]]
+    """
+    total = norms.sum(-1, keepdims=True)
+    return norms / jnp.where(total > 0, total, 1)
 
 
 def first_component(path: str) -> str:

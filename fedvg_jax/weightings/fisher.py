@@ -48,19 +48,14 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
     >>> joint_fisher(loss, {"w": jnp.zeros((3, 1))}, copies)["w"].tolist()
     [0.25, 0.25, 0.25]
     """
-    checks.stacked(client_params, "client_params")
     count = checks.num_rows(examples, "examples")
-    client_params, examples = tree.arrays((client_params, examples))
+    examples = tree.arrays(examples)
 
-    def of_client(params: Tree) -> Tree:
-        def gradient(row: Array) -> Tree:
-            loss = jax.grad(loss_fn)(params, tree.take(examples, row[0]))
-            return tree.where(row[0] >= 0, loss, tree.zeros_like(loss))
+    def score(params: Tree, row: Array) -> Tree:
+        gradient = jax.grad(loss_fn)(params, tree.take(examples, row))
+        return tree.where(row >= 0, gradient, tree.zeros_like(gradient))
 
-        return _sums(signals.mean_squares(gradient, _numbers(count), _at_once(most, client_params)))
-
-    with checks.calling("loss_fn"):
-        return jax.vmap(of_client)(client_params)
+    return _mean_squared_norms(score, client_params, count, most, "loss_fn")
 
 
 def sampled_joint_fisher(
@@ -95,23 +90,17 @@ def sampled_joint_fisher(
     >>> sampled_joint_fisher(logits, {"w": jnp.zeros((3, 1))}, jnp.ones((2, 1)), jax.random.key(0))["w"].tolist()
     [0.25, 0.25, 0.25]
     """
-    checks.stacked(client_params, "client_params")
     count = checks.num_rows(inputs, "inputs")
     if not isinstance(num_samples, int | np.integer) or num_samples < 1:
         raise UsageError(f"num_samples must be a whole number >= 1; got {num_samples!r}")
-    client_params, inputs = tree.arrays((client_params, inputs))
+    inputs = tree.arrays(inputs)
 
-    def of_client(params: Tree) -> Tree:
-        def log_likelihood(params: Tree, row: Array) -> Array:
-            logits = logits_fn(params, tree.take(inputs, row // num_samples))
-            label = jax.random.categorical(jax.random.fold_in(key, row), jax.lax.stop_gradient(logits))
-            return jnp.where(row >= 0, jax.nn.log_softmax(logits)[label], 0)
+    def log_likelihood(params: Tree, row: Array) -> Array:
+        logits = logits_fn(params, tree.take(inputs, row // num_samples))
+        label = jax.random.categorical(jax.random.fold_in(key, row), jax.lax.stop_gradient(logits))
+        return jnp.where(row >= 0, jax.nn.log_softmax(logits)[label], 0)
 
-        rows, at_once = _numbers(count * num_samples), _at_once(most, client_params)
-        return _sums(signals.mean_squares(lambda row: jax.grad(log_likelihood)(params, row[0]), rows, at_once))
-
-    with checks.calling("logits_fn"):
-        return jax.vmap(of_client)(client_params)
+    return _mean_squared_norms(jax.grad(log_likelihood), client_params, count * num_samples, most, "logits_fn")
 
 
 def fisher_trace(joint: Tree) -> Array:
@@ -124,13 +113,25 @@ def fisher_trace(joint: Tree) -> Array:
     return jnp.stack(jax.tree.leaves(joint)).sum(0)
 
 
-def _sums(squares: Tree) -> Tree:
-    return jax.tree.map(jnp.sum, squares)
+def _mean_squared_norms(
+    score: Callable[[Tree, Array], Tree], client_params: Tree, count: int, most: int, what: str
+) -> Tree:
+    """Returns the mean over rows of the squared norm of every tensor of score(params, row), leaves [K].
 
+    Args:
+        score: (one client's params, row number []) -> gradient; 0 for the row number -1.
+        client_params: leaves [K, ...].
+        count: number of rows.
+        most: largest number of scalars in the gradients of one pass.
+        what: name of the user's function in messages.
+    """
+    checks.stacked(client_params, "client_params")
+    client_params = tree.arrays(client_params)
+    rows, at_once = jnp.arange(count, dtype=jnp.int32)[:, None], most // max(1, tree.size(client_params))
 
-def _numbers(count: int) -> Array:
-    return jnp.asarray(np.arange(count, dtype=np.int32)[:, None])
+    def of_client(params: Tree) -> Tree:
+        squares = signals.mean_squares(lambda row: score(params, row[0]), rows, at_once)
+        return jax.tree.map(jnp.sum, squares)
 
-
-def _at_once(most: int, client_params: Tree) -> int:
-    return most // max(1, tree.size(client_params))
+    with checks.calling(what):
+        return jax.vmap(of_client)(client_params)

@@ -13,52 +13,14 @@ from flax import nnx
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core.types import Anchor, Batch
-from fedvg_jax.engine import differentiable
 from fedvg_jax.runs import registry
 
 WORLD = worlds.small()
-NEUTRAL = {"moon": {"moon_mu": 0.0}, "fedntd": {"ntd_beta": 0.0}, "feddecorr": {"decorr_beta": 0.0}}
-every_loss = pytest.mark.parametrize("name", NEUTRAL)
+WEIGHTS = {"moon": "moon_mu", "fedntd": "ntd_beta", "feddecorr": "decorr_beta"}
+"""Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
 
 
-def after(name, rounds=1, plan=None, values=None, **options):
-    """States after every round."""
-    plan = plan or [WORLD.schedule(number, 2) for number in range(rounds)]
-    played = worlds.play(WORLD, plan, worlds.algorithm(name), "samples", worlds.TASK, values, **options)
-    return [state for state, _ in played]
-
-
-@functools.cache
-def fedavg():
-    return [state.variables for state in after("fedavg", 2)]
-
-
-@every_loss
-def test_a_loss_with_weight_zero_equals_fedavg(x64, name):
-    worlds.assert_close(
-        [state.variables for state in after(name, 2, values=worlds.hyper(**NEUTRAL[name]))], fedavg(), 1e-12
-    )
-
-
-def test_moon_equals_fedavg_in_the_first_round_of_every_client(x64):
-    """The previous model is theta_g then, so both similarities are equal."""
-    worlds.assert_close(after("moon")[0].variables, fedavg()[0], 1e-12)
-
-
-def test_moon_remembers_the_model_that_the_client_trained(x64):
-    schedule = WORLD.schedule(0, 2)
-    state = after("moon", plan=[schedule])[0]
-    alone = after("fedavg", plan=[schedule._replace(heard=schedule.clients == 0)])[0]
-    worlds.assert_close(jax.tree.map(lambda leaf: leaf[0], state.clients), alone.variables.params, 1e-12)
-
-
-def test_executors_agree_on_a_loss_of_the_algorithm(x64):
-    plan = [WORLD.schedule(number) for number in range(2)]
-    unrolled = after("moon", plan=plan, executor=differentiable.unrolled(6))
-    worlds.assert_close(unrolled[-1].variables, after("moon", 2)[-1].variables, 1e-10)
-
-
-@every_loss
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows_change_none(x64, name):
     """The same client with minibatches of 4 and of 8 rows, of which half are padding."""
     (params, stats), batch = worlds.variables(), jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool)
@@ -68,7 +30,7 @@ def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows
     @worlds.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
     def loss(weight, params, rows=batch):
-        hyper, mask = worlds.hyper() | {next(iter(NEUTRAL[name])): weight}, jnp.arange(len(rows.y)) < 4
+        hyper, mask = worlds.hyper() | {WEIGHTS[name]: weight}, jnp.arange(len(rows.y)) < 4
         return worlds.algorithm(name).loss(hyper, worlds.TASK, params, stats, rows, mask, jax.random.key(0), anchor)[0]
 
     at = jnp.float64(0.7), params

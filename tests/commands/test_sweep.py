@@ -57,7 +57,7 @@ def run(cache, tmp_path, capsys, monkeypatch):
 
 
 def test_several_values_make_an_axis_and_one_value_is_shared():
-    command = read("--alpha", "0.05", "0.5", "--seed", "0:3", "--lr=0.1", "--fedvg.per-element")
+    command = read("--alpha", "0.05", "0.5", "--seed", "0:3", "--lr=0.1", "--deterministic")
     assert [axis.names for axis in command.sweep.axes] == [("alpha",), ("seed",)]
     assert [p.values for p in command.points.points][:4] == [
         {"alpha": 0.05, "seed": 0},
@@ -65,7 +65,7 @@ def test_several_values_make_an_axis_and_one_value_is_shared():
         {"alpha": 0.05, "seed": 2},
         {"alpha": 0.5, "seed": 0},
     ]
-    assert {(p.config.lr, p.config.fedvg.per_element, p.config.keep) for p in command.points.points} == {(0.1, True, 1)}
+    assert {(p.config.lr, p.config.deterministic, p.config.keep) for p in command.points.points} == {(0.1, True, 1)}
 
 
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():

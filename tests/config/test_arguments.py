@@ -76,7 +76,7 @@ def test_values_are_those_of_python_s_types():
 
 def test_an_unknown_argument_is_refused_with_a_flag_that_is_close():
     close = {"--roun": "rounds", "-lr": "lr", "--Lr": "lr", "--fedvg-norm=l2": "fedvg.norm", "--lr 1": "lr"}
-    close |= {"--no-fedvg.per-element": "fedvg.per-element", "---lr": "lr"}
+    close |= {"--no-fedvg.norm": "fedvg.norm", "---lr": "lr"}
     for word, flag in close.items():
         assert refusal(word, "1") == f"unknown argument {word}; did you mean --{flag}?"
     for words in (["stray"], ["--lr", "1", "stray"], ["--dry-run", "stray"], ["stray", "-x"]):

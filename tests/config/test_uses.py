@@ -87,7 +87,7 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
         ("--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
         ("--method scaffold --feddyn.alpha 1", "--feddyn.alpha is not used by --algorithm scaffold"),
         ("--robust.trim 0.4", "--robust.trim is not used by --robust.rule mean; it is used by trimmed_mean"),
-        ("--weighting samples --fedvg.no-per-element", "--fedvg.per-element is not used by --weighting samples"),
+        ("--weighting samples --fedvg.norm l2", "--fedvg.norm is not used by --weighting samples"),
         ("--lr_decay 0.9", "--lr-decay is not used by --lr-schedule constant; it is used by exponential"),
         ("--tuning.lr 0.1", "--tuning.lr is not used by --tuning.steps 0"),
         ("--conv gemm", "--conv is not used by --model mlp"),

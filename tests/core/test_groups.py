@@ -15,8 +15,7 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.fedvg import inverse_norm_weights, inverse_norms
-from fedvg_jax.weightings.norm_parts import NormParts
+from fedvg_jax.weightings.fedvg import NormParts, inverse_norm_weights, inverse_norms
 
 K = 4
 WORLD = worlds.small()
@@ -93,14 +92,6 @@ def test_a_module_s_spectral_norm_is_its_kernel_s(x64):
     np.testing.assert_allclose(score(rule, measured(grads, "spectral")), sum(kernels) / 2, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("norm", "root"), [("l1", 1), ("l2", 2)])
-def test_per_element_divides_by_the_entries_or_their_root(x64, norm, root):
-    measured_norms = measured(tensors(), norm)
-    by_path = dict(zip(PATHS, jax.tree.leaves(measured_norms), strict=True))
-    expected = sum(by_path[path] / SIZES[path] ** (1 / root) for path in PATHS) / len(PATHS)
-    np.testing.assert_allclose(score(make(norm=norm, per_element=True), measured_norms), expected, rtol=1e-12)
-
-
 # --- which count
 
 
@@ -147,19 +138,10 @@ def test_a_group_without_a_matrix_is_refused_when_built(options):
 # --- statistics, noise, shares
 
 
-def test_running_statistics_are_uniform_layerwise_or_take_the_mean_of_their_own_layer(x64):
-    measured_norms = measured(tensors())
-    for stats in ("uniform", "layer"):
-        weights, of_stats = weigh(make(granularity="layerwise", stats=stats), measured_norms)
-        own = (weights["bn1/scale"] + weights["bn1/bias"]) / 2
-        for w in jax.tree.leaves(of_stats):
-            np.testing.assert_allclose(w, own if stats == "layer" else np.full(K, 1 / K), rtol=1e-12)
-
-
-def test_statistics_follow_a_weight_shared_by_their_layer(x64):
-    norms_of_blocks = measured(tensors())
-    weights = [weigh(make(granularity="blockwise", stats=stats), norms_of_blocks)[1] for stats in ("uniform", "layer")]
-    worlds.assert_close(*weights, 1e-12)
+def test_running_statistics_are_uniform_layerwise():
+    _, of_stats = weigh(make(granularity="layerwise"), measured(tensors()))
+    for w in jax.tree.leaves(of_stats):
+        np.testing.assert_allclose(w, np.full(K, 1 / K), rtol=1e-6)
 
 
 def test_a_tensor_that_holds_rounding_noise_takes_uniform_weights():

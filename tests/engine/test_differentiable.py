@@ -152,11 +152,6 @@ def after_steps(plan, lr, x, fewer=0):
     return minimum + (1 - lr * a) ** (plan.num_steps[:, None] - fewer) * (x - minimum)
 
 
-def contraction(plan, lr):
-    """Returns the factor of the model in a round, [3]: the mean over its clients of (1 - lr a)^steps."""
-    return np.mean((1 - lr * own_quadratics(plan)[0]) ** plan.num_steps[:, None], 0)
-
-
 def slope(plan, lr, x):
     """Returns the derivative of the mean of the clients' models after their steps from x with respect to lr, [3]."""
     a, minimum = own_quadratics(plan)
@@ -164,22 +159,17 @@ def slope(plan, lr, x):
     return np.mean(-steps * a * (1 - lr * a) ** (steps - 1) * (x - minimum), 0)
 
 
-@pytest.mark.parametrize("horizon", [5, 1])
-def test_a_horizon_stops_gradients_of_earlier_rounds(x64, horizon):
-    """The derivative of a quadratic's model with respect to the initial one is the product of the rounds' factors. A
-    horizon of one round leaves no path to it, and to the learning rate that of the last round. No learning rate
-    recompiles the program."""
-    f, (first, last) = of_quadratics(horizon)
+def test_a_horizon_stops_gradients_of_earlier_rounds(x64):
+    """A horizon of one round leaves no path to the initial model, and to the learning rate that of the last round. No
+    learning rate recompiles the program."""
+    f, (first, last) = of_quadratics(horizon=1)
     f, start = worlds.jit(jax.value_and_grad(f, (0, 1))), worlds.QUADRATIC.init(None).params
     for lr in (0.3, 0.0):
         value, (by_lr, by_start) = f(jnp.asarray(lr), start)
         between = after_steps(first, lr, joined(start)).mean(0)
         np.testing.assert_allclose(value, after_steps(last, lr, between).mean(0).sum(), rtol=1e-12)
-        is_whole = horizon > 1
-        earlier = contraction(last, lr) * slope(first, lr, joined(start)) if is_whole else np.zeros(3)
-        np.testing.assert_allclose(by_lr, (slope(last, lr, between) + earlier).sum(), rtol=1e-12)
-        product = contraction(first, lr) * contraction(last, lr) if is_whole else np.zeros(3)
-        np.testing.assert_allclose(joined(by_start), product, rtol=1e-12)
+        np.testing.assert_allclose(by_lr, slope(last, lr, between).sum(), rtol=1e-12)
+        assert not joined(by_start).any()
     assert f._cache_size() == 1
 
 

@@ -77,8 +77,7 @@ def test_numpy_arrays_give_the_same_results_as_jax_arrays(name):
 
 WEIGH = {
     "inverse_norm_weights": fedvg_jax.inverse_norm_weights,
-    "inverse": family.generalised_weights,
-    "softmax": lambda *args, **options: family.generalised_weights(*args, link="softmax", **options),
+    "generalised_weights": family.generalised_weights,
 }
 NORMS = {
     "one is 0": [0.0, 1.0, 3.0],

@@ -40,16 +40,10 @@ def make_client(shared, schedule):
 @pytest.fixture(scope="module")
 def looped():
     """What all clients share, and the carries of a Python loop over clients and steps."""
-
-    def compiled(shared, schedule):
-        client = make_client(shared, schedule)
-        step = worlds.jit(client.step)
-        return Client(worlds.jit(client.init), lambda carry, k, t: step(carry, np.int32(k), np.int32(t)))
-
     with jax.enable_x64(True):
         schedule = jax.tree.map(jnp.asarray, WORLD.schedule(0))
         shared = worlds.state(WORLD, worlds.full_algorithm()), WORLD.data(), worlds.hyper()
-        return shared, jax.tree.map(np.asarray, executors.looped().train(compiled, shared, schedule))
+        return shared, worlds.looped(make_client, shared, schedule)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
@@ -68,7 +62,6 @@ FEW_STEPS = worlds.quadratics(*np.random.default_rng(0).uniform(0.5, 2, (2, 5, 3
 """In batches of two: 2, 4, 0, 3 and 0 steps."""
 WAYS = {
     "4 devices, 2 lanes": executors.sharded(4, 2),
-    "4 devices, 2 lanes, packed": executors.sharded(4, 2, is_packed=True),
     "unrolled": differentiable.unrolled(4),
 }
 
@@ -149,7 +142,6 @@ def test_a_single_lane_holds_two_models():
         executors.lanes(1),
         executors.vmapped(),
         executors.sharded(4, 2),
-        executors.looped(),
         executors.lanes(1, num_mapped=3),
     ],
 )

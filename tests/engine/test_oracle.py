@@ -15,8 +15,7 @@ from fedvg_jax.core import groups, norms
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic, signals
-from fedvg_jax.weightings.fedvg import inverse_norms
-from fedvg_jax.weightings.norm_parts import NormParts
+from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 WORLD = worlds.small()
 ALGORITHMS = [*registry.ALGORITHMS, "full_algorithm"]

@@ -78,13 +78,13 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
 def test_a_run_selects_by_the_losses_of_each_rounds_model():
     history, sim = run(POWER), fv.simulation(POWER)
     state, sizes = sim.state, [len(rows) for rows in sim.partition.train]
+    predict, labels = jax.jit(sim.task.predict), np.asarray(sim.data.pool.y)
     for record in history.records:
+        logits = np.asarray(predict(*state.variables, sim.data.pool), np.float64)
+        losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]
 
-        def mean_loss(client, state=state):
-            x, y = (np.asarray(leaf)[sim.partition.train[client]] for leaf in sim.data.pool)
-            logits = np.asarray(sim.task.predict(*state.variables, fv.Batch(x, y)), np.float64)
-            logits -= logits.max(1, keepdims=True)
-            return (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean()
+        def mean_loss(client, losses=losses):
+            return losses[sim.partition.train[client]].mean()
 
         round = record["round"] - 1
         candidates = fv.selection.by_size().choose(population(round, sizes, 5)).tolist()

@@ -29,11 +29,6 @@ def full_schedule():
     return WORLD._replace(cohort_size=5).schedule(0, 2, probe_ratio=0.5)
 
 
-def without_untrained(schedule):
-    """Returns a schedule in which the clients without a step drop out."""
-    return schedule._replace(heard=schedule.heard & (schedule.num_steps > 0))
-
-
 def rounds(step, state, plan, hyper):
     all_metrics = []
     for schedule in plan:
@@ -44,20 +39,6 @@ def rounds(step, state, plan, hyper):
 
 def assert_same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-# --- weight 0, bit for bit as a client that dropped out
-
-
-@every_algorithm
-def test_untrained_client_equals_one_that_drops_out(x64, name):
-    algorithm = worlds.algorithm(name)
-    step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
-    plan = [schedule_of(number) for number in range(2)]
-    results = rounds(step, worlds.shared_state(WORLD, algorithm), plan, hyper)
-    expected = rounds(step, worlds.shared_state(WORLD, algorithm), list(map(without_untrained, plan)), hyper)
-    assert_same(results, expected)
-    assert [(metrics.weights == 0).tolist() for metrics in results[1]] == [[False, True, False], [True, False, False]]
 
 
 def test_untrained_client_has_weight_0_under_every_weighting(x64):
@@ -102,7 +83,7 @@ def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, 
 def test_untrained_clients_have_weights_under_the_published_behaviour(x64):
     """Uniform weights are 1/K, and the average includes theta_g once."""
     algorithm, hyper = worlds.algorithm("fedavg"), worlds.by_rule("uniform")
-    step, published_step = (worlds.shared_round(algorithm, **o) for o in ({}, {"weigh_untrained": True}))
+    step, published_step = worlds.any_shared_round(algorithm), worlds.shared_round(algorithm, weigh_untrained=True)
     state = worlds.shared_state(WORLD, algorithm)
     published, (metrics,) = rounds(published_step, state, [schedule_of(0)], hyper)
     np.testing.assert_allclose(metrics.weights, 1 / 3, rtol=1e-12)

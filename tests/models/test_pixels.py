@@ -68,41 +68,33 @@ def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
 TASK = tasks.classification(MLP(worlds.CLASSES, ()), worlds.CLASSES, worlds.IMAGE)
 WORLD = worlds.small()
 K = WORLD.cohort_size
-LOOPED = executors.looped()
 
 
-def trained(executor, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
-    """Returns the clients of a round after training.
+def trained(train, num_lanes=1, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
+    """Returns the clients of a round after `train`, of an executor.
 
     Their minibatches begin `offset` rows into the schedule's table, as those of a later round of a chunk do.
     """
-    schedule = WORLD.schedule(1, executor.num_lanes)
+    schedule = WORLD.schedule(1, num_lanes)
     rows = np.concatenate([np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]])
     schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
     algorithm = worlds.algorithm("fedavg")
 
-    def train(schedule, state, data, hyper):
-        def make_client(shared, schedule):
-            client = local_training.make_client(
-                TASK, algorithm, local_training.sgd, shared[0], schedule, *shared[1:], augment
-            )
-            is_looped = executor.train is LOOPED.train
-            return client._replace(step=worlds.jit(client.step)) if is_looped else client
+    def make_client(shared, schedule):
+        arguments = shared[0], schedule, *shared[1:], augment
+        return local_training.make_client(TASK, algorithm, local_training.sgd, *arguments)
 
-        return executor.train(make_client, (state, data, hyper), schedule)
-
-    run = train if executor.train is LOOPED.train else worlds.jit(train)
-    schedule = jax.tree.map(jnp.asarray, schedule)
-    return jax.tree.map(np.asarray, run(schedule, worlds.state(WORLD, algorithm, TASK), WORLD.data(), worlds.hyper()))
+    shared = worlds.state(WORLD, algorithm, TASK), WORLD.data(), worlds.hyper()
+    return jax.tree.map(np.asarray, train(make_client, shared, jax.tree.map(jnp.asarray, schedule)))
 
 
 @functools.cache
 def looped():
-    return trained(LOOPED)
+    return trained(worlds.looped)
 
 
 def test_lanes_augment_as_the_python_loop(x64):
-    worlds.assert_close(trained(executors.lanes(3), offset=5), looped(), 1e-9)
+    worlds.assert_close(trained(worlds.jit(executors.lanes(3).train, static_argnums=0), 3, offset=5), looped(), 1e-9)
 
 
 def test_augmentation_keys_differ_by_seed_round_client_and_step():

@@ -71,9 +71,9 @@ def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
 
 
 def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused():
-    varied = {"weighting": ["fedvg", "generalised"], "fedvg.eps": [1e-8, 1e-6], "seed": "0:2"}
+    varied = {"fedvg.mode": ["train", "eval"], "seed": "0:2"}
     sweep = sweep_points.Sweep(axes.parse_axes(varied), start=Config(rounds=1))
-    message = r"tuned fedvg.link and the axes weighting, fedvg.eps do not combine: .*; make the tuned settings axes"
+    message = r"tuned fedvg.signal and the axes fedvg.mode do not combine: .*; make the tuned settings axes"
     with pytest.raises(UsageError, match=message) as error:
-        tuning.tuning_points(sweep, tuning.make_tuning({"fedvg.link": ["inverse", "softmax"]}))
+        tuning.tuning_points(sweep, tuning.make_tuning({"fedvg.signal": ["gradient", "delta"]}))
     assert "\n" not in str(error.value)

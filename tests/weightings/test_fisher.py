@@ -71,23 +71,6 @@ def test_the_sampled_joint_fisher_converges_to_the_fisher_information(x64):
         np.testing.assert_allclose(actual["b"][k], (1 - (p**2).sum(1)).mean(), atol=0.05)
 
 
-def test_two_opposite_labels_have_zero_mean_gradient_and_trace_one_quarter(x64):
-    """Logistic regression at 0 on x = 1 with labels 1 and -1: gradients -1/2 and 1/2; p (1 - p) = 1/4 either way."""
-
-    def logistic(params, example):
-        return jnp.logaddexp(0, -example["y"] * params["w"][0] * example["x"]).sum()
-
-    here, copies = {"w": jnp.zeros((1, 1))}, {"x": jnp.ones(2), "y": jnp.array([1.0, -1.0])}
-    mean = fedvg_jax.validation_gradients(logistic, here, jax.tree.map(lambda leaf: leaf[:, None], copies))
-    assert fedvg_jax.gradient_norms(mean)["w"].tolist() == [0.0]
-    assert fedvg_jax.fisher_trace(fedvg_jax.joint_fisher(logistic, here, copies)).tolist() == [0.25]
-    two = {"w": jnp.zeros((1, 1))}
-    drawn = fedvg_jax.sampled_joint_fisher(
-        lambda params, x: jnp.stack([0 * x, params["w"][0] * x]), two, jnp.ones(2), jax.random.key(0)
-    )
-    assert fedvg_jax.fisher_trace(drawn).tolist() == [0.25]
-
-
 def test_the_fisher_signal_equals_joint_fisher(x64):
     """`signals.fisher`, of a round, under the L1 norm, for any number of gradients per pass; BatchNorm in evaluation
     mode."""

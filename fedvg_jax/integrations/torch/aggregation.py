@@ -19,8 +19,7 @@ from torch import Tensor
 from fedvg_jax.core import checks, groups, hardware, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.weightings.fedvg import finite_clients, first_component, inverse
-from fedvg_jax.weightings.norm_parts import layer_norms, weights_by_group
+from fedvg_jax.weightings.fedvg import finite_clients, first_component, inverse, layer_norms, weights_by_group
 
 StateDict = Mapping[str, Tensor]
 

@@ -93,10 +93,8 @@ def refuse_sweep(folder: Path) -> None:
 
 
 NO_SETTINGS = (
-    ("target", None),
-    ("fedvg.multipliers", ""),
-    ("optimiser_state", "reset"),
-    ("export_form", "parts"),
+    *(("target", None), ("fedvg.multipliers", ""), ("optimiser_state", "reset"), ("export_form", "parts")),
+    *(("fedvg.per_element", False), ("fedvg.stats", "uniform"), ("fedvg.link", "inverse")),
 )
 """Entries of a config.json that are no settings, and have no effect at this value."""
 

@@ -13,7 +13,7 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, STEMS, base, partitions
+from fedvg_jax.study.figures import FIGURES, STEMS, base, clients
 
 LACKING = {
     "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
@@ -66,17 +66,13 @@ def test_drawn_lines_and_bands_are_those_of_the_file(study):
             assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
 
 
-@pytest.mark.parametrize(("name", "style"), [("curves", "paper"), ("alphas", "wide")])
-def test_labels_of_close_curves_do_not_overlap(study, name, style):
-    from matplotlib.text import Text  # of an annotation, the extent would include its line
-
-    figure = draw(study, name, base.STYLES[style])[0].figure
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = sorted((Text.get_window_extent(text) for text in axes.texts if text.get_text()), key=lambda box: box.y0)
-        assert len(boxes) >= 4
-        assert all(upper.y0 >= lower.y1 - 1 for lower, upper in itertools.pairwise(boxes))
-        assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
+    figure = draw(study, "curves", base.STYLES["paper"])[0]
+    base.save(figure, tmp_path, base.STYLES["paper"])
+    (legend,) = figure.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*study.methods, "largest class"]
+    box = legend.get_window_extent()
+    assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
 
 
 def test_twenty_methods_differ_in_grey():
@@ -132,7 +128,7 @@ def test_panel_is_named_by_one_of_its_settings_if_those_they_share_are_also_anot
     low, high = ("alpha", 0.05), ("alpha", 0.5)
     slow, fast = ("lr", 0.1), ("lr", 0.2)
     runs = [((low, slow), "a"), ((high, fast), "a"), ((low, fast), "b"), ((high, slow), "c")]
-    settings = [setting for setting, _ in partitions._distinct_runs(runs, str)]
+    settings = [setting for setting, _ in clients._distinct_runs(runs, str)]
     assert settings == ["alpha 0.05, lr 0.1", "alpha 0.05, lr 0.2", "alpha 0.5, lr 0.1"]
 
 

@@ -56,8 +56,6 @@ class Observers(NamedTuple):
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
     """called when the run folder is open, before anything is compiled"""
-    on_resume: Callable[[int], None] = lambda number: None
-    """called with the number of rounds before a resumed run's checkpoint, before `on_records`"""
 
 
 def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
@@ -83,7 +81,6 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         observers.on_start()
         start = recorder.start
         if start.records:
-            observers.on_resume(len(start.records))
             observers.on_records(start.records)
         return _run_rounds(sim, recorder, observers) if start.summary is None else _finished_history(sim, recorder)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +46,6 @@ class Observers(NamedTuple):
     """of every point that this process has computed"""
     log: Callable[[str], None] = _log_warning
     """gets a line about a point, which starts with its name, or about several"""
-    on_resume: Callable[[Point, int], None] = lambda point, number: None
-    """gets the number of rounds that earlier processes have computed of a point, before their records"""
 
 
 class SweepResult(NamedTuple):
@@ -196,7 +193,6 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
             simulation_of(work, point),
             log=lambda line: observers.log(f"{point.name}: {line}"),
             on_stop=work.stops.append,
-            on_resume=functools.partial(observers.on_resume, point),
             on_records=count,
         )
         # in memory, a history's model must not occupy the device

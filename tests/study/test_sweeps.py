@@ -17,7 +17,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import axes, costs, report, sweep_folder, sweep_points, sweeps
+from fedvg_jax.study import axes, report, sweep_folder, sweep_points, sweeps, tables
 from fedvg_jax.study.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -113,7 +113,7 @@ def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
     if missing := report.missing_packages():
         pytest.skip(f"reports need {', '.join(missing)}")
-    monkeypatch.setattr(costs, "seconds", lambda run: 1.0)
+    monkeypatch.setattr(tables, "seconds", lambda run: 1.0)
     swept = dataclasses.replace(base, checkpoint_every=2)
     changed = {"seed": [0, 1]}
     folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]

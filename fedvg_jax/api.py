@@ -247,13 +247,13 @@ def run_sweep(
     hyperparameters.check_kind(hyper)
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
-    from fedvg_jax.study import python_sweep
+    from fedvg_jax.study import sweeps
 
-    plan = python_sweep.plan(start, axes, replacements)
+    plan = sweeps.plan(start, axes, replacements)
     for point in plan.points.points:
         tracking.require(point.config, out is not None)
         _check_flags(point.config, task)
-    return python_sweep.run(plan, folder, progress)
+    return sweeps.run(plan, folder, progress)
 
 
 def init_state(

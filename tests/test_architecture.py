@@ -46,7 +46,7 @@ WITHOUT_JAX = {
     "runs/record/verification",
     "runs/record/resume",
 }
-WITHOUT_JAX |= {"runs/stop_signals", "study/axes", "study/sweep_points", "study/sweep_folder", "study/tuning"}
+WITHOUT_JAX |= {"runs/stop_signals", "study/sweep_points", "study/sweep_folder", "study/tuning"}
 WITHOUT_JAX |= {"study/workers"}
 
 

@@ -15,9 +15,8 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.study import markup, tables
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.sweep_folder import Failure, Observers
 from fedvg_jax.study.sweep_points import Point
-from fedvg_jax.study.sweeps import Observers
 
 
 def duration(seconds: float) -> str:

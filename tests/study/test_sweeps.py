@@ -17,7 +17,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import axes, report, sweep_folder, sweep_points, sweeps, tables
+from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps, tables
 from fedvg_jax.study.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -31,12 +31,12 @@ def base(tmp_path_factory):
 
 
 def points_of(base, **changed):
-    return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), FOLLOWING, base))
+    return sweep_points.make_points(sweep_points.Sweep(sweep_points.parse_axes({**AXES, **changed}), FOLLOWING, base))
 
 
 def open_sweep(base, out, swept=AXES):
     """The points of a sweep in a folder made for them."""
-    sweep = sweep_points.Sweep(axes.parse_axes(swept), FOLLOWING, base)
+    sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, base)
     points = sweep_points.make_points(sweep)
     sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
     return points.points

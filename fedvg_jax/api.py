@@ -84,8 +84,7 @@ def run(
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         selection: of the cohorts, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        initial: variables to start from, e.g. of `from_module`, in place of `task.init`. A resumed run starts from its
-            checkpoint.
+        initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
             only. In a large population `state.clients` has rows for sampled clients only; `state.memory_clients` are

@@ -8,7 +8,9 @@ from files import RNG, load_twice, pixels, usage_error, write, write_folder, wri
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import from_rows
-from fedvg_jax.data.readers import medmnist, stl10, tinyimagenet
+from fedvg_jax.data.readers import medmnist
+from fedvg_jax.data.readers.cifar_stl10 import STL
+from fedvg_jax.data.readers.folders import TINY
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
@@ -17,7 +19,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 
 def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
-    x, y = write_stl(tmp_path / stl10.FOLDER)
+    x, y = write_stl(tmp_path / STL.folder)
     got = load_twice("stl10", tmp_path)
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -147,7 +149,7 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
 
 
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
-    x, y = write_tiny(tmp_path / "in" / tinyimagenet.FOLDER)
+    x, y = write_tiny(tmp_path / "in" / TINY.folder)
     got = load_twice("tinyimagenet", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)

@@ -19,7 +19,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
-from fedvg_jax.data.partitions import to_rows
+from fedvg_jax.data.partitions import exchange
 from fedvg_jax.runs import (
     chunks,
     client_memories,
@@ -107,7 +107,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         if config.resume:
             recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
         if config.export_partition and processes.is_first():
-            to_rows.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
+            exchange.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
         yield recorder
 
 

@@ -9,7 +9,7 @@ from fedvg_jax.core.types import Batch, Data, Report
 from fedvg_jax.models import lenet, mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.models.microbatch import accumulate_gradients
+from fedvg_jax.models.transforms import accumulate_gradients
 from fedvg_jax.weightings import signals
 
 GROUPS = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, -1], [-1, -1, -1, -1]], np.int32)

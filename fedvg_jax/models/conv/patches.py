@@ -50,18 +50,18 @@ def convolve(
     size, kernel = x.shape[1:3], w.shape[:2]
     out = [taps.output_size(*dim) for dim in zip(size, kernel, strides, pads, strict=True)]
     (a, b), (c, d) = box = taps.live_box(size, kernel, strides, pads)
-    x, w = _pad_to_box(x, box, out, strides, pads), w[a:b, c:d]
+    x, w = pad_to_box(x, box, out, strides, pads), w[a:b, c:d]
     few_slices = sum(out) < _MAX_SLICES * w.shape[0] * w.shape[1]
     contiguous = hw.choices().contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
     patches = (_contiguous_patches if contiguous else _patches_by_tap)(x, w.shape[:2], out, strides)
     return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
 
 
-def _pad_to_box(x: Array, box, out, strides, pads) -> Array:
-    """Pads x to what the live taps read; where they never read the border, it is cropped."""
+def pad_to_box(x: Array, box, out, strides, pads) -> Array:
+    """Returns x [N, ..., C], padded to what the live taps read; where they never read the border, it is cropped."""
     margins = [
         (pad[0] - begin, (o - 1) * s + end - pad[0] - n, 0)
-        for (begin, end), o, s, pad, n in zip(box, out, strides, pads, x.shape[1:3], strict=True)
+        for (begin, end), o, s, pad, n in zip(box, out, strides, pads, x.shape[1:-1], strict=True)
     ]
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
 

@@ -16,6 +16,7 @@ import fedvg_jax
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import verification
 from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps, tables
 from fedvg_jax.study.sweep_folder import Failure
@@ -281,3 +282,10 @@ def test_missing_data_are_refused_before_the_first_point(base, tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         fedvg_jax.run_sweep(base, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("read", [run_folder.read_config, verification.check])
+def test_the_folder_of_a_sweep_is_named_as_such(tmp_path, read):
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"is a sweep; name the folders of its runs, .*points/\*"):
+        read(tmp_path)

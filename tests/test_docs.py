@@ -130,7 +130,7 @@ def test_a_page_names_only_what_exists():
 
 INTEGRATIONS = {
     "fedvg_jax.integrations.flower": ROOT / "fedvg_jax" / "integrations" / "flower.py",
-    "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch" / "__init__.py",
+    "fedvg_jax.integrations.torch": ROOT / "fedvg_jax" / "integrations" / "torch.py",
 }
 """Public modules that need an extra, and the file that lists their names."""
 

@@ -85,8 +85,7 @@ def run(
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         selection: of the cohorts, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        initial: variables to start from, e.g. of `from_module`, in place of `task.init`. A resumed run starts from its
-            checkpoint.
+        initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
             only. Where the host holds them, `state.clients` has rows for sampled clients only, and
@@ -248,13 +247,13 @@ def run_sweep(
     hyperparameters.check_kind(hyper)
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
-    from fedvg_jax.study import python_sweep
+    from fedvg_jax.study import sweeps
 
-    plan = python_sweep.plan(start, axes, replacements)
+    plan = sweeps.plan(start, axes, replacements)
     for point in plan.points.points:
         tracking.require(point.config, out is not None)
         _check_flags(point.config, task)
-    return python_sweep.run(plan, folder, progress)
+    return sweeps.run(plan, folder, progress)
 
 
 def init_state(

@@ -141,7 +141,7 @@ def prepare(config: Config, downloads: bool) -> int:
     """
     from rich.console import Console
 
-    from fedvg_jax.data.partitions import to_rows
+    from fedvg_jax.data.partitions import exchange
     from fedvg_jax.data.readers import hf, tfds
     from fedvg_jax.runs import population, simulation
     from fedvg_jax.views import display, labels
@@ -158,7 +158,7 @@ def prepare(config: Config, downloads: bool) -> int:
     with display.preparation_progress(console) as bar:
         partition = population.make_partition(config, arrays, bar("drawing a partition"))
     if config.export_partition:
-        to_rows.write(config.export_partition, partition, len(arrays.y))
+        exchange.write(config.export_partition, partition, len(arrays.y))
         console.print(f"partition written to {config.export_partition}", highlight=False, soft_wrap=True, markup=False)
     title = f"{config.clients} clients, partition {labels.partition_label(config)}"
     console.print(title, *client_sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)

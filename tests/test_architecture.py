@@ -45,7 +45,7 @@ WITHOUT_JAX = {
     "runs/record/seals",
     "runs/record/verification",
 }
-WITHOUT_JAX |= {"runs/stop_signals", "study/axes", "study/sweep_points", "study/sweep_folder", "study/tuning"}
+WITHOUT_JAX |= {"runs/stop_signals", "study/sweep_points", "study/sweep_folder", "study/tuning"}
 WITHOUT_JAX |= {"study/workers"}
 
 

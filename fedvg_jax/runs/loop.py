@@ -19,7 +19,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
-from fedvg_jax.data.partitions import to_rows
+from fedvg_jax.data.partitions import exchange
 from fedvg_jax.runs import (
     chunks,
     client_memories,
@@ -55,8 +55,6 @@ class Observers(NamedTuple):
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
     """called when the run folder is open, before anything is compiled"""
-    on_resume: Callable[[int], None] = lambda number: None
-    """called with the number of rounds before a resumed run's checkpoint, before `on_records`"""
 
 
 def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
@@ -82,7 +80,6 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         observers.on_start()
         start = recorder.start
         if start.records:
-            observers.on_resume(len(start.records))
             observers.on_records(start.records)
         return _run_rounds(sim, recorder, observers) if start.summary is None else _finished_history(sim, recorder)
 
@@ -109,7 +106,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         if config.resume:
             recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
         if config.export_partition and processes.is_first():
-            to_rows.write(config.export_partition, sim.partition, len(sim.arrays.y))
+            exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
         yield recorder
 
 

@@ -8,7 +8,7 @@ import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, FedDyn, FedProx, presets
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study.axes import parse_axes
+from fedvg_jax.study.sweep_points import parse_axes
 
 
 def settings_from_python(**shorthands):

@@ -9,7 +9,7 @@ import pytest
 from files import RNG, load_twice, pixels, usage_error, write
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import cifar, pickles
+from fedvg_jax.data.readers import cifar_stl10, pickles
 
 
 def python_2_pickle(content: dict) -> bytes:
@@ -20,7 +20,7 @@ def python_2_pickle(content: dict) -> bytes:
 
 def write_cifar(root: Path, name: str, form: int, rows=2):
     """Writes the files of a published format into its folder; returns their (x, y), in order."""
-    kind, num_classes = cifar.SETS[name].forms[form], len(cifar.SETS[name].class_names)
+    kind, num_classes = cifar_stl10.SETS[name].forms[form], len(cifar_stl10.SETS[name].class_names)
     total = rows * len(kind.files)
     x, y = pixels(total, 32, 32, 3), RNG.integers(0, num_classes, total).astype(np.uint8)
     flat = x.transpose(0, 3, 1, 2).reshape(total, -1)
@@ -40,13 +40,13 @@ def write_cifar(root: Path, name: str, form: int, rows=2):
 
 def pack(root: Path, name: str, form: int) -> Path:
     """Packs the folder as its official archive."""
-    kind = cifar.SETS[name].forms[form]
+    kind = cifar_stl10.SETS[name].forms[form]
     with tarfile.open(root / kind.archive, "w:gz") as tar:
         tar.add(root / kind.folder, kind.folder)
     return root / kind.archive
 
 
-every_form = pytest.mark.parametrize(("name", "form"), [(n, f) for n in cifar.SETS for f in (0, 1)])
+every_form = pytest.mark.parametrize(("name", "form"), [(n, f) for n in cifar_stl10.SETS for f in (0, 1)])
 
 
 @every_form
@@ -56,11 +56,13 @@ def test_every_format_of_cifar_is_read_with_the_training_set_first(tmp_path, nam
     folder = tmp_path / "all"
     if packed:
         (tmp_path / "archive").mkdir()
-        folder = pack(folder, name, form).rename(tmp_path / "archive" / cifar.SETS[name].forms[form].archive).parent
+        folder = (
+            pack(folder, name, form).rename(tmp_path / "archive" / cifar_stl10.SETS[name].forms[form].archive).parent
+        )
     arrays = load_twice(name, folder)
     np.testing.assert_array_equal(arrays.x, x)
     np.testing.assert_array_equal(arrays.y, y)
-    assert arrays.num_train == len(x) - 2 and arrays.class_names == cifar.SETS[name].class_names
+    assert arrays.num_train == len(x) - 2 and arrays.class_names == cifar_stl10.SETS[name].class_names
     if packed:  # nothing is unpacked, and the path of the archive is accepted too
         assert len(list(folder.iterdir())) == 1
         np.testing.assert_array_equal(data.load(name, next(folder.iterdir())).x, x)

@@ -7,8 +7,10 @@ import pytest
 from files import RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
-from fedvg_jax.data.partitions import from_rows
-from fedvg_jax.data.readers import medmnist, stl10, tinyimagenet
+from fedvg_jax.data.partitions import exchange
+from fedvg_jax.data.readers import medmnist
+from fedvg_jax.data.readers.cifar_stl10 import STL
+from fedvg_jax.data.readers.folders import TINY
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
@@ -17,7 +19,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 
 def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
-    x, y = write_stl(tmp_path / stl10.FOLDER)
+    x, y = write_stl(tmp_path / STL.folder)
     got = load_twice("stl10", tmp_path)
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -147,7 +149,7 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
 
 
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
-    x, y = write_tiny(tmp_path / "in" / tinyimagenet.FOLDER)
+    x, y = write_tiny(tmp_path / "in" / TINY.folder)
     got = load_twice("tinyimagenet", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -196,10 +198,10 @@ def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name, option):
 
 
 def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
-    members = {"y": np.zeros(2000, int), "client": np.zeros(2_000_000, int)}
+    members = {"y": np.zeros(2000, int), "train": np.zeros(2_000_000, int)}
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), **members)
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
     with usage_error("bomb.npz", "GiB"):
         data.load("npz", tmp_path)
     with usage_error("bomb.npz", "GiB"):
-        from_rows.read(tmp_path / "bomb.npz")
+        exchange.read(tmp_path / "bomb.npz")

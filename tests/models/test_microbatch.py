@@ -9,8 +9,8 @@ import pytest
 import worlds
 
 from fedvg_jax.core.types import Batch
-from fedvg_jax.models import microbatch
 from fedvg_jax.models import task as tasks
+from fedvg_jax.models import transforms
 from fedvg_jax.models.mlp import MLP
 
 WHOLE = tasks.classification(MLP(3, (5,)), 3, (2, 2, 3))
@@ -27,7 +27,7 @@ def model(x64):
 
 @functools.cache
 def by_microbatches(max_rows):
-    return microbatch.accumulate_gradients(WHOLE, max_rows)
+    return transforms.accumulate_gradients(WHOLE, max_rows)
 
 
 @pytest.mark.parametrize("real", [6, 3, 0])
@@ -45,7 +45,7 @@ def test_microbatch_of_padding_is_skipped():
     def loss(params, stats, x, mask, train):
         return jnp.where(mask, params["w"] * x.astype(float), 0).sum() / mask.sum().astype(float), stats
 
-    task = microbatch.accumulate_gradients(WHOLE._replace(loss=loss), 2)
+    task = transforms.accumulate_gradients(WHOLE._replace(loss=loss), 2)
     x, mask = jnp.array([3, 1, 0, 0, 0, 0]), jnp.arange(6) < 2
     gradient = jax.grad(lambda p: task.loss(p, {}, x, mask, True)[0])({"w": jnp.float32(5)})
     assert gradient["w"] == 2

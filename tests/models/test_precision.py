@@ -7,14 +7,14 @@ import programs
 import pytest
 import worlds
 
-from fedvg_jax.models import precision
+from fedvg_jax.models import transforms
 
 WORLD = worlds.small()
 
 
 def functions(name):
     """Returns functions of the parameters: the gradient of a batch with its statistics, outputs, and sums."""
-    task = precision.compute_in(worlds.TASK, name)
+    task = transforms.compute_in(worlds.TASK, name)
     _, stats = worlds.variables()
     batch = jax.tree.map(lambda x: jnp.asarray(x[:12]), WORLD.pool)
     mask = jnp.arange(12) < 10
@@ -32,10 +32,10 @@ def results():
     def results_of(name):
         return worlds.jit(lambda params: {part: f(params) for part, f in functions(name).items()})(params)
 
-    return {name: jax.tree.map(np.asarray, results_of(name)) for name in precision.NAMES}
+    return {name: jax.tree.map(np.asarray, results_of(name)) for name in transforms.NAMES}
 
 
-@pytest.mark.parametrize("name", precision.NAMES)
+@pytest.mark.parametrize("name", transforms.NAMES)
 def test_results_have_the_shapes_and_dtypes_of_float32(results, name):
     def shape_and_dtype(leaf):
         return leaf.shape, leaf.dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedvg_jax.study.cells import Study
-from fedvg_jax.study.figures import against, answers, curves, partitions, weights
+from fedvg_jax.study.figures import answers, clients, curves
 from fedvg_jax.study.figures.base import Drawing, Style
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
@@ -14,10 +14,10 @@ Figure = Callable[[Study, Style], list[Drawing] | str]
 FIGURES: dict[str, Figure] = {
     "curves": curves.learning_curves,
     "bytes": curves.accuracy_against_bytes,
-    "alphas": against.accuracy_against_alpha,
-    "weights": weights.client_weights,
-    "effective_clients": weights.effective_number,
-    "partitions": partitions.partitions,
+    "alphas": curves.accuracy_against_alpha,
+    "weights": clients.client_weights,
+    "effective_clients": clients.effective_number,
+    "partitions": clients.partitions,
     "classes": answers.recalls,
     "clients": answers.client_accuracies,
 }

@@ -88,19 +88,20 @@ def client_accuracies(study: Study, style: Style) -> list[Drawing] | str:
     figure, axes = base.grid(style, len(panels), sharey=True)
     styles, rows = base.line_styles(study.methods), []
     for panel, (scenario, name) in zip(axes, panels, strict=True):
-        where, ends = scenario_text(scenario), []
+        where = scenario_text(scenario)
         for method in study.methods:
             accuracies = pooled.get((scenario, name, method))
             if accuracies:
                 shares, look = (np.arange(len(accuracies)) + 0.5) / len(accuracies), styles[method]
-                panel.plot(100 * shares, 100 * np.array(accuracies), color=look.colour, ls=look.dashes, lw=style.line)
-                ends.append((100 * shares[-1], 100 * accuracies[-1], method, look.colour))
+                panel.plot(
+                    100 * shares, 100 * np.array(accuracies), color=look.colour, ls=look.dashes, lw=style.line,
+                    label=base.plain(method, 32),
+                )  # fmt: skip
                 pairs = zip(shares, accuracies, strict=True)
                 rows += [(where, MODELS[name], method, float(share), value) for share, value in pairs]
         title = ", ".join(filter(None, (f"{MODELS[name]} model", where)))
         panel.set(xlabel="clients (%)", xlim=(0, 100), ylim=(0, 102), title=base.plain(title, 34))
         base.clean(panel)
-        base.label_ends(panel, ends, style)
     figure.supylabel("accuracy (%)", fontsize=style.font)
     columns = ("setting", "model", "method", "share", "accuracy")
     return [Drawing("clients", "Accuracy of every client on its own test rows", figure, columns, rows)]

@@ -76,9 +76,12 @@ def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
 def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
     """Of three clients, of which the second repeats two."""
     sim = simulation.simulation(of_ditto()[0], **OWN)
-    of_rows = max(map(len, sim.partition.test)) * (sim.arrays.x[:1].nbytes + sim.arrays.y[:1].nbytes)
-    monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * (memory.num_bytes(sim.state.variables) + of_rows))
-    assert len({*map(len, (clients for clients, _ in client_models._pieces(sim)))} | {3}) == 1
+    most = max(len(test) + len(train) for test, train in zip(sim.partition.test, sim.partition.train, strict=True))
+    client_bytes = 3 * memory.num_bytes(sim.state.variables) + most * sum(
+        leaf[:1].nbytes for leaf in (sim.arrays.x, sim.arrays.y)
+    )
+    monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * client_bytes)
+    assert {len(clients) for clients, _ in client_models._pieces(sim, 0, is_finetuned=True)} == {3}
     assert recorded(run(method="ditto")) == recorded(of_ditto())
 
 

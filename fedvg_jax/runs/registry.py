@@ -36,7 +36,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
-from fedvg_jax.models import cnn, efficientnet, gru, lenet, mlp, pixels, pretrained, resnet, transforms, vit
+from fedvg_jax.models import cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
@@ -95,7 +95,7 @@ MODELS = {
     "mlp": Model(mlp.MLP),
     "linear": Model(mlp.Linear),
     "cnn": Model(cnn.CNN),
-    "lenet5": Model(lenet.LeNet5),
+    "lenet5": Model(cnn.LeNet5),
     "resnet18": Model(resnet.resnet18, *_RESNET_BLOCKS),
     "resnet34": Model(resnet.resnet34, *_RESNET_BLOCKS),
     "resnet50": Model(resnet.resnet50, *_RESNET_BLOCKS),

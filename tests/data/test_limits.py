@@ -13,8 +13,6 @@ from fedvg_jax import data
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw, exchange
-from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history
 
 every_limit = pytest.mark.parametrize(
     ("dtype", "value"), [(np.int64, -(2**63)), (np.int64, 2**31), (np.int64, 2**63 - 1), (np.uint64, 2**64 - 1)]
@@ -117,26 +115,6 @@ def test_json_that_is_not_a_partition_is_refused_in_one_line(tmp_path, content, 
     file = write(tmp_path / "rows.json", content)
     with usage_error("rows.json", message):
         exchange.check(exchange.read(file), num_samples=10, num_clients=1, source=file)
-
-
-# --- the JSON files of a run folder
-
-DEEP = b'{"a":' * 100_000
-NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
-
-
-@pytest.mark.parametrize("content", [DEEP, b"[1]", b"\xff", b'{"lr": {}}', NESTED, None])
-def test_run_settings_that_are_not_a_json_object_are_refused_in_one_line(tmp_path, content):
-    if content is not None:
-        write(tmp_path / "config.json", content)
-    with usage_error("config.json"):
-        run_folder.read_config(tmp_path)
-
-
-def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
-    write(tmp_path / "history.jsonl", DEEP + b"\n")
-    with usage_error("history.jsonl", "damaged"):
-        history.read(tmp_path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

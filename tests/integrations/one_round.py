@@ -54,13 +54,16 @@ def settings(case: str) -> config.Config:
 
 
 def named(variables: Variables) -> dict[str, np.ndarray]:
-    """Returns the arrays of a model by name."""
-    return flatten_dict(jax.tree.map(np.asarray, variables._asdict()), sep=".")
+    """Returns the arrays of a model by name; statistics stand beside the parameters of their layer."""
+    return {name: np.asarray(leaf) for part in variables for name, leaf in flatten_dict(part, sep=".").items()}
 
 
 def variables_of(arrays) -> Variables:
     """Returns the model whose arrays `named` returned."""
-    return Variables(**unflatten_dict({name: jax.numpy.asarray(array) for name, array in arrays.items()}, sep="."))
+    parts = {"params": {}, "stats": {}}
+    for name, array in arrays.items():
+        parts["stats" if name.endswith(("mean", "var")) else "params"][name] = jax.numpy.asarray(array)
+    return Variables(**{part: unflatten_dict(leaves, sep=".") for part, leaves in parts.items()})
 
 
 def gradient(arrays) -> dict[str, np.ndarray]:
@@ -82,7 +85,7 @@ def scheme(case: str, model) -> named_arrays.Scheme:
 
 def block_of(name: str) -> str:
     """Returns the block of a tensor, as the task of `worlds` names it."""
-    return worlds.TASK.block_of(name.partition(".")[2].replace(".", "/"))
+    return worlds.TASK.block_of(name.replace(".", "/"))
 
 
 @functools.cache

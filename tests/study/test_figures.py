@@ -154,5 +154,5 @@ def test_curves_against_bytes_have_the_mean_over_runs_of_what_was_sent_so_far(wi
 
 
 def test_the_table_of_costs_has_the_megabytes_of_all_rounds(with_bytes):
-    cost = tables.cost(study, tables.options(with_bytes))
+    cost = tables.cost(with_bytes, tables.options(with_bytes))
     assert cost.columns[-1].keys == ("megabytes",) and cost.rows[0][-1].numbers == (13.5,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from fedvg_jax.data.partitions import dirichlet, kinds
 from fedvg_jax.data.partitions.client_rows import from_sizes, pack, sizes
 from fedvg_jax.data.partitions.split import (
     Partition,
-    Stream,
     as_members,
     hold_out,
     random_stream,
@@ -54,14 +53,9 @@ class DealInputs(NamedTuple):
     """int [T]"""
     groups: np.ndarray | None
     """int [T]"""
-    stream: Stream
+    stream: Any
+    """a `Stream`; of every kind except "official" a Generator"""
     progress: dirichlet.Progress | None
-
-    @property
-    def generator(self) -> np.random.Generator:
-        """The stream of every kind except "official"."""
-        assert isinstance(self.stream, np.random.Generator)
-        return self.stream
 
 
 Deal = Callable[[Settings, DealInputs], Sequence[np.ndarray]]
@@ -84,20 +78,20 @@ def _deal_groups(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
             "partition group needs a groups column, and this dataset has none: add an array `groups` [T] to its .npz,"
             " or name the column of a set hf:FOLDER with --group-column"
         )
-    return kinds.by_group(inputs.groups, s.num_clients, inputs.generator)
+    return kinds.by_group(inputs.groups, s.num_clients, inputs.stream)
 
 
 KINDS: dict[str, Deal] = {
     "dirichlet": _deal_dirichlet,
     "official": _deal_dirichlet,
-    "dirichlet_equal": lambda s, i: kinds.dirichlet_equal(i.labels, s.num_clients, s.alpha, i.generator),
-    "balanced_client": lambda s, i: kinds.balanced_client(i.labels, s.num_clients, s.alpha, i.generator),
+    "dirichlet_equal": lambda s, i: kinds.dirichlet_equal(i.labels, s.num_clients, s.alpha, i.stream),
+    "balanced_client": lambda s, i: kinds.balanced_client(i.labels, s.num_clients, s.alpha, i.stream),
     "quantity": lambda s, i: kinds.quantity(
-        i.labels, s.num_clients, s.alpha, i.generator, s.min_samples, s.rule, i.progress
+        i.labels, s.num_clients, s.alpha, i.stream, s.min_samples, s.rule, i.progress
     ),
-    "iid": lambda s, i: kinds.iid(i.labels, s.num_clients, i.generator),
-    "shards": lambda s, i: kinds.shards(i.labels, s.num_clients, s.shards_per_client, i.generator),
-    "classes": lambda s, i: kinds.classes(i.labels, s.num_clients, s.classes_per_client, i.generator),
+    "iid": lambda s, i: kinds.iid(i.labels, s.num_clients, i.stream),
+    "shards": lambda s, i: kinds.shards(i.labels, s.num_clients, s.shards_per_client, i.stream),
+    "classes": lambda s, i: kinds.classes(i.labels, s.num_clients, s.classes_per_client, i.stream),
     "group": _deal_groups,
 }
 """Kind of partition -> how it deals the rows."""

@@ -1,11 +1,12 @@
-"""The features of a data set by a model, written as an .npz file that `--dataset npz` reads."""
+"""The features of a data set by a model, written row by row as an .npz file that `--dataset npz` reads."""
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def write(
 ) -> dict[str, Any]:
     """Writes the features of every row, its label, the class names and a manifest; returns the manifest.
 
-    The features are the input of the model's last layer, with running statistics of BatchNorm. The file appears when it
-    is complete; an interrupted call leaves none.
+    The features are the input of the model's last layer, with running statistics of BatchNorm. Memory holds one pass of
+    rows. The file appears when it is complete; an interrupted call leaves none.
 
     Args:
         path: the .npz file, which must not exist.
@@ -59,17 +60,18 @@ def write(
     variables = registry.make_variables(config, jax.jit(task.init))
     extract = _extractor(task, variables, row_shape)
     manifest = _manifest(config, arrays, variables, row_shape, np.dtype(dtype).name)
-    features, split = _features(arrays, extract, dtype, progress), arrays.num_train
-    members = {"x_train": features[:split], "y_train": arrays.y[:split]}
-    if len(arrays.y) > split:
-        members |= {"x_test": features[split:], "y_test": arrays.y[split:]}
+    split = arrays.num_train
+    members = {"y_train": arrays.y[:split], "y_test": arrays.y[split:], "class_names": np.array(arrays.class_names)}
+    members["manifest"] = np.array(json.dumps(manifest))
     if arrays.groups is not None:
         members["groups"] = arrays.groups
-    members |= {"class_names": np.array(arrays.class_names), "manifest": np.array(json.dumps(manifest))}
-    buffer = io.BytesIO()
-    np.savez(buffer, **members)  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them for allow_pickle
-    with files.writing(path, "--out"):
-        files.replace_bytes(target, [buffer.getbuffer()])
+    with _draft(target, path) as archive:
+        for name, rows in (("x_train", range(split)), ("x_test", range(split, len(arrays.y)))):
+            _write_features(archive, name, rows, arrays, extract, dtype, progress)
+        for name, member in members.items():
+            if len(arrays.y) > split or name != "y_test":
+                with archive.open(f"{name}.npy", "w") as stream:
+                    np.lib.format.write_array(stream, np.asarray(member), allow_pickle=False)
     return manifest
 
 
@@ -124,14 +126,34 @@ def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype
     }
 
 
-def _features(arrays: Arrays, extract, dtype, progress) -> np.ndarray:
-    """Returns the features of all rows [T, F]."""
-    passes = []
-    for first in range(0, len(arrays.y), ROWS):
-        last = min(first + ROWS, len(arrays.y))
-        with np.errstate(over="ignore"):
-            passes.append(extract(np.asarray(arrays.x[first:last])).astype(dtype))
-        if not np.isfinite(passes[-1]).all():
-            raise UsageError(f"features of rows {first} to {last - 1} exceed {np.dtype(dtype)}; use --float32")
-        progress(last, len(arrays.y))
-    return np.concatenate(passes)
+def _write_features(archive, name: str, rows: range, arrays: Arrays, extract, dtype, progress) -> None:
+    """Writes the features of rows as a member of the archive, pass by pass; no member for no rows."""
+    stream = None
+    with contextlib.ExitStack() as stack:
+        for first in range(rows.start, rows.stop, ROWS):
+            last = min(first + ROWS, rows.stop)
+            with np.errstate(over="ignore"):
+                values = extract(np.asarray(arrays.x[first:last])).astype(dtype)
+            if not np.isfinite(values).all():
+                raise UsageError(f"features of rows {first} to {last - 1} exceed {np.dtype(dtype)}; use --float32")
+            if stream is None:
+                stream = stack.enter_context(archive.open(f"{name}.npy", "w", force_zip64=True))
+                header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False}
+                np.lib.format.write_array_header_1_0(stream, header | {"shape": (len(rows), values.shape[1])})
+            stream.write(values.tobytes())
+            progress(last, len(arrays.y))
+
+
+@contextlib.contextmanager
+def _draft(target: Path, path: Path) -> Iterator[zipfile.ZipFile]:
+    """Yields an archive beside `target`, which gets its name once it is complete and on the disk."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+    try:
+        with files.writing(path, "--out"):
+            with zipfile.ZipFile(draft, "w") as archive:
+                yield archive
+            files.flush([draft])
+            os.replace(draft, target)
+            files.flush([target.parent])
+    finally:
+        draft.unlink(missing_ok=True)

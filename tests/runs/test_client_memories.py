@@ -93,11 +93,15 @@ def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients(run
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
-    [("device", "host, a round"), ("host, a round", "device")],
+    ("first", "then", "num_stored"),
+    [("device", "host, a round", 20), ("host, a round", "device", 7)],
 )
-def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole, tmp_path, first, then):
+def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole, tmp_path, first, then, num_stored):
+    """A checkpoint of memories on the host holds those of sampled clients only."""
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
+    seal = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "seal.json").read_text())
+    assert seal["leaves"]["state.clients.c.w"][0] == [num_stored, 3]
+    assert ("state.memory_clients" in seal["leaves"]) == (first != "device")
     history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
     assert_equal_runs(history, whole[0])
     last, every = states[-1], whole[1][-1]
@@ -105,14 +109,6 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole
         jax.tree.map(np.testing.assert_array_equal, last, every)
     else:
         assert_equal_states(last, every)
-
-
-def test_a_checkpoint_holds_the_memories_of_sampled_clients_only(run, tmp_path):
-    for layout, count in (("device", 20), ("host, a round", 7)):
-        run(layout, callbacks=False, rounds=2, out=tmp_path / layout)
-        seal = json.loads((tmp_path / layout / "checkpoints" / "000002" / "seal.json").read_text())
-        assert seal["leaves"]["state.clients.c.w"][0] == [count, 3], layout
-        assert ("state.memory_clients" in seal["leaves"]) == (layout != "device")
 
 
 def test_another_seed_compiles_nothing(run):

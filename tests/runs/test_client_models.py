@@ -44,9 +44,12 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     for record, state in zip(history.records, states, strict=True):
         expected = accuracies(sim, [tree.take(state.clients.local, client) for client in range(4)])
         assert record["personal_accuracy"] == pytest.approx(expected)
+        of_global = accuracies(sim, 4 * [state.variables])
+        assert record["accuracy_by_client"] == pytest.approx(of_global)
     values = np.array([value for value in expected if value is not None])
     assert record["personal_accuracy_mean"] == pytest.approx(values.mean())
     assert record["personal_spread"] == pytest.approx(values.std())
+    assert record["worst_decile"] == pytest.approx(min(value for value in of_global if value is not None))
     assert record["personal_accuracy_mean"] > record["accuracy_by_client_mean"]
     names = ("personal_accuracy_mean", "finetuned_worst_decile", "spread", "finetuned_spread")
     assert [history.summary[name] for name in names] == [record[name] for name in names]

@@ -27,7 +27,7 @@ def test_run_with_stored_settings_that_name_their_file_is_resumed(tmp_path):
     loop.run_simulation(started)
     config = replace(run_folder.read_config(out), resume=str(out), rounds=2)
     assert config.config == Path("base.toml")
-    assert len(fv.run(config, data=data, task=linear.TASK).records) == 2
+    assert len(fv.run(config, data=data, task=linear.TASK).records) == 2 == run_folder.read_config(out).rounds
     again = replace(fv.History.load(out).config, out=None, resume=None, seed=1)
     assert len(fv.run(again, data=data, task=linear.TASK).records) == 2
 

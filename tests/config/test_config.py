@@ -65,7 +65,6 @@ def test_value_out_of_range_is_one_line_naming_the_setting(setting, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("alhpa = 1.0", "did you mean 'alpha'"),
         ("[fedgv]\nnorm = 'l1'", "did you mean 'fedvg.norm'"),
         ("rounds = 2.5", "rounds must be an int"),
         ("lr = {}", "lr"),
@@ -107,16 +106,13 @@ def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [
-        ("learning_rate", "lr"), ("epochs", "local_epochs"), ("optimizer", "optimiser"), ("mu", "fedprox.mu"),
-        ("granularity", "fedvg.granularity"), ("fedprox.nu", "fedprox.mu"), ("aggregation", "weighting"),
-        ("rouns", "rounds"),
-    ],
-)  # fmt: skip
-def test_unknown_name_suggests_the_closest(tmp_path, wrong, right):
-    with pytest.raises(UsageError) as error:
+    [("learning_rate", "lr"), ("mu", "fedprox.mu"), ("fedprox.nu", "fedprox.mu"), ("rouns", "rounds")],
+)
+def test_unknown_name_suggests_the_closest(wrong, right):
+    with usage_error(f"mine.toml: unknown setting '{wrong}'; did you mean '{right}'?"):
         config.apply(Config(), {wrong: 1}, "mine.toml")
-    assert str(error.value) == f"mine.toml: unknown setting '{wrong}'; did you mean '{right}'?"
+    with usage_error("unknown setting 'learning_rate'; did you mean 'lr'?"):
+        Config(learning_rate=0.1)
 
 
 def trimmed(clients, trim):

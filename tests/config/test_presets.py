@@ -1,11 +1,16 @@
-"""Shorthands `--method` and `--fidelity`: the paper's methods, and the behaviour of the published code."""
+"""Shorthands `--method` and `--fidelity`, and `Config(method=..., fidelity=...)`; settings given beside them win."""
+
+import dataclasses
 
 import pytest
 from files import usage_error
 
+import fedvg_jax
 from fedvg_jax import config, sim
-from fedvg_jax.config import presets
+from fedvg_jax.config import Config, FedDyn, presets
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import registry
+from fedvg_jax.study.sweep_points import parse_axes
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 WEIGHTS = {  # of the algorithms' own papers; FedVG's alone, except FedAvg + FedVG, which is the mean of both
@@ -49,29 +54,72 @@ def test_method_overrides_its_settings_in_the_file(tmp_path):
         assert {setting: parsed[setting] for setting in settings} == settings
 
 
-@pytest.mark.parametrize("method_first", [True, False])
-def test_flag_overrides_the_method(method_first):
-    method, flags = ["--method", "scaffold"], ["--scaffold.eta-g", "0.5", "--weighting", "samples"]
-    made = parse(*(method + flags if method_first else flags + method))
+def test_flags_override_the_method_and_both_a_file_whose_keys_override_its_own_method(tmp_path):
+    made = parse("--scaffold.eta-g", "0.5", "--method", "scaffold", "--weighting", "samples")
     assert (made.algorithm, made.weighting, made.scaffold.eta_g) == ("scaffold", "samples", 0.5)
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text('method = "feddyn+fedvg"\nrounds = 7\n[feddyn]\nalpha = 0.3\n')
-    return path
-
-
-def test_file_may_name_a_method_which_its_other_keys_override(file):
+    file = tmp_path / "mine.toml"
+    file.write_text('method = "feddyn+fedvg"\nrounds = 7\n[feddyn]\nalpha = 0.3\n')
     made = parse("--config", file)
     assert (made.algorithm, made.weighting, made.rounds) == ("feddyn", "fedvg", 7)
     assert (made.feddyn.alpha, made.feddyn.clip) == (0.3, 10.0)
-
-
-def test_method_and_flags_of_the_command_line_override_the_file(file):
     made = parse("--config", file, "--method", "fedprox", "--fedprox.mu", "0.5")
     assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == ("fedprox", "native", 0.5, 7)
+
+
+# --- from Python
+
+
+def settings_from_python(**shorthands):
+    return config.flatten(config.check(Config(**shorthands)))
+
+
+def test_shorthands_in_python_equal_those_of_the_command_line():
+    for method, fidelity in [*((method, "official") for method in presets.METHODS), ("fedprox", "corrected")]:
+        expected = config.flatten(sim.parse(["--method", method, "--fidelity", fidelity]))
+        settings = settings_from_python(method=method, fidelity=fidelity, cache_dir=expected["cache_dir"])
+        assert settings == expected, (method, fidelity)
+
+
+def test_group_given_whole_is_refused_beside_a_shorthand_that_sets_some_of_it():
+    with pytest.raises(UsageError, match="give feddyn as a dict"):
+        Config(fidelity="official", feddyn=FedDyn(alpha=0.3))
+    made = Config(fidelity="official", feddyn={"alpha": 0.3}, server_stats="averaged")
+    assert made.feddyn.alpha == 0.3 and made.feddyn.regulariser == Config(fidelity="official").feddyn.regulariser
+    assert made.server_stats == "averaged" == Config().server_stats  # given, though the default
+
+
+def test_names_have_any_case_as_papers_print_them(tmp_path):
+    """On the command line, in files, in a config and on the axes of a sweep."""
+    registered = ["--method=scaffold+fedvg", "--dataset=wine", "--record=confusion", "--fedvg.norm=l2"]
+    printed = ["--method=SCAFFOLD + FedVG", "--dataset=Wine", "--record=Confusion", "--fedvg.norm=L2"]
+    (tmp_path / "a.toml").write_text(
+        'method = "SCAFFOLD+FedVG"\ndataset = "Wine"\nrecord = "Confusion"\nfedvg.norm="L2"'
+    )
+    expected = sim.parse(registered)
+    assert sim.parse(printed) == expected and expected.clients == presets.of_dataset("wine")["clients"]
+    assert dataclasses.replace(sim.parse(["--config", str(tmp_path / "a.toml")]), config=None) == expected
+    assert settings_from_python(
+        method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
+    ) == settings_from_python(method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"})
+    axes = parse_axes({"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"})
+    assert axes[0].values == (("fedavg",), ("fedvg",), ("uniform",))
+    assert axes[1].values == (("samples+permuted(fedvg)",),)
+
+
+def test_shorthands_are_no_fields():
+    """config.json, equality and replacement see the settings only."""
+    made = Config(method="fedprox", rounds=3)
+    assert "method" not in config.to_json(made) and "fidelity" not in config.to_json(made)
+    assert dataclasses.replace(made, rounds=100) == Config(algorithm="fedprox", weighting="native")
+    with pytest.raises(UsageError, match=r"dataclasses\.replace cannot apply method"):
+        dataclasses.replace(made, method="fedavg")
+
+
+def test_a_group_given_as_a_dict_is_the_group_at_once_and_a_wrong_name_is_refused_by_a_run_or_a_sweep():
+    assert Config(fedvg={"norm": "l2"}) == Config(fedvg=config.FedVG(norm="l2"))
+    for call in (fedvg_jax.run, lambda made: fedvg_jax.run_sweep(made, {"seed": [0]})):
+        with pytest.raises(UsageError, match=r"unknown setting 'fedvg\.nrom'; did you mean 'fedvg\.norm'"):
+            call(Config(fedvg={"nrom": "l2"}))
 
 
 # --- mistakes
@@ -97,9 +145,8 @@ def test_unknown_name_is_one_line_and_exit_code_two(capsys, args, message):
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
-@pytest.mark.parametrize("value", ['"fedvgg"', "3"])
-def test_unknown_name_in_a_file_is_one_line(tmp_path, value):
+def test_unknown_name_in_a_file_is_one_line(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(f"method = {value}\n")
-    with usage_error("method"):
+    path.write_text('method = "fedvgg"\n')
+    with usage_error("did you mean 'fedvg'"):
         parse("--config", path)

@@ -51,7 +51,7 @@ def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     assert (tmp_path / "out" / "clients.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["[/b]", "a :cat: b", "x\\"])
+@pytest.mark.parametrize("name", ["[/b]", "a :cat: \\"])
 def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, name):
     arrays, file = made(num_classes=2), tmp_path / f"{name.replace('/', '')}.npz"
     np.savez(file, x=arrays.x, y=arrays.y, class_names=np.array([name, "other"]))
@@ -72,28 +72,16 @@ def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, nam
         (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
         (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
         (["digits", "--out", "/proc/no/such"], "--out"),
+        (["digits", "--select", "held_out"], "--select is not an option of prepare"),
+        (["digits", "--corrupt.kind=label_flip"], "--corrupt.kind is not an option of prepare"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, message):
     if "/proc/no/such" in args:
         pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    assert prepare.main([*args, "--cache-dir", str(tmp_path)] if args else args) == 2
+    assert prepare.main([*args, "--cache-dir", str(tmp_path / "cache")] if args else args) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(["--dry-run"], ["--resume", "/no/such"], ["--select", "held_out"], ["--corrupt.kind=label_flip"]),
-    ],
-    ids=" ".join,
-)
-def test_options_that_prepare_does_not_have_are_refused(tmp_path, capsys, words):
-    assert prepare.main(["digits", "--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache"), *words]) == 2
-    shown = capsys.readouterr().err
-    assert f"{words[0].partition('=')[0]} is not an option of prepare" in shown and shown.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):

@@ -93,7 +93,6 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
 REFUSED = {
     "unknown flag": (["--lrr", "1", "2"], "unknown argument --lrr; did you mean --lr?"),
     "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
-    "resume": (["--resume", "runs/x"], "a sweep continues when its command is given again"),
     "records as an axis": (
         ["--record", "confusion", "client_drift"],
         "record changes no result, so it is no axis; for all of them give one value: confusion,client_drift",
@@ -102,7 +101,6 @@ REFUSED = {
     "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
     "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
     "tuned axis": (["--lr", "0.1", "0.2", "--tune", "lr", "0.3"], "lr is an axis of the sweep and tuned"),
-    "tuned and set": (["--lr", "0.3", "--tune", "lr", "0.1"], "lr has a value and is tuned"),
     "flag given twice": (
         ["--seed", "0:2", "--seed", "3:5"],
         "--seed is given twice; give it once, with all its values",

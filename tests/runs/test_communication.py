@@ -17,8 +17,6 @@ def linear():
 @pytest.mark.parametrize(
     ("algorithm", "down", "up"),
     [
-        ("fedavg", THETA, THETA),
-        ("fedprox", THETA, THETA),
         ("fedavgm", THETA, THETA),  # clients do not read the momentum
         ("scaffold", 2 * THETA, 2 * THETA),  # c, and c_k+ - c_k
         ("feddyn", THETA, 2 * THETA),  # lambda_k stays with the client; its change is sent

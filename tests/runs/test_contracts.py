@@ -1,4 +1,4 @@
-"""Errors in a user's own model, weighting or metric are reported in one line that names the leaf and the shape."""
+"""Errors in a user's own model, algorithm, weighting or metric are one line that names the function, leaf and shape."""
 
 import json
 
@@ -78,6 +78,61 @@ def test_an_error_in_a_model_is_reported(mistake):
         contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
 
 
+# --- algorithms
+
+AVERAGE = worlds.algorithm("fedavg")
+
+
+def sums(hyper, server, params, cohort):
+    return jax.tree.map(lambda u: u.sum(), cohort.update), server
+
+
+ALGORITHMS = {
+    "a sum per leaf": ({"residual": sums}, "algorithm.residual: R leaf 'bn1/bias' has shape (); expected (5,), as the"),
+    "no gradients": ({"correct": lambda *_: None}, "algorithm.correct: gradients has no leaf 'bn1/bias'"),
+    "a pair": (
+        {"report": lambda *_: ((), ())},
+        "algorithm.report returned a tuple of 2; expected (the client's memory",
+    ),
+    "another memory": (
+        {"report": lambda *_: (jnp.ones(2), (), ())},
+        "algorithm.report: memory has a leaf '' that algorithm.init's memory of a client has not",
+    ),
+    "an average of integers": (
+        {"report": lambda h, p, a, d: (a.client, (), jax.tree.map(lambda leaf: jnp.int32(1), p))},
+        "algorithm.report: the message to be averaged leaf 'bn1/bias' is int32 of shape (); expected floats of shape",
+    ),
+    "a word as memory": ({"init": lambda hyper, params: ((), "none")}, "algorithm.init failed: TypeError"),
+    "undeclared": (
+        {"residual": lambda hyper, server, params, cohort: (hyper["tempo"], server)},
+        "algorithm.residual failed: there is no 'tempo'; hyper has ",
+    ),
+    "three arguments": (
+        {"residual": lambda hyper, server, cohort: ((), server)},
+        "algorithm.residual takes (hyper, server, cohort); it is called with (hyper, server, params, cohort)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", ALGORITHMS)
+def test_an_error_in_an_algorithm_is_reported(mistake):
+    changes, message = ALGORITHMS[mistake]
+    with usage_error(message):
+        contracts.check_algorithm(AVERAGE._replace(**changes), TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)
+
+
+def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
+    """This one reads a parameter by name, which running statistics beside the parameters hide."""
+    algorithm = AVERAGE._replace(residual=lambda hyper, server, params, cohort: ({"w": 0 * params["w"]}, server))
+    own = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+    simulation.simulation(fedvg_jax.Config(clients=4), **own)
+    with pytest.raises(UsageError, match=r"algorithm\.residual"):
+        simulation.simulation(fedvg_jax.Config(clients=4, server_stats="official"), **own)
+
+
+# --- weightings
+
+
 def by(weigh=None, **changes):
     rule = basic.uniform()
     return rule._replace(**({"weigh": weigh} if weigh else {}), **changes)
@@ -103,30 +158,14 @@ RULES = {
         "weighting.detail 'own' is complex64; expected an",
     ),
     "a detail without a name": (by(detail=lambda ones: {3: ones}), "weighting.detail must return a dict of arrays"),
-    "complex scores": (
-        by(score=lambda ones: ones.astype(jnp.complex64)),
-        "weighting.score is complex64; expected an array of real",
-    ),
     "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
-    "a negative number": (
-        basic.by_scalar(lambda *_: -0.83),
-        "weighting.weigh: weights leaf 'params/left/x' is [-0.333 -0.333 -0.333]; expected (3,) numbers >= 0",
-    ),
     "no number": (
         basic.by_scalar(lambda *_: None),
         "weighting.signal: by_scalar got NoneType; expected one number, of",
     ),
-    "two arguments": (
-        by(lambda hyper, ones: ones),
-        "weighting.weigh takes (hyper, ones); it is called with (hyper, si",
-    ),
     "NumPy": (
         everywhere(np.asarray),
         "weighting.weigh failed: its arguments are traced, without val",
-    ),
-    "undeclared": (
-        by(lambda hyper, ones, returns: hyper["tempo"]),
-        "weighting.weigh failed: there is no 'tempo'; hyper has ",
     ),
 }
 
@@ -152,29 +191,17 @@ def test_an_error_in_a_function_that_makes_a_weighting_is_reported(mistake):
         contracts.weighting_of(factory, TASK)
 
 
-DETAILS = {
-    "[K]": lambda ones: jnp.array([1.5, 2.5, 3.5]),
-    "[K, 2, 2]": lambda ones: ones[:, None, None] * jnp.ones((1, 2, 2)),
-    "booleans": lambda ones: ones > 0,
-    "not finite": lambda ones: ones / 0,
-}
+def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
+    def detail(ones):
+        return {"mine": ones[:, None, None] * jnp.ones((1, 2, 2)), "present": ones > 0, "broken": ones / 0}
 
-
-@pytest.mark.parametrize("shape", DETAILS)
-def test_a_detail_of_any_rank_passes_and_is_recorded_as_nested_lists(shape):
-    rule = by(detail=lambda ones: {"own": DETAILS[shape](ones)})
-    check_weighting(rule)
-    value = np.asarray(DETAILS[shape](jnp.ones(3)))
-    metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), {"own": value})
+    check_weighting(by(detail=detail))
+    values = {name: np.asarray(value) for name, value in detail(jnp.ones(3)).items()}
+    metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), values)
     schedule = schedules.pack(np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3)
-    actual = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))["own"]
-    assert actual == (3 * [None] if shape == "not finite" else value.tolist())
-
-
-def test_a_correct_task_and_weighting_pass():
-    rule = worlds.weighting("samples+generalised", worlds.algorithm("fedavg"))
-    contracts.check_task(TASK, WORLD.data().pool)
-    check_weighting(rule)
+    actual = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))
+    assert actual["mine"] == values["mine"].tolist() and actual["present"] == 3 * [True]
+    assert actual["broken"] == 3 * [None]
 
 
 def test_a_run_checks_its_weighting_before_compiling(monkeypatch, small):
@@ -259,12 +286,6 @@ def evaluated(metric):
     sim = nothing._replace(config=fedvg_jax.Config(), task=TASK, data=WORLD.data(), metrics={"mine": metric})
     programs = chunks.Programs(None, lambda *args: sums, 0.0)
     return chunks.evaluate(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
-
-
-def test_a_metric_receives_the_model_and_the_data_at_every_evaluation():
-    actual = evaluated(lambda model, data: jax.tree.leaves(model)[0].size + 100 * len(data.pool.y))
-    size = jax.tree.leaves(worlds.variables())[0].size
-    assert actual["mine"] == size + 100 * len(WORLD.pool.y) and actual["test_accuracy"] == 1
 
 
 def test_a_metric_that_returns_no_number_is_reported():

@@ -72,5 +72,3 @@ def test_a_run_whose_loss_explodes_is_marked_as_diverged(tmp_path):
         fedvg_jax.run(dataclasses.replace(config, out=tmp_path / "run"))
     assert len(caught.value.history.records) == 1
     assert History.load(tmp_path / "run").summary["stopped_by"] == "diverged"
-    results = fedvg_jax.run_sweep(config, {"seed": [0, 1]})
-    assert [r.result[:2] for r in results] == [("diverged", 1)] * 2

@@ -1,8 +1,7 @@
-"""Runs in a notebook: the bar, the history as the result of a cell, and the interrupt of a real kernel."""
+"""Runs in a notebook: the bar, and the history as the result of a cell."""
 
 import re
 import sys
-import time
 import types
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -51,49 +50,6 @@ def test_bar_of_a_stopped_run_says_so(shown):
     with pytest.raises(KeyboardInterrupt):
         stopped_run()
     assert "round 3/9" in shown[-1] and "stopped" in shown[-1]
-
-
-@pytest.fixture
-def kernel(tmp_path):
-    manager_module = pytest.importorskip("jupyter_client.manager", reason="needs a notebook kernel")
-    pytest.importorskip("ipykernel", reason="needs a notebook kernel")
-    manager = manager_module.KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable
-    manager.start_kernel(cwd=str(tmp_path))
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(timeout=120)
-    yield manager, client
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
-
-
-@pytest.mark.slow
-def test_interrupt_of_a_kernel_saves_the_run_which_the_next_cell_resumes(kernel, tmp_path):
-    manager, client = kernel
-    out, history = tmp_path / "run", tmp_path / "run" / "history.jsonl"
-    config = f"fv.Config(rounds=100_000, clients=4, alpha=10.0, out={str(out)!r}, eval_every=1)"
-    client.execute(f"import fedvg_jax as fv\nfv.run({config}, progress=True)")
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and (not history.exists() or history.read_bytes().count(b"\n") < 3):
-        time.sleep(0.1)
-    manager.interrupt_kernel()
-    error, bars, state = "", [], "busy"
-    while not error or state != "idle":  # until then the kernel refuses the next cell
-        message = client.get_iopub_msg(timeout=120)
-        if message["msg_type"] == "error":
-            error = message["content"]["evalue"]
-        elif message["msg_type"] == "status":
-            state = message["content"]["execution_state"]
-        elif message["msg_type"] in ("display_data", "update_display_data"):
-            bars.append(message["content"]["data"].get("text/html", ""))
-    assert f"run folder: {out}" in error and "stopped" in [bar for bar in bars if "<progress" in bar][-1]
-    done = len(history.read_text().splitlines())
-    stored = f"fv.History.load({str(out)!r}).config"
-    changes = f"rounds={done + 2}, resume={str(out)!r}"
-    code = f"import dataclasses\nfv.run(dataclasses.replace({stored}, {changes}))"
-    client.execute_interactive(code, timeout=240)
-    assert len(fv.History.load(out).records) == done + 2
 
 
 def test_html_of_a_history_is_self_contained_and_escapes_every_text():

@@ -1,5 +1,6 @@
-"""Traced programs: their equations and primitives, and runs whose programs are traced and not compiled."""
+"""Programs: their equations and primitives, runs whose programs are traced and not compiled, and compilations."""
 
+import contextlib
 from collections.abc import Iterator
 
 import jax
@@ -58,3 +59,19 @@ def variables_of_ones(_config, init, initial=None):
 def _ones(function, *arguments):
     """Returns arrays of ones of the shapes that a function returns."""
     return jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), jax.eval_shape(function, *arguments))
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Yields a list of the names of programs, which grows as they are compiled or fetched from the cache."""
+    names = []
+
+    def listen(event, duration, fun_name="", **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax._src.monitoring.unregister_event_duration_listener(listen)

@@ -8,6 +8,7 @@ import linear
 import numpy as np
 import pytest
 import worlds
+from programs import compilations
 from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
@@ -112,18 +113,9 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole
 
 
 def test_another_seed_compiles_nothing(run):
-    compiled = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
     run("host, a round")
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as compiled:
         other = run("host, a round", seed=1)
-    finally:
-        jax._src.monitoring.unregister_event_duration_listener(listen)
     assert compiled == [] and len(other[1]) == 3
 
 

@@ -1,12 +1,12 @@
 """Runs that differ in values only share their compiled programs."""
 
-import contextlib
 import functools
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from programs import compilations
 from small_sweeps import assert_equal_runs
 
 import fedvg_jax
@@ -54,13 +54,12 @@ def program_text(settings: Config) -> str:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, marks=pytest.mark.slow),  # the others have its settings and more
         {"algorithm": "scaffold", "momentum": 0.5},
         {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
         {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "fedvg", "tuning.steps": 1},
         {"algorithm": "elastic", "attack.kind": "scaling", "lr_schedule": "exponential"},
     ],
-    ids=lambda settings: settings.get("algorithm", "default"),
+    ids=lambda settings: settings["algorithm"],
 )
 def test_program_depends_on_static_settings_only(settings):
     whole = changed(config.apply(SMALL, settings, "test"))
@@ -68,34 +67,6 @@ def test_program_depends_on_static_settings_only(settings):
     static = programs.static_settings(whole)
     assert static != whole
     assert program_text(whole).split() == program_text(static).split()
-
-
-@contextlib.contextmanager
-def compiled_programs():
-    """Yields a list of the names of programs, which grows as they are compiled or fetched from the cache."""
-    names = []
-
-    def listen(event, duration, fun_name="", **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            names.append(fun_name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield names
-    finally:
-        jax._src.monitoring.unregister_event_duration_listener(listen)
-
-
-def test_other_seed_alpha_or_learning_rate_compiles_nothing():
-    fedvg_jax.run(SMALL)
-    with compiled_programs() as compiled:
-        histories = [
-            fedvg_jax.run(replace(SMALL, **changes))
-            for changes in ({"seed": 1}, {"alpha": 0.5}, {"lr": 0.1}, {"partition_seed": 3}, {"rounds": 3})
-        ]
-    assert compiled == []
-    finals = {history.records[-1]["train_loss"] for history in histories}
-    assert len(finals) == len(histories)  # they are different runs
 
 
 def test_other_settings_of_jax_have_a_program_of_their_own():
@@ -122,9 +93,12 @@ def test_other_settings_of_jax_have_a_program_of_their_own():
     assert (first, again, other) == (1, 1, 2)
 
 
-def test_shared_program_gives_the_results_of_a_separate_one():
-    other = replace(SMALL, seed=5, lr=0.05)
-    shared = fedvg_jax.run(other)
+def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own():
+    fedvg_jax.run(SMALL)
+    other = replace(SMALL, seed=5, alpha=0.5, lr=0.05, partition_seed=3, rounds=3)
+    with compilations() as compiled:
+        shared = fedvg_jax.run(other)
+    assert compiled == []
     programs._make.store.cache_clear()
     programs._compiled.store.cache_clear()
     alone = fedvg_jax.run(other)

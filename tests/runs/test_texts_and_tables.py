@@ -32,9 +32,7 @@ def table_config(**settings) -> Config:
         (table_config(model="cnn"), "model cnn takes images.*use mlp"),
         (text_config(partition="dirichlet"), "partition dirichlet needs class labels.*use iid, quantity, group"),
         (text_config(augment="flip"), "augment flip is for images"),
-        (text_config(normalise="half"), "normalise half is for pixels.*use none"),
         (text_config(corrupt={"kind": "rotate"}), "corrupt.kind rotate is for images.*use label_flip, label_noise"),
-        (table_config(validation={"pixel_noise": 0.1}), "validation.pixel_noise 0.1 is for images.*use 0"),
         (text_config(validation={"rho": 0.5}), "validation.rho 0.5 needs class labels"),
         (
             text_config(validation={"source": "npz", "data_dir": "x"}, val_ratio=0.0),
@@ -61,14 +59,7 @@ def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatc
     monkeypatch.setitem(
         registry.MODELS, "gru", registry.Model(functools.partial(gru.GRU, width=2, hidden=3), gru.blocks)
     )
-    settings = {
-        "clients": 2,
-        "join_ratio": 1.0,
-        "rounds": 2,
-        "eval_every": 1,
-        "local_epochs": 1,
-        "cache_dir": tmp_path / "cache",
-    }
+    settings = {"clients": 2, "join_ratio": 1.0, "rounds": 1, "local_epochs": 1, "cache_dir": tmp_path / "cache"}
     config = text_config(
         dataset="text",
         data_dir=texts,

@@ -33,8 +33,11 @@ SETS = {
 }
 """Folder of results -> data set."""
 
-METHODS = "methods_covid"
-"""Folder of results with the paper's 13 methods, on features of chest X-rays."""
+METHODS = ("methods_dermamnist", "methods_covid", "methods_tinyimagenet")
+"""Folders of results with the paper's 13 methods."""
+
+HIDDEN = ("hidden_dermamnist", "hidden_covid", "hidden_tinyimagenet")
+"""Folders of results with the methods of the primary contrasts and a head with hidden layers."""
 
 ALPHAS = ("0.05", "0.1", "0.5")
 
@@ -253,7 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="what", required=True)
     of_collect = commands.add_parser("collect", help="runs of a sweep's folder -> a folder of results")
     of_collect.add_argument("source", type=Path, metavar="DIR")
-    of_collect.add_argument("name", choices=(*SETS, METHODS), metavar="NAME", help=", ".join((*SETS, METHODS)))
+    names = (*SETS, *METHODS, *HIDDEN)
+    of_collect.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     of_collect.add_argument("--command", required=True, help="that made the runs")
     of_collect.add_argument("--commit", required=True)
     of_draw = commands.add_parser("draw", help="the picture")

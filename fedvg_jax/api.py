@@ -45,7 +45,8 @@ from fedvg_jax.runs import (
     shared_start,
     simulation,
 )
-from fedvg_jax.runs.record import history, resume
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.views import tracking
@@ -84,12 +85,11 @@ def run(
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         selection: of the cohorts, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        initial: variables to start from, e.g. of `from_module`, in place of `task.init`. A resumed run starts from its
-            checkpoint.
+        initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
-            only. In a large population `state.clients` has rows for sampled clients only; `state.memory_clients` are
-            their numbers. Several devices divide the rows among them, and the last rows may be padding.
+            only. Where the host holds them, `state.clients` has rows for sampled clients only, and
+            `state.memory_clients` are their numbers. Where several devices divide them, the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round; NumPy arrays under `--pool host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
@@ -113,7 +113,7 @@ def run(
     """
     settings = configs.check(_with_trackers(Config() if config is None else config, track))
     _check_flags(settings, task)
-    config = shared_start.choose_folder(settings, resume.resolve)
+    config = shared_start.choose_folder(settings, run_folder.resolve)
     tracking.require(config, config.out is not None)
     if not isinstance(metrics or {}, Mapping) or not all(isinstance(name, str) for name in metrics or {}):
         raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
@@ -157,7 +157,7 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
         command = "python -m fedvg_jax.sim --dry-run"
         raise UsageError(f"Config: dry_run plans a run, which only the command line does: {command}; leave it out")
     # the stored settings of a resumed run name the file that they came from
-    if config.config and config.resume in (None, resume.AUTO):
+    if config.config and config.resume in (None, run_folder.AUTO):
         raise UsageError(
             f"Config: config is read by the command line only, and {config.config} would be ignored; give its settings"
             " to Config, or leave config out"
@@ -247,13 +247,13 @@ def run_sweep(
     hyperparameters.check_kind(hyper)
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
     replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
-    from fedvg_jax.study import python_sweep
+    from fedvg_jax.study import sweeps
 
-    plan = python_sweep.plan(start, axes, replacements)
+    plan = sweeps.plan(start, axes, replacements)
     for point in plan.points.points:
         tracking.require(point.config, out is not None)
         _check_flags(point.config, task)
-    return python_sweep.run(plan, folder, progress)
+    return sweeps.run(plan, folder, progress)
 
 
 def init_state(

@@ -101,6 +101,7 @@ _WITHOUT_FEDERATION: dict[str, Any] = {
     "attack": Attack(),
     "robust": Robust(),
     "tuning": Tuning(),
+    "pool": "device",
 }
 """Settings of a cohort of one, which has nothing to weigh, no client that attacks or drops out, and no server."""
 
@@ -119,6 +120,7 @@ NOT_OF_BOUNDS = {
     "dry_run": "sim --dry-run plans the federated run",
     "export": "there is no single final model",
     "export_partition": "sim exports that of the federated run",
+    "pool": "one program trains on the rows of any client, which the device holds",
     "profile": "sim --profile times the federated run",
     "resume": "bounds are computed in one go",
     "track": "results are in bounds.json",
@@ -147,9 +149,8 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
-    largest = max((job.rows for job in jobs), key=len)
-    single = _single(federated, alone, largest)
-    width = simulation.fitting_width(alone.batch_size, len(largest))
+    single = _single(federated, alone)
+    width = simulation.fitting_width(alone.batch_size, max(len(job.rows) for job in jobs))
     executor = registry.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
@@ -172,33 +173,22 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
         yield Bound(job.kind, job.client, len(job.rows), records[-1]["test_accuracy"], diverged)
 
 
-def _single(federated: Simulation, alone: Config, largest: np.ndarray) -> Simulation:
+def _single(federated: Simulation, alone: Config) -> Simulation:
     """Returns a simulation of one client on the pool and the tables of a federation.
 
     Args:
         federated: the federation.
         alone: settings of one client.
-        largest: the training rows of the largest job.
     """
     import numpy as np
 
-    from fedvg_jax.core import processes
-    from fedvg_jax.runs import host_pool, registry, simulation
+    from fedvg_jax.runs import simulation
 
     train, val, test = map(np.concatenate, federated.partition)
     if not len(val):  # a D_val of one client needs rows; the federation's external one replaces it
         train, val = train[:-2], train[-2:]
-    alone = dataclasses.replace(alone, pool="host" if federated.host_pool else "device")
-    partition = [train], [val], [test]
-    single = simulation.simulation(alone, data=federated.arrays, partition=partition)
-    if federated.host_pool is None:
-        return single._replace(data=federated.data)
-    executor = registry.make_executor(alone)
-    resident = processes.place(host_pool.resident_data(alone, federated.data), executor.placement)
-    parts = single.partition._replace(train=[largest])
-    return single._replace(
-        data=federated.data, host_pool=host_pool.make(alone, federated.data, resident, parts, executor)
-    )
+    single = simulation.simulation(alone, data=federated.arrays, partition=([train], [val], [test]))
+    return single._replace(data=federated.data)
 
 
 def _name(of: Job | Bound) -> str:

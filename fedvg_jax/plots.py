@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config.command_line import parse_runs
 from fedvg_jax.core.types import UsageError
 
 PROG = "python -m fedvg_jax.plots"
@@ -27,24 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; by default those of the process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(words):
-        print(__doc__)
-        return 0
-    return sim.guarded(lambda: draw(parse(words)))
-
-
-def parse(argv: Sequence[str]) -> list[Path]:
-    """Returns the run folders of a command line.
-
-    Raises:
-        UsageError: there is no folder, or an option.
-    """
-    for word in argv:
-        if word.startswith("-") or not word:
-            raise UsageError(f"unknown argument {word[:100]}; usage: {PROG} RUN [RUN ...]")
-    if not argv:
-        raise UsageError(f"name the folder of a run: {PROG} RUN [RUN ...]")
-    return [Path(word) for word in argv]
+    return sim.guarded(lambda: draw(parse_runs(words, PROG, __doc__)))
 
 
 def draw(folders: Sequence[Path]) -> int:

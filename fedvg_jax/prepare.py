@@ -1,7 +1,7 @@
 """`python -m fedvg_jax.prepare NAME --data-dir DIR`, or `fedvg prepare`: reads, checks, caches and shows a data set.
 
-Prints the rows per class and the sizes of the clients. Draws a contact sheet of images (images.png) and the classes of
-every client (clients.png) into --out DIR (default: runs/data-NAME).
+Prints the rows per class and the sizes of the clients. Draws the classes of every client (clients.png) into --out DIR
+(default: runs/data-NAME).
 
 NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. The options of a run may follow: --alpha, --clients,
 --partition, --image-size, --config FILE, ... `--export-partition FILE` writes every client's rows. Options
@@ -71,7 +71,7 @@ of weights and rows, and the settings. `--dataset npz --data-dir FILE.npz --mode
 """
 
 MAX_CLASSES = 30
-"""Rows of the table of classes; of more classes it shows the largest and the smallest."""
+"""Rows of the table of classes; of more classes it shows the largest."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,7 +141,7 @@ def prepare(config: Config, downloads: bool) -> int:
     """
     from rich.console import Console
 
-    from fedvg_jax.data.partitions import to_rows
+    from fedvg_jax.data.partitions import exchange
     from fedvg_jax.data.readers import hf, tfds
     from fedvg_jax.runs import population, simulation
     from fedvg_jax.views import display, labels
@@ -158,7 +158,7 @@ def prepare(config: Config, downloads: bool) -> int:
     with display.preparation_progress(console) as bar:
         partition = population.make_partition(config, arrays, bar("drawing a partition"))
     if config.export_partition:
-        to_rows.write(config.export_partition, partition, config.export_form, len(arrays.y))
+        exchange.write(config.export_partition, partition, len(arrays.y))
         console.print(f"partition written to {config.export_partition}", highlight=False, soft_wrap=True, markup=False)
     title = f"{config.clients} clients, partition {labels.partition_label(config)}"
     console.print(title, *client_sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
@@ -224,10 +224,7 @@ def class_table(arrays: Arrays) -> Table:
 
     num_classes, first = len(arrays.class_names), arrays.num_train
     train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
-    order = np.arange(num_classes)
-    if num_classes > MAX_CLASSES:
-        order = np.argsort(-(train + others), kind="stable")
-    half = MAX_CLASSES // 2
+    largest = np.sort(np.argsort(-(train + others), kind="stable")[:MAX_CLASSES])
     table = Table(show_footer=True)
     totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{arrays.y.size:,}", "")
     for column, total in zip(("class", "training", "other splits", labels.unit(arrays), "share"), totals, strict=True):
@@ -236,14 +233,12 @@ def class_table(arrays: Arrays) -> Table:
         table.add_column(
             column, total, justify="left" if is_name else "right", no_wrap=True, min_width=width, max_width=32
         )
-    for place, c in enumerate(order):
-        if num_classes > MAX_CLASSES and half <= place < num_classes - half:
-            if place == half:
-                table.add_row(f"... {num_classes - 2 * half} more", "", "", "", "")
-            continue
+    for c in largest:
         count = train[c] + others[c]
         row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
         table.add_row(Text(arrays.class_names[c]), *row)  # a string would be read as markup
+    if num_classes > MAX_CLASSES:
+        table.add_row(f"... {num_classes - MAX_CLASSES} smaller ones")
     return table
 
 
@@ -251,9 +246,9 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
     """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
 
-    from fedvg_jax.views import labels, pictures
+    from fedvg_jax.views import labels, plots
 
-    counts = np.sum(list(pictures.counts_by_part(arrays, partition).values()), axis=0)
+    counts = plots.counts_of_clients(arrays, partition)
     size, num = counts.sum(1), (counts > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [
@@ -264,21 +259,23 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
 
 
 def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
-    """Draws the pictures; returns a line that names them, or says why there are none.
+    """Draws the clients; returns a line that names the picture, or says why there is none.
 
     Raises:
         UsageError: the folder cannot be written.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        return "no pictures: they need matplotlib: pip install 'fedvg_jax[plot]'"
-    from fedvg_jax.views import pictures
+        return "no picture: it needs matplotlib: pip install 'fedvg_jax[plot]'"
+    from fedvg_jax.views import plots
 
+    path = folder / "clients.png"
     try:
-        return "drawn: " + ", ".join(map(str, pictures.write(folder, arrays, partition, title)))
+        folder.mkdir(parents=True, exist_ok=True)
+        with plots.drawing():
+            plots.clients(arrays, partition, title).savefig(path, dpi=150, facecolor="white")
+        return f"drawn: {path}"
     except OSError as error:
-        raise UsageError(
-            f"cannot write pictures into {folder} ({error.strerror or error}); choose another --out"
-        ) from None
+        raise UsageError(f"cannot write {path} ({error.strerror or error}); choose another --out") from None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from fedvg_jax.core import collection, files, hardware
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import launch, stop_signals
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history, resume, seals
+from fedvg_jax.runs.record import history, seals
 from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
     dataset = values.get("dataset") or file.get("dataset", Config.dataset)
     config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
-    resumed = values.get("resume") or file.get("resume", resume.AUTO)
-    if isinstance(resumed, str) and resumed != resume.AUTO:  # the settings of that run need not be repeated
+    resumed = values.get("resume") or file.get("resume", run_folder.AUTO)
+    if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
     config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(path))
@@ -202,7 +202,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
         else:  # without jax, so that a stop signal finds a handler that names the run folder
             _check_outputs(config)
             if config.dry_run:
-                config = resume.resolve(config)
+                config = run_folder.resolve(config)
                 return _show_plan(config, console, unused)
             config = choose(config)
 
@@ -231,7 +231,7 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
         log: called with a line about the run to resume.
         reserved: removes a folder that is made here, if nothing is written to it.
     """
-    wants_resume, config = config.resume, resume.resolve(config)
+    wants_resume, config = config.resume, run_folder.resolve(config)
     if config.resume:
         log(f"resuming {config.out}")
         return config

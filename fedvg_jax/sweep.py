@@ -21,9 +21,9 @@ from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import sweep_folder, tuning, workers
-from fedvg_jax.study.axes import RANGED
 from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
 from fedvg_jax.study.sweep_folder import count
+from fedvg_jax.study.sweep_points import RANGED
 from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
 

@@ -11,14 +11,12 @@ forger who also rewrites every digest: no key is involved. Nothing is trained ag
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config.command_line import parse_path
+from fedvg_jax.config.command_line import parse_runs
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import verification
 from fedvg_jax.views import output
@@ -28,33 +26,16 @@ PROG = verification.COMMAND
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if all folders fit, 1 if not, 2 for a usage error."""
+    words = list(sys.argv[1:] if argv is None else argv)
     with output.lasting():
         try:
-            reports = {run: verification.check(run) for run in _parse(argv).runs}
+            reports = {run: verification.check(run) for run in parse_runs(words, PROG, __doc__)}
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         for run, report in reports.items():
             show(run, report)
     return int(any(report.misfits for report in reports.values()))
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the parsed command line.
-
-    Raises:
-        UsageError: it names no run folder, or has an unknown argument.
-    """
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_path, help="the folder of a run")
-    parser.error = _raise_usage_error  # argparse would print two lines, on some versions also with exit_on_error=False
-    return parser.parse_args(argv)
-
-
-def _raise_usage_error(message: str) -> NoReturn:
-    raise UsageError(f"{message}; usage: {PROG} RUN [RUN ...]")
 
 
 def show(run: Path, report: verification.Findings) -> None:

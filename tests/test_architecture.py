@@ -44,9 +44,8 @@ WITHOUT_JAX = {
     "runs/record/folder",
     "runs/record/seals",
     "runs/record/verification",
-    "runs/record/resume",
 }
-WITHOUT_JAX |= {"runs/stop_signals", "study/axes", "study/sweep_points", "study/sweep_folder", "study/tuning"}
+WITHOUT_JAX |= {"runs/stop_signals", "study/sweep_points", "study/sweep_folder", "study/tuning"}
 WITHOUT_JAX |= {"study/workers"}
 
 

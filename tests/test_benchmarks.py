@@ -21,7 +21,7 @@ from benchmarks import (
     table,
 )
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.models import lenet, task
+from fedvg_jax.models import cnn, task
 
 
 def torch_or_skip():
@@ -159,7 +159,7 @@ def test_recording_of_global_models_only_is_replayed(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
     settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
-    model = parity.torch_layout.to_torch(task.classification(lenet.LeNet5(10), 10, (32, 32, 3)).init(jax.random.key(0)))
+    model = parity.torch_layout.to_torch(task.classification(cnn.LeNet5(10), 10, (32, 32, 3)).init(jax.random.key(0)))
     arrays = {f"init/{name}": x for name, x in model.items()}
     arrays |= {f"r0/global/{name}": x + 0.1 for name, x in model.items()}
     arrays |= {f"part/{k}/train": np.arange(16 * k, 16 * k + 16) for k in range(2)}

@@ -18,7 +18,6 @@ from fedvg_jax import config
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import resume
 
 
 def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
@@ -83,7 +82,7 @@ def resume_damaged(run: Path, template: SimState, truth: list) -> tuple[str, str
 
     logged: list[str] = []
     try:
-        settings = resume.resolve(dataclasses.replace(run_folder.read_config(run), out=run, resume=str(run)))
+        settings = run_folder.resolve(dataclasses.replace(run_folder.read_config(run), out=run, resume=str(run)))
         with opened(settings, template, logged) as recorder:
             start = recorder.start
     except UsageError as error:

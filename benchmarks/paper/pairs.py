@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedvg_jax.study.cells import Study, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.study.figures.curves import curve, largest_class, limits, metric_label
+from fedvg_jax.study.figures.curves import curve, draw_largest_class, limits, metric_label
 
 
 def integrations(study: Study, style: Style) -> list[Drawing] | str:
@@ -20,23 +20,21 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
         for panel, name in zip(axes, bases, strict=True):
             curves = {m: c for m in (name, base.with_fedvg(name)) if (c := curve(study, study.cell(m, scenario)))}
             panel.set_ylim(*limits(study, list(curves.values())))
-            ends = []
             for method, line in curves.items():
                 look = styles[method]
                 marker = "o" if len(line.rounds) == 1 else None  # one point is no line
                 dashes = "--" if method == name else "-"
-                panel.plot(line.rounds, line.mean, color=look.colour, ls=dashes, marker=marker, ms=3)
+                label = base.plain(method, 32)
+                panel.plot(line.rounds, line.mean, color=look.colour, ls=dashes, marker=marker, ms=3, label=label)
                 panel.fill_between(
                     line.rounds, line.mean - line.std, line.mean + line.std, color=look.colour, alpha=0.12, lw=0
                 )
-                ends.append((line.rounds[-1], line.mean[-1], method, look.colour))
                 values = zip(line.rounds, line.mean, line.std, strict=True)
                 rows += [(scenario_text(scenario), method, int(r), m, s, line.n) for r, m, s in values]
             base.whole_numbers(panel.xaxis)
             panel.set(xlabel="round", title=base.plain(name))
             base.clean(panel)
-            ends += largest_class(study, panel, scenario)
-            base.label_ends(panel, ends, style, 0.85)
+            draw_largest_class(study, panel, [scenario])
         figure.supylabel(metric_label(study), fontsize=style.font)
         title = f"Methods alone and with FedVG{', ' + scenario_text(scenario) if scenario else ''}"
         stem = "pairs" if i == 0 else f"pairs-{i + 1}"

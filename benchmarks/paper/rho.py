@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedvg_jax.study.cells import Study
-from fedvg_jax.study.figures.against import against
 from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.figures.curves import against
 
 RHO = "validation.rho"
 

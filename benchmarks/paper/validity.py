@@ -113,16 +113,13 @@ def _correlations_over_rounds(study: Study, style: Style) -> Drawing:
     for panel, (title, means) in zip(axes, panels.items(), strict=True):
         panel.set_ylim(-1.05, 1.05)
         panel.axhline(0, color="0.7", lw=0.7)
-        ends = []
         for name, by_round in means.items():
             colour, dashes = LINES[name]
             known = [(r, v) for r, v in sorted(by_round.items()) if math.isfinite(v)]
             if known:
-                panel.plot(*zip(*known, strict=True), color=colour, ls=dashes)
-                ends.append((*known[-1], name, colour))
+                panel.plot(*zip(*known, strict=True), color=colour, ls=dashes, label=name)
         panel.set(xlabel="round", title=base.plain(title, 44))
         base.clean(panel)
-        base.label_ends(panel, ends, style, 0.9)
     figure.supylabel("rank correlation with accuracy", fontsize=style.font)
     columns = ("setting", "method", "measure", "round", "correlation")
     return Drawing("validity", "What ranks the clients' models rightly", figure, columns, rows)

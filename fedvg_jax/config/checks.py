@@ -218,11 +218,6 @@ def _partition_problems(config: Config) -> Iterator[str]:
         yield "partition file needs --partition-file FILE, a .npz or .json of rows"
     if file is not None and file.suffix not in (".npz", ".json"):
         yield f"export_partition must end in .npz or .json; got {file}"
-    if file is not None and config.export_form == "clients" and is_held_out_first:
-        yield (
-            f"export_form clients writes the rows of every client, and split {config.split} holds rows out of all"
-            " clients; use --export-form parts"
-        )
     if is_held_out_first and kind in ("file", "official"):
         yield (
             f"split {config.split} holds rows out before the partition, and partition {kind} assigns all rows;"

@@ -207,6 +207,24 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def parse_runs(argv: Sequence[str], prog: str, description: str | None) -> list[Path]:
+    """Returns the run folders of a command line that has nothing else; --help prints the description and exits.
+
+    Raises:
+        UsageError: it names none, or has an option.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_path, help="the folder of a run")
+
+    def refuse(message: str) -> NoReturn:
+        raise UsageError(f"{message}; usage: {prog} RUN [RUN ...]")
+
+    parser.error = refuse  # argparse would print two lines, on some versions also with exit_on_error=False
+    return parser.parse_args(argv).runs
+
+
 def _word(name: str) -> str:
     """Returns the word for a value in help."""
     setting = SETTINGS.get(name)

@@ -118,7 +118,7 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("confusion", "calibration", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
+RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -186,7 +186,7 @@ class FedVG:
     """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
     "a/b/kernel"; empty selects all tensors."""
     granularity: str = setting(
-        "modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,), also="layerwise blockwise modelwise"
+        "modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,), also="layerwise blockwise"
     )
     """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor; blockwise:
     one per client and network block."""
@@ -232,7 +232,7 @@ class FedAvgM:
 class FedOpt:
     """FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server."""
 
-    lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr server_learning_rate global_lr")
+    lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr")
     """Learning rate of the server."""
     b1: float = setting(
         0.9,
@@ -254,7 +254,7 @@ class FedOpt:
 class FedProx:
     """FedProx: a proximal term in the clients' loss."""
 
-    mu: float = setting(0.01, FROM_0, hyper="mu", also="mu proximal_mu prox_mu")
+    mu: float = setting(0.01, FROM_0, hyper="mu", also="mu")
     """Coefficient of the proximal term."""
 
 
@@ -262,7 +262,7 @@ class FedProx:
 class Scaffold:
     """Scaffold: control variates."""
 
-    eta_g: float = setting(1.0, ABOVE_0, hyper="eta_g", also="global_learning_rate")
+    eta_g: float = setting(1.0, ABOVE_0, hyper="eta_g")
     """Learning rate of the server."""
     steps: str = setting("epochs", ("epochs", "single"), "data")
     """Minibatches of a local epoch. epochs: all; single: one (the published code)."""
@@ -344,9 +344,7 @@ class Ditto:
 class Robust:
     """Robust aggregation of the clients' models, some of which may be corrupt."""
 
-    rule: str = setting(
-        "mean", ("mean", "median", "trimmed_mean", "krum", "clipped_mean"), also="robust defense defence"
-    )
+    rule: str = setting("mean", ("mean", "median", "trimmed_mean", "krum", "clipped_mean"), also="defense")
     """Aggregation rule. mean and clipped_mean use the weights of --weighting; the others ignore them."""
     trim: float = setting(
         0.1, Range(lambda v: 0 <= v < 0.5, "in [0, 0.5)"), used=(is_one("robust.rule", "trimmed_mean"),)
@@ -435,10 +433,7 @@ class Corrupt:
     """Clients with corrupt training rows, the same in every round."""
 
     kind: str = setting(
-        "none",
-        ("none", "label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate90", "rotate"),
-        "data",
-        also="corrupt corruption label_noise",
+        "none", ("none", "label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate90", "rotate"), "data"
     )
     """Corruption of training rows. label_flip: class c becomes C-1-c; label_noise: another class; pixel_noise: Gaussian
     noise. Feature shifts that differ between clients: feature_noise (levels up to the strength), rotate90, rotate
@@ -473,19 +468,15 @@ class Config:
     ('fedprox', 'native', 0.5, 10)
     """
 
-    algorithm: str = setting(
-        "fedavg", ALGORITHMS, topic="Method", is_common=True, also="strategy alg algo server federated_algorithm"
-    )
+    algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True, also="strategy")
     """Federated algorithm."""
-    weighting: str = setting("fedvg", word="NAME", is_common=True, also="aggregation aggregator weights weight")
+    weighting: str = setting("fedvg", word="NAME", is_common=True, also="aggregation weights")
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses.
     permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     server_stats: str = setting("averaged", ("averaged", "official"), used=(_RUNNING_STATISTICS,))
     """Aggregation of running statistics. averaged: their weighted mean; official: the server's update rule, as for
     parameters (the published code)."""
-    dataset: str = setting(
-        "digits", kind="data", topic="Data set", word="NAME", is_common=True, also="data_set dataset_name"
-    )
+    dataset: str = setting("digits", kind="data", topic="Data set", word="NAME", is_common=True)
     """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
     per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
     save_to_disk or as parquet files, below data_dir if that is set."""
@@ -501,7 +492,7 @@ class Config:
         ),
         word="DIR",
         is_common=True,
-        also="data data_path datadir data_root root dataset_dir dataset_path",
+        also="data data_path",
     )
     """Folder or file with the raw data set."""
     image_size: str = setting(
@@ -521,12 +512,7 @@ class Config:
     splits: str = setting("all", ("all", "official"), "data", used=(is_one("dataset", "dermamnist"),))
     """Official splits of DermaMNIST that are pooled. all, or official: without its validation split (the published
     code)."""
-    max_rows: int = setting(
-        0,
-        Range(FROM_0.holds, ">= 0, where 0 is all"),
-        "data",
-        also="max_samples num_samples limit subset max_train_samples num_images data_fraction",
-    )
+    max_rows: int = setting(0, Range(FROM_0.holds, ">= 0, where 0 is all"), "data", also="max_samples num_samples")
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""
     image_column: str = setting("", kind="data", used=(_HUB_SET,))
@@ -534,55 +520,37 @@ class Config:
     label_column: str = setting("", kind="data", used=(_HUB_SET,))
     """Column of the labels of a set hf:FOLDER. Default: the only column of class labels, or the one with a usual
     name."""
-    group_column: str = setting(
-        "",
-        kind="data",
-        used=(_HUB_SET, is_one("partition", "group")),
-        also="writer user_column client_column natural_id partition_by",
-    )
+    group_column: str = setting("", kind="data", used=(_HUB_SET, is_one("partition", "group")))
     """Column of a set hf:FOLDER that partition group divides the rows by, such as writer."""
-    normalise: str = setting("none", ("none", "imagenet", "half"), also="normalize normalization normalisation")
+    normalise: str = setting("none", ("none", "imagenet", "half"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2."""
-    augment: str = setting("none", ("none", "flip", "crop", "flip_crop"), also="augmentation data_augmentation")
+    augment: str = setting("none", ("none", "flip", "crop", "flip_crop"))
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
-    model: str = setting(
-        "mlp", MODELS, topic="Model", is_common=True, also="arch architecture network net backbone model_name"
-    )
+    model: str = setting("mlp", MODELS, topic="Model", is_common=True, also="arch network")
     """Network. tinycnn is for 8x8 images."""
-    pretrained: Path | None = setting(None, kind="data", word="FILE|DIR", also="weights_file init_weights checkpoint")
+    pretrained: Path | None = setting(None, kind="data", word="FILE|DIR")
     """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
     has torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those
     of --export. The head is initialised at random."""
-    init: Path | None = setting(None, kind="data", word="RUN", also="init_from warm_start")
+    init: Path | None = setting(None, kind="data", word="RUN")
     """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
     stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
-    norm: str = setting("batch", ("batch", "group"), used=(_NORMS,), also="norm_layer normalization_layer")
+    norm: str = setting("batch", ("batch", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published."""
-    clients: int = setting(
-        20,
-        COUNT,
-        topic="Clients and partition",
-        is_common=True,
-        also="num_clients n_clients client num_users users n_parties parties k n",
-    )
+    clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True, also="num_users n_parties")
     """Number of clients N."""
-    join_ratio: float = setting(
-        0.5,
-        FRACTION,
-        is_common=True,
-        also="fraction client_fraction frac fraction_fit sample_rate participation sampling c",
-    )
+    join_ratio: float = setting(0.5, FRACTION, is_common=True, also="fraction participation")
     """Fraction of the clients sampled each round, in (0, 1]."""
     cohorts: str = setting("seeded", ("seeded", "official"), "data")
     """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
-    selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data", also="client_selection sampler")
+    selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice: of candidates
     drawn so, the clients on whose training rows the global model has the largest loss."""
-    candidates: int = setting(0, FROM_0, "data", used=(is_one("selection", "power_of_choice"),), also="num_candidates")
+    candidates: int = setting(0, FROM_0, "data", used=(is_one("selection", "power_of_choice"),))
     """Candidates d of selection power_of_choice, from the cohort's size to all clients. 0: twice the cohort's size."""
-    dropout: float = setting(0.0, BELOW_1, "data", also="drop_rate client_dropout dropout_rate client_drop_rate")
+    dropout: float = setting(0.0, BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     untrained: str = setting("absent", ("absent", "weighed"))
     """Treatment of clients that take no local step because they have too few rows. absent: weight 0, as if dropped out;
@@ -590,9 +558,7 @@ class Config:
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
     is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
-    partition: str = setting(
-        "dirichlet", PARTITIONS, "data", is_common=True, also="split_method partitioner iid non_iid noniid distribution"
-    )
+    partition: str = setting("dirichlet", PARTITIONS, "data", is_common=True, also="iid non_iid")
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ."""
     alpha: float = setting(
@@ -601,11 +567,11 @@ class Config:
         "data",
         used=(is_one("partition", "dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity"),),
         is_common=True,
-        also="dirichlet dirichlet_alpha concentration diralpha dir_alpha",
+        also="dirichlet",
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With partition quantity, it is that of their
     sizes."""
-    partition_seed: int = setting(42, SEED, "data", also="data_seed split_seed")
+    partition_seed: int = setting(42, SEED, "data")
     """Seed of the partition, independent of the seed of the run."""
     shards_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "shards"),))
     """Shards that every client gets, of the rows sorted by label (partition shards)."""
@@ -615,14 +581,6 @@ class Config:
     """File of every client's rows, .npz or .json (partition file)."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
     """File for the rows of every client, .npz or .json, which partition file reads."""
-    export_form: str = setting(
-        "parts",
-        ("parts", "clients"),
-        "host",
-        used=(Condition("export_partition", lambda config: config.export_partition is not None, "a FILE"),),
-    )
-    """Form of --export-partition. parts: training, validation and test rows of every client, so that the same run
-    follows from the file; clients: all rows of every client by its number, as flwr-datasets and FedLab have them."""
     min_samples: int = setting(10, COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
@@ -631,34 +589,20 @@ class Config:
     split: str = setting("client", ("client", "global", "stratified"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
-    test_ratio: float = setting(
-        0.25, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", also="test_split test_size test_fraction"
-    )
+    test_ratio: float = setting(0.25, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", also="test_split")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
-        0.1,
-        Range(BELOW_1.holds, "in [0, 1); 0 only with an external D_val"),
-        "data",
-        also="validation_ratio validation_split val_split val_size val_fraction",
+        0.1, Range(BELOW_1.holds, "in [0, 1); 0 only with an external D_val"), "data", also="val_split"
     )
     """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
     select: str = setting("shared", ("shared", "held_out"), "data")
     """Validation rows that choose the best round. shared: D_val, which FedVG's weights also use; held_out: a random
     half of D_val, which the weights then do not use."""
-    rounds: int = setting(
-        100,
-        COUNT,
-        hyper="rounds",
-        topic="Training",
-        is_common=True,
-        also="num_rounds n_rounds communication_rounds comm_rounds global_rounds global_epochs t",
-    )
+    rounds: int = setting(100, COUNT, hyper="rounds", topic="Training", is_common=True, also="communication_rounds")
     """Number of federated rounds."""
-    local_epochs: int | str = setting(
-        5, kind="data", word="INT|MIN:MAX", is_common=True, also="epochs epoch num_epochs n_epochs num_local_epochs e"
-    )
+    local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True, also="epoch num_epochs")
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
-    local: str = setting("", word="REGEX", also="personal personal_layers private_layers")
+    local: str = setting("", word="REGEX", also="personal_layers")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
     local_first: float = setting(
@@ -666,50 +610,44 @@ class Config:
     )
     """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others. 0
     trains all tensors in all steps."""
-    batch_size: int = setting(32, COUNT, is_common=True, also="batch batchsize minibatch minibatch_size bs b")
+    batch_size: int = setting(32, COUNT, is_common=True, also="bs")
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     single_rows: str = setting("trained", ("trained", "skipped"), "data")
     """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
     undefined; skipped: skipped for every model (the published code)."""
-    lr: float = setting(
-        0.1, ABOVE_0, hyper="lr", is_common=True, also="learning_rate client_lr local_lr eta eta_l step_size rate"
-    )
+    lr: float = setting(0.1, ABOVE_0, hyper="lr", is_common=True, also="learning_rate eta")
     """Learning rate of the clients."""
-    optimiser: str = setting("sgd", ("sgd", "adam", "adamw"), also="optimizer client_optimizer opt")
+    optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
     momentum: float = setting(0.0, BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
     """Momentum of the clients' optimiser sgd."""
-    weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay", also="wd l2 decay")
+    weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay", also="wd")
     """Weight decay of the clients' optimiser."""
-    lr_schedule: str = setting(
-        "constant", ("constant", "exponential", "cosine"), also="scheduler lr_scheduler schedule"
-    )
+    lr_schedule: str = setting("constant", ("constant", "exponential", "cosine"))
     """Schedule of the clients' learning rate over rounds. exponential multiplies by lr_decay each round; cosine ends at
     0."""
     lr_decay: float = setting(
-        0.99, FRACTION, hyper="lr_decay", used=(is_one("lr_schedule", "exponential"),), also="gamma learning_rate_decay"
+        0.99, FRACTION, hyper="lr_decay", used=(is_one("lr_schedule", "exponential"),), also="gamma"
     )
     """Factor per round of the exponential schedule."""
-    seed: int = setting(0, SEED, "data", is_common=True, also="random_seed random_state rng_seed manual_seed")
+    seed: int = setting(0, SEED, "data", is_common=True, also="random_seed")
     """Seed of the model, the cohorts and the minibatches."""
-    eval_every: int = setting(
-        5, COUNT, "data", also="eval_interval eval_frequency eval_freq evaluate_every test_every eval_gap"
-    )
+    eval_every: int = setting(5, COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
-    stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy target early_stop target_acc")
+    stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy")
     """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss or error end it at or
     below the value, others at or above. A task's own metrics have val_ before their name."""
-    patience: int = setting(0, FROM_0, "data", also="early_stopping early_stopping_rounds early_stopping_patience")
+    patience: int = setting(0, FROM_0, "data", also="early_stopping")
     """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
     never."""
     record: str = setting("", word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
-    trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; calibration, the expected
-    calibration error on it with its bins; accuracy_by_client, the global model's accuracy on each client's own test
-    rows, its mean, worst decile and spread; personal_accuracy, that of each client's own model; finetuned_accuracy,
-    that of the global model after finetune_epochs on the client's own training rows."""
+    trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
+    global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
+    of each client's own model; finetuned_accuracy, that of the global model after finetune_epochs on the client's own
+    training rows."""
     finetune_epochs: int = setting(
         1,
         COUNT,
@@ -717,9 +655,7 @@ class Config:
         used=(Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"),),
     )
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
-    devices: str = setting(
-        "auto", topic="Hardware", word="INT|auto", is_common=True, also="device gpu gpus num_gpus num_devices cuda"
-    )
+    devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True, also="gpus")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
     lanes: str = setting("auto", word="INT|auto|all")
@@ -737,7 +673,7 @@ class Config:
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
     innermost where the stride is 1, else gemm."""
-    precision: str = setting("default", ("default", "highest", "bfloat16"), also="dtype mixed_precision amp fp16 bf16")
+    precision: str = setting("default", ("default", "highest", "bfloat16"), also="dtype")
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
     deterministic: bool = setting(False)
@@ -746,22 +682,12 @@ class Config:
     """Start even if the estimate of memory exceeds the memory of this machine."""
     config: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="FILE", is_common=True)
     """TOML file of settings, which flags override. The command line alone reads it."""
-    out: Path | None = setting(
-        None,
-        kind="host",
-        word="DIR",
-        is_common=True,
-        also="output output_dir out_dir outdir log_dir logdir run_dir save_dir workdir",
-    )
+    out: Path | None = setting(None, kind="host", word="DIR", is_common=True, also="output_dir log_dir")
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(
-        0,
-        FROM_0,
-        "host",
-        used=(Condition("keep", lambda config: config.keep > 0, "1 or more"),),
-        also="save_every save_interval checkpoint_interval",
+        0, FROM_0, "host", used=(Condition("keep", lambda config: config.keep > 0, "1 or more"),), also="save_every"
     )
     """Rounds between two checkpoints; 0: about one a minute, and each round of over 5 s. The last round and every stop
     are saved in any case."""
@@ -775,9 +701,7 @@ class Config:
     """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets and ViTs have torch's names, for `load_state_dict`."""
-    track: str = setting(
-        "", kind="host", word="NAME,...", also="logger tracker tracking report_to wandb tensorboard mlflow log_to"
-    )
+    track: str = setting("", kind="host", word="NAME,...", also="wandb tensorboard mlflow")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
     goes on in the same tracked run; a tracker that fails does not end the run."""
     profile: Path | None = setting(None, kind="host", word="DIR")

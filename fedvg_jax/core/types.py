@@ -452,8 +452,8 @@ class SimState(NamedTuple):
     """The algorithm's memories of the clients, leaves [M, ...]. Several devices have M / D rows each; rows that make M
     a multiple of D are the last ones, and no client's."""
     memory_clients: Tree = ()
-    """int32 [M] the client of each row of `clients`, -1 for a row not used yet; () where row k is
-    client k's, for all N clients."""
+    """int32 [M] the client of each row of `clients`, where the host holds them; () where row k is client k's, for all N
+    clients."""
 
 
 class Metrics(NamedTuple):

@@ -8,8 +8,8 @@ Where to look:
 
 - `datasets`: data sets by name; `readers/` has one reader per format.
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
-- `partitions/`: `draw` partitions by the name of their kind, each kind in a file of its own; `from_rows` reads a given
-  partition, `to_rows` writes one; `split` separates training, validation and test rows; `statistics` measures skew.
+- `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `split` separates
+  training, validation and test rows; `statistics` measures skew.
 - `validation`: D_val from the clients' rows or from an `external` set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.
 - `images`, `archive`, `cache`: decoding, reading inside archives, and the cache of decoded data sets.
@@ -19,9 +19,9 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.datasets import NAMES, SOURCES, Source, load
 from fedvg_jax.data.partitions.draw import KINDS as PARTITIONS
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.partitions.from_rows import read as read_partition
+from fedvg_jax.data.partitions.exchange import read as read_partition
+from fedvg_jax.data.partitions.exchange import write as write_partition
 from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.data.partitions.to_rows import write as write_partition
 from fedvg_jax.data.validation import Shared, from_clients, from_outside
 
 __all__ = [

@@ -6,12 +6,13 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core import hardware
-from fedvg_jax.core.files import reason
+from fedvg_jax.core.files import reason, refuse_special
 from fedvg_jax.core.types import UsageError
 
 _MAX_CLASSES = 2**16
@@ -137,6 +138,25 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
         raise UsageError(
             f"{source}: needs {needed} of memory, this machine has {available}; use a smaller --image-size"
         )
+
+
+def contents(file: Path) -> bytes:
+    """Returns all bytes of a user's file.
+
+    Raises:
+        UsageError: it cannot be read, or is larger than this machine's memory.
+    """
+    try:
+        refuse_special(file)
+        refuse_too_large(file.stat().st_size, file)
+        return file.read_bytes()
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(file: Path, error: OSError) -> UsageError:
+    """Returns the error of a file that cannot be read."""
+    return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
 
 
 @contextlib.contextmanager

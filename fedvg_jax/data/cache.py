@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax.core import files
-from fedvg_jax.data.archive import unreadable
-from fedvg_jax.data.arrays import OWN_WARNING, Arrays
+from fedvg_jax.data.arrays import OWN_WARNING, Arrays, unreadable
 
 VERSION = 4
 """Version of the entries' format; part of their names."""

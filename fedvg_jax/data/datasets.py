@@ -10,21 +10,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import (
-    cifar,
-    covid19,
-    encoded,
-    folder,
-    hf,
-    mapped,
-    medmnist,
-    npz,
-    scikit_learn,
-    stl10,
-    text,
-    tfds,
-    tinyimagenet,
-)
+from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npy, npz, scikit_learn, text, tfds
 
 
 class Source(NamedTuple):
@@ -41,8 +27,11 @@ class Source(NamedTuple):
 _IMAGES = ("size", "progress")
 
 SOURCES = {
-    **{name: Source(partial(cifar.load, name=name), f"{s.layout} ({cifar.SOURCE})") for name, s in cifar.SETS.items()},
-    "stl10": Source(stl10.load, f"{stl10.LAYOUT} ({stl10.SOURCE})", ("progress",)),
+    **{
+        name: Source(partial(cifar_stl10.load, name=name), f"{published.layout} ({cifar_stl10.SOURCE})")
+        for name, published in cifar_stl10.SETS.items()
+    },
+    "stl10": Source(cifar_stl10.load_stl10, f"{cifar_stl10.STL_LAYOUT} ({cifar_stl10.STL_SOURCE})"),
     **{
         name: Source(
             partial(medmnist.load, name=name),
@@ -51,11 +40,11 @@ SOURCES = {
         )
         for name, published in medmnist.SETS.items()
     },
-    "tinyimagenet": Source(tinyimagenet.load, f"{tinyimagenet.LAYOUT} ({tinyimagenet.SOURCE})", _IMAGES),
-    "covid19": Source(covid19.load, f"{covid19.LAYOUT} ({covid19.SOURCE})", _IMAGES),
-    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}; or {mapped.LAYOUT}, read in place"),
-    "encoded": Source(encoded.load, f"one .npz file with {encoded.LAYOUT}", _IMAGES),
-    "folder": Source(folder.load, folder.LAYOUT, _IMAGES),
+    "tinyimagenet": Source(folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES),
+    "covid19": Source(folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES),
+    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}; or {npy.MAPPED_LAYOUT}, read in place"),
+    "encoded": Source(npz.load_encoded, f"one .npz file with {npz.ENCODED_LAYOUT}", _IMAGES),
+    "folder": Source(folders.load, folders.LAYOUT, _IMAGES),
     "text": Source(text.load, text.LAYOUT),
 }
 

@@ -13,8 +13,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.archive import contents
-from fedvg_jax.data.arrays import allocate, reading
+from fedvg_jax.data.arrays import allocate, contents, reading
 
 Progress = Callable[[int, int], None]
 """(decoded images, all images) -> None"""

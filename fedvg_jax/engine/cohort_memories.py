@@ -54,19 +54,17 @@ def take(inputs: RoundInputs, sharding: NamedSharding | None) -> RoundInputs:
 
 
 def put(after: SimState, inputs: RoundInputs, sharding: NamedSharding | None) -> SimState:
-    """Returns the state after the round with the memories of all clients, and the clients of their rows.
+    """Returns the state after the round with the memories of all clients.
 
     Args:
         after: its memories are those of the inputs that `take` returned, after the round.
         inputs: of the round, as `take` got them.
         sharding: as in `take`.
     """
-    before, rows = inputs.state, schedules.memory_rows(inputs.schedule)
-    if sharding is not None:
-        after = after._replace(clients=put_rows(before.clients, rows, after.clients, sharding))
-    if inputs.schedule.memory_rows is None:  # row k is client k's
+    if sharding is None:
         return after
-    return after._replace(memory_clients=before.memory_clients.at[rows].set(inputs.schedule.clients))
+    rows = schedules.memory_rows(inputs.schedule)
+    return after._replace(clients=put_rows(inputs.state.clients, rows, after.clients, sharding))
 
 
 def take_rows(memories: Tree, rows: Array, sharding: NamedSharding) -> Tree:

@@ -101,9 +101,7 @@ def init_state(
         client = local_training.Kept(client, variables)
     elif local is not None:
         client = local_training.Kept(client, local.of(variables))
-    clients = tree.repeat(client, num_rows or num_clients)
-    owners = jax.device_put(np.full(num_rows, -1, np.int32)) if num_rows else ()
-    return SimState(first_round, variables, server, clients, owners)
+    return SimState(first_round, variables, server, tree.repeat(client, num_rows or num_clients))
 
 
 def make_round(

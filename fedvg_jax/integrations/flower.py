@@ -9,6 +9,7 @@ number of training examples. The server measures every reply on D_val; clients n
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,10 +18,9 @@ import numpy as np
 
 from fedvg_jax import integrations
 from fedvg_jax.config import Config, check
-from fedvg_jax.core.types import Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.integrations import named_arrays
 from fedvg_jax.integrations.named_arrays import Client, Gradient
-from fedvg_jax.runs.programs import WeightingOrFactory
 
 integrations.require("flwr", "flower")
 
@@ -35,7 +35,7 @@ from flwr.app import (  # noqa: E402  # pyright: ignore[reportMissingImports]
 from flwr.serverapp import Grid  # noqa: E402  # pyright: ignore[reportMissingImports]
 from flwr.serverapp.strategy import FedAvg, Strategy  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-__all__ = ["FedVG", "RoundOfWeights", "array_record", "variables_of"]
+__all__ = ["FedVG", "RoundOfWeights"]
 
 NO_MEAN = {"Bulyan", "Krum", "MultiKrum", "FedMedian", "FedTrimmedAvg", "QFedAvg", "FedXgbBagging", "FedXgbCyclic"}
 """Flower's strategies that replace the weighted mean of the replies, so that no weights of ours can reach it."""
@@ -61,20 +61,14 @@ class RoundOfWeights(NamedTuple):
 class FedVG(Strategy):
     """Averages the clients' replies with weights that are measured on the server's D_val.
 
-    The measurements come from `gradient`, a callable of NumPy arrays, or from `task` and `validation`.
     Another strategy may do everything but the average: FedVG's mean then reaches it as the mean of the replies.
 
     Args:
         config: its `weighting` and `fedvg` are used, as `Config(weighting="samples+fedvg")` for FedAvg + FedVG or
-            `Config(fedvg={"granularity": "layerwise"})`; with a task also `batch_size`, the rows of D_val that are
-            scored together, and `lr`, of the weighting fltrust.
+            `Config(fedvg={"granularity": "layerwise"})`.
         gradient: the floating arrays of a model -> gradient of its loss on D_val, by name of the trained tensors;
             `integrations.torch.validation_gradient` makes one.
-        task: a model of jax and its loss, e.g. of `linen_task`; `array_record` makes its initial arrays.
-        validation: D_val of the task: (x, y), or a pytree of arrays that the task takes as a batch.
-        weighting: in place of the config's: a `Weighting`, or a function task -> `Weighting`.
-        hyper: name -> value of hyperparameters that `weighting` declares.
-        block_of: with `gradient`, name of a tensor -> name of its block, for blockwise weights; by default its first
+        block_of: name of a tensor -> name of its block, for blockwise weights; by default its first
             component, such as "layer1".
         server: a strategy derived from Flower's FedAvg, such as FedAdam, that samples the clients, aggregates metrics,
             and steps from the mean; by default `FedAvg(**options)`.
@@ -92,33 +86,20 @@ class FedVG(Strategy):
         self,
         config: Config | None = None,
         *,
-        gradient: Gradient | None = None,
-        task: Task | None = None,
-        validation: Tree | None = None,
-        weighting: WeightingOrFactory | None = None,
-        hyper: Mapping[str, float] | None = None,
+        gradient: Gradient,
         block_of: Callable[[str], str] | None = None,
         server: FedAvg | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
         self.config = check(Config() if config is None else config)
-        _check_sources(gradient, task, validation, block_of)
         _check_config(self.config)
         self.server = _server(server, options)
         self.rounds: list[RoundOfWeights] = []
         self._seed = seed
         self._model: dict[str, np.ndarray] = {}
         self._scheme: named_arrays.Scheme | None = None
-        common = {"weighting": weighting, "hyper": hyper}
-
-        def make_scheme(model: dict[str, np.ndarray]) -> named_arrays.Scheme:
-            if gradient is None:
-                assert task is not None
-                return named_arrays.scheme_of_task(self.config, task, validation, model, **common)
-            return named_arrays.scheme_of_gradient(self.config, gradient, model, block_of=block_of, **common)
-
-        self._make_scheme = make_scheme
+        self._make_scheme = functools.partial(named_arrays.make_scheme, self.config, gradient, block_of=block_of)
 
     def summary(self) -> None:
         """Logs the weighting, then what the server's strategy logs."""
@@ -136,7 +117,7 @@ class FedVG(Strategy):
         before, self._model = self._model, {name: array.numpy() for name, array in arrays.items()}
         is_other_model = _shapes(before) != _shapes(self._model)  # where the strategy is started again
         if self._scheme is None or is_other_model:
-            self._scheme = self._make_scheme(self._model)
+            self._scheme = self._make_scheme(model=self._model)
         return self.server.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -203,24 +184,6 @@ class FedVG(Strategy):
         return None if stepped is None else ArrayRecord({**stepped, **counters})
 
 
-def array_record(variables: Variables) -> ArrayRecord:
-    """Returns the arrays of a model of jax, named params/PATH and stats/PATH, to send to clients."""
-    return ArrayRecord({name: Array(array) for name, array in named_arrays.named_arrays(variables).items()})
-
-
-def variables_of(record: ArrayRecord, like: Variables) -> Variables:
-    """Returns the model of jax whose arrays `array_record` named.
-
-    Args:
-        record: the arrays.
-        like: variables, or their shapes, with the structure of the result.
-
-    Raises:
-        UsageError: a name is missing or unknown.
-    """
-    return named_arrays.variables_of({name: array.numpy() for name, array in record.items()}, like)
-
-
 def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
     """Returns the strategy of the server.
 
@@ -241,17 +204,6 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
             " FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi, and classes derived from them"
         )
     return server
-
-
-def _check_sources(gradient, task, validation, block_of) -> None:
-    """Raises UsageError unless the measurements come from one place."""
-    if (gradient is None) == (task is None):
-        got = "neither" if task is None else "both"
-        raise UsageError(f"FedVG needs gradient, or task and validation; got {got}")
-    if (task is None) != (validation is None):
-        raise UsageError(f"FedVG got {'validation' if task is None else 'task'} alone; give task and validation")
-    if task is not None and block_of:
-        raise UsageError("FedVG got block_of beside a task, which has its own; leave it out")
 
 
 def _check_config(config: Config) -> None:

@@ -19,14 +19,10 @@ import numpy as np
 from fedvg_jax import algorithms
 from fedvg_jax.config import Config
 from fedvg_jax.config.weighting_grammar import rule_names
-from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Batch, Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
-from fedvg_jax.engine import schedule
-from fedvg_jax.models import norm
-from fedvg_jax.runs import contracts, hyperparameters
-from fedvg_jax.runs.programs import WeightingOrFactory
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.runs import hyperparameters
 from fedvg_jax.runs.registry import make_weighting
-from fedvg_jax.runs.simulation import fitting_width
 from fedvg_jax.weightings import aggregate, basic
 from fedvg_jax.weightings.fedvg import first_component
 
@@ -36,8 +32,8 @@ Arrays = Mapping[str, np.ndarray]
 Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 """the floating arrays of a model -> gradient of its loss on D_val, by name of the trained tensors"""
 
-OF_TASK_ONLY = ("val_loss", "val_accuracy", "fltrust", "fitted")
-"""Weightings that need a task."""
+NOT_OF_GRADIENTS = ("val_loss", "val_accuracy", "fltrust", "fitted")
+"""Weightings that need the loss on D_val itself."""
 
 _EMPTY = Data((), (), (), ())
 
@@ -68,8 +64,6 @@ class Scheme(NamedTuple):
 
     weighting: Weighting
     hyper: Hyper
-    data: Data
-    """D_val; empty where the measurements are callables."""
     to_variables: Callable[[Arrays], Variables]
     """floating arrays by name -> variables, whose leaves are those arrays"""
     to_names: Callable[[Variables], dict[str, np.ndarray]]
@@ -78,31 +72,22 @@ class Scheme(NamedTuple):
     """(theta_g, theta_k, n_k) -> the client's signals"""
 
 
-# --- schemes ----------------------------------------------------------------------------------------------------------
-def scheme_of_gradient(
-    config: Config,
-    gradient: Gradient,
-    model: Arrays,
-    *,
-    block_of: Callable[[str], str] | None = None,
-    weighting: WeightingOrFactory | None = None,
-    hyper: Mapping[str, float] | None = None,
+# --- the scheme -------------------------------------------------------------------------------------------------------
+def make_scheme(
+    config: Config, gradient: Gradient, model: Arrays, block_of: Callable[[str], str] | None = None
 ) -> Scheme:
-    """Returns the weighting of a config whose measurements are callables of NumPy arrays.
+    """Returns the weighting of a config.
 
     Args:
         config: `weighting` and `fedvg` are used.
         gradient: called once here, to learn which tensors are trained.
         model: the global model.
         block_of: name of a tensor -> name of its block; by default its first component, up to the first "." or "/".
-        weighting, hyper: as in `fedvg_jax.run`. A signal gets variables of NumPy arrays, by path, and no data.
 
     Raises:
-        UsageError: the weighting needs a task, or a gradient or an option does not fit the model.
+        UsageError: the weighting needs more than a gradient, or a gradient or an option does not fit the model.
     """
-    is_named = weighting is None
-    if is_named:
-        _check_measurable(config)
+    _check_measurable(config)
     floats = _floating(model)
     trained = _trained_names(gradient, floats)
     paths = paths_of(floats)
@@ -128,122 +113,14 @@ def scheme_of_gradient(
 
     unused: Any = None  # a weighting of callables reads only `init` and `block_of`
     task = Task(shapes, unused, unused, unused, unused, block)
-    rule = make_weighting(config, task, algorithms.fedavg(), gradient_of) if is_named else weighting
-    weighting, values = _with_hyper(config, task, rule, hyper, is_named)
+    weighting = make_weighting(config, task, algorithms.fedavg(), gradient_of)
+    hyper = hyperparameters.merge_hyperparameters(config, algorithms.fedavg(), weighting, None)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
         delta: Any = jax.tree.map(lambda *pair: _wide(np.subtract(*map(_double, pair))), theta.params, variables.params)
-        report = Report(variables, jnp.int32(num_samples), delta)
-        return weighting.signal(values, report, _EMPTY)
+        return weighting.signal(hyper, Report(variables, jnp.int32(num_samples), delta), _EMPTY)
 
-    return Scheme(weighting, values, _EMPTY, to_variables, to_names, measure)
-
-
-def scheme_of_task(
-    config: Config,
-    task: Task,
-    validation: Tree,
-    model: Arrays,
-    *,
-    weighting: WeightingOrFactory | None = None,
-    hyper: Mapping[str, float] | None = None,
-) -> Scheme:
-    """Returns the weighting of a config for a model of jax, whose arrays are named as `named_arrays` does.
-
-    Args:
-        config: `weighting`, `fedvg`, and `batch_size`, the rows of D_val that are scored together, are used.
-        task: the model and its loss.
-        validation: D_val: (x, y), or any pytree of arrays [V, ...] that the task takes as a batch.
-        model: the global model.
-        weighting, hyper: as in `fedvg_jax.run`.
-
-    Raises:
-        UsageError: the model is not the task's, or D_val has no rows.
-    """
-    if isinstance(validation, tuple) and not hasattr(validation, "_fields"):
-        validation = Batch(*validation)
-    num_rows = checks.num_rows(validation, "validation")
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    expected = list(named_shapes(shapes))
-    check_names(model, expected, "the initial model", "the task")
-    structure = jax.tree.structure(shapes)
-
-    def to_variables(arrays: Arrays) -> Variables:
-        return structure.unflatten([arrays[name] for name in expected])
-
-    def to_names(variables: Variables) -> dict[str, np.ndarray]:
-        return dict(zip(expected, jax.tree.leaves(variables), strict=True))
-
-    is_named = weighting is None
-    rule = make_weighting(config, task, algorithms.fedavg()) if is_named else weighting
-    has_lone_row = config.fedvg.mode == "train" and num_rows % config.batch_size == 1
-    keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined(task.init))
-    data = validation_data(validation, num_rows, config.batch_size, keeps_lone_row)
-    weighting, values = _with_hyper(config, task, rule, hyper, is_named)
-
-    @jax.jit
-    def signal(theta: Variables, variables: Variables, num_samples: jax.Array, values: Hyper, data: Data) -> Tree:
-        return weighting.signal(values, Report(variables, num_samples, tree.sub(theta.params, variables.params)), data)
-
-    def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
-        return signal(theta, variables, jnp.int32(num_samples), values, data)
-
-    return Scheme(weighting, values, data, to_variables, to_names, measure)
-
-
-def _with_hyper(config: Config, task: Task, rule, given, is_named: bool) -> tuple[Weighting, Hyper]:
-    """Returns a weighting and its hyperparameters; `rule` may be a function of the task."""
-    weighting = rule if isinstance(rule, Weighting) else contracts.weighting_of(rule, task)
-    own = () if is_named else (weighting,)
-    hyper = hyperparameters.merge_hyperparameters(config, algorithms.fedavg(), weighting, given, own)
-    return weighting, hyper
-
-
-def validation_data(validation: Tree, num_rows: int, batch_size: int, keeps_lone_row: bool = True) -> Data:
-    """Returns D_val alone as the data of a round, in groups of `batch_size` rows.
-
-    Args:
-        validation: pytree of arrays [V, ...].
-        num_rows: V.
-        batch_size: rows that are scored together, which matters to BatchNorm in train mode.
-        keeps_lone_row: whether a last group of one row is scored.
-    """
-    width, rows = fitting_width(batch_size, num_rows), np.arange(num_rows, dtype=np.int32)
-    scored = jnp.asarray(schedule.split_into_minibatches(rows, width, keep_single=keeps_lone_row))
-    table = jnp.asarray(schedule.split_into_minibatches(rows, width, keep_single=True))
-    return Data(jax.tree.map(jnp.asarray, validation), scored, table, table)
-
-
-def named_shapes(variables: Variables) -> dict[str, Any]:
-    """Leaves of variables by name, params/PATH and stats/PATH, in leaf order."""
-    return {f"{part}/{path}": leaf for part in ("params", "stats") for path, leaf in _by_path(variables, part)}
-
-
-def named_arrays(variables: Variables) -> dict[str, np.ndarray]:
-    """Returns the arrays of a model by name, params/PATH and stats/PATH.
-
-    >>> named_arrays(Variables({"fc": {"bias": jnp.ones(2)}}, {}))
-    {'params/fc/bias': array([1., 1.], dtype=float32)}
-    """
-    return {name: np.asarray(leaf) for name, leaf in named_shapes(variables).items()}
-
-
-def variables_of(arrays: Arrays, like: Variables) -> Variables:
-    """Returns the variables whose arrays have the names of `named_arrays`.
-
-    Args:
-        arrays: name -> array.
-        like: variables, or their shapes, with the structure of the result.
-
-    Raises:
-        UsageError: a name is missing or unknown.
-
-    >>> variables_of({"params/w": np.ones(1)}, Variables({"w": jnp.zeros(1)}, {})).params["w"].tolist()
-    [1.0]
-    """
-    expected = list(named_shapes(like))
-    check_names(arrays, expected, "the arrays", "the model")
-    return jax.tree.structure(like).unflatten([jnp.asarray(arrays[name]) for name in expected])
+    return Scheme(weighting, hyper, to_variables, to_names, measure)
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------
@@ -272,7 +149,7 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
     # rules with terms read no models
     stacked = None if weighting.terms else _stack([v if p else theta for v, p in zip(models, present, strict=True)])
     order = np.arange(len(clients), dtype=np.int32)[::-1] if shuffle is None else shuffle
-    returns = Returns(theta, stacked, jnp.asarray(order), scheme.data, jnp.asarray(present))
+    returns = Returns(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(present))
     weights = weighting.weigh(scheme.hyper, signals, returns)
     present &= np.asarray(tree.is_finite((weights, jnp.asarray(present))))
     if not present.any():
@@ -383,10 +260,10 @@ def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
 def _check_measurable(config: Config) -> None:
     """Raises UsageError if the config's weighting needs more than the gradient."""
     for name in rule_names(config.weighting):
-        if name in OF_TASK_ONLY:
-            raise UsageError(f"weighting {name} needs a task; give task and validation in place of gradient")
+        if name in NOT_OF_GRADIENTS:
+            raise UsageError(f"weighting {name} needs more than a gradient; use fedvg, generalised or one of sizes")
     if config.fedvg.signal == "fisher":
-        raise UsageError("fedvg.signal fisher needs a task; with a gradient the signals are gradient and delta")
+        raise UsageError("fedvg.signal fisher needs more than a gradient; use gradient or delta")
 
 
 def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
@@ -443,8 +320,3 @@ def _double(array: Any) -> np.ndarray:
 
 def _stack(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
-
-
-def _by_path(variables: Variables, part: str) -> zip:
-    of_part = getattr(variables, part)
-    return zip(tree.paths(of_part), jax.tree.leaves(of_part), strict=True)

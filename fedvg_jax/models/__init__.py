@@ -1,11 +1,10 @@
 """Models in Flax, and tasks made from them; no other package imports Flax."""
 
 from fedvg_jax.models.adapt import linen_task, nnx_task
-from fedvg_jax.models.cnn import CNN, TinyCNN
+from fedvg_jax.models.cnn import CNN, LeNet5, TinyCNN
 from fedvg_jax.models.conv.rewrite import fast_convolutions
 from fedvg_jax.models.efficientnet import efficientnet_lite0
 from fedvg_jax.models.gru import GRU
-from fedvg_jax.models.lenet import LeNet5
 from fedvg_jax.models.mlp import MLP
 from fedvg_jax.models.resnet import resnet18, resnet34, resnet50
 from fedvg_jax.models.task import classification, next_character

@@ -16,7 +16,7 @@ from functools import partial
 import flax.linen as nn
 from jax import lax
 
-from fedvg_jax.models.layers import dense, fusion_barrier, rgb
+from fedvg_jax.models.layers import dense, plain_conv, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
 NORMS = {"batch": partial(BatchNorm, momentum=0.01, eps=1e-3), "group": partial(GroupNorm, eps=1e-3)}
@@ -108,15 +108,6 @@ def blocks(path: str) -> str:
 
 def _conv(x, features: int, kernel: int, stride: int, name: str, groups: int = 1):
     """Applies a convolution without bias, padded as TensorFlow's "SAME" for the size of x."""
-    fan_out = kernel**2 * features // groups
-    layer = nn.Conv(
-        features,
-        (kernel, kernel),
-        (stride, stride),
-        padding=lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), "SAME"),
-        feature_group_count=groups,
-        use_bias=False,
-        kernel_init=nn.initializers.normal((2 / fan_out) ** 0.5),
-        name=name,
-    )
-    return fusion_barrier(layer(x))
+    init = nn.initializers.normal((2 / (kernel**2 * features // groups)) ** 0.5)
+    padding = lax.padtype_to_pads(x.shape[1:3], (kernel, kernel), (stride, stride), "SAME")
+    return plain_conv(x, features, kernel, stride, padding, init, name, groups)

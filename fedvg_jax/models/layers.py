@@ -24,6 +24,15 @@ def conv(x, features: int, kernel: int, name: str, padding: str = "VALID"):
     return nn.Conv(features, size, padding=padding, kernel_init=_kernel_init, bias_init=bias_init, name=name)(x)
 
 
+def plain_conv(x, features: int, kernel: int, stride: int, padding, init: Callable, name: str, groups: int = 1):
+    """Applies a square convolution without bias to x [B, H, W, C] inside a compact module, behind a fusion barrier."""
+    size, strides = (kernel, kernel), (stride, stride)
+    layer = nn.Conv(
+        features, size, strides, padding, feature_group_count=groups, use_bias=False, kernel_init=init, name=name
+    )
+    return fusion_barrier(layer(x))
+
+
 def pool(x):
     """Returns the 2 x 2 maxima of x [B, H, W, C], stride 2."""
     return nn.max_pool(x, (2, 2), (2, 2))

@@ -5,29 +5,26 @@ timm's models are published as such files. With torch and safetensors installed,
     python -c "import sys, torch, safetensors.torch as s; s.save_file({k: v.contiguous() for k, v in
     torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])" resnet18-f37072fd.pth resnet18.safetensors
 
-A safetensors file consists of 8 bytes with the length of a JSON header, the header, and the tensors.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+import safetensors.numpy
 from jax import Array
 
-from fedvg_jax.core import checks, files, tree
+from fedvg_jax.core import files, tree
 from fedvg_jax.core.types import UsageError, Variables
 
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64}
+_DTYPES = ("F64", "F32", "F16", "BF16", "I64")
 
 _LEAVES = [("/(kernel|scale)$", "/weight"), ("/(mean|var)$", r"/running_\1")]
 
@@ -89,45 +86,24 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     Raises:
         UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named.
     """
-    if path.is_dir():
-        path = find(path)
-    return from_tensors(read(path), variables, architecture, head=head, source=str(path))
-
-
-def from_tensors(
-    tensors: Mapping[str, np.ndarray],
-    variables: Variables,
-    architecture: str,
-    *,
-    head: bool = False,
-    source: str = "the state dict",
-) -> Variables:
-    """Returns `variables` with tensors of torchvision's or timm's names; `load` of tensors in memory.
-
-    Args:
-        tensors: name -> array.
-        variables, architecture, head: as in `load`.
-        source: where the tensors come from, for messages.
-
-    Raises:
-        UsageError: as `load`.
-    """
+    path = find(path)
+    tensors = read(path)
     renames = _head_names(architecture, tensors) if head else _renames(architecture, tensors)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
     names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         if name not in tensors:
-            raise UsageError(f"{source} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
+            raise UsageError(f"{path} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
         if tensors[name].shape != shape:
             raise UsageError(
-                f"{source}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
+                f"{path}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
             )
     for name, tensor in tensors.items():
         is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")
         if name not in names.values() and not (_COUNTER.match(name) or (is_head and not head)):
             described = f"{name}, {list(tensor.shape)}"
-            raise UsageError(f"{source} has a tensor {described}, that {architecture} lacks; is it of another model?")
+            raise UsageError(f"{path} has a tensor {described}, that {architecture} lacks; is it of another model?")
     filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
     return jax.tree.structure(variables).unflatten(filled)
 
@@ -147,30 +123,14 @@ def save(path: Path, variables: Variables, architecture: str) -> None:
     Raises:
         UsageError: the file cannot be written, or two tensors would have the same name.
     """
-    tensors = to_tensors(variables, architecture)
-    if tensors is None:
-        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name; rename a layer")
-    write(path, tensors)
-
-
-def to_tensors(variables: Variables, architecture: str, library: str | None = None) -> dict[str, np.ndarray] | None:
-    """Returns a model with its head as arrays with torch's names and shapes; None if two would have the same name.
-
-    Args:
-        variables: the model's variables.
-        architecture: name of the model.
-        library: "torchvision" or "timm", whose names a ViT gets; by default torchvision's for `vit_b16` only.
-    """
-    names = {"torchvision": {"class_token"}, "timm": set()}
-    library = library or ("torchvision" if architecture == "vit_b16" else "timm")
-    renames = _head_names(architecture, checks.named(names, library, "library"))
+    renames = _head_names(architecture, {"class_token"} if architecture == "vit_b16" else {})
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]
     tensors = dict(pairs)
     if len(tensors) < len(pairs):
-        return None
+        raise UsageError(f"cannot write {path}: two tensors of {architecture} would have one name; rename a layer")
     counters = [name.replace("running_mean", "num_batches_tracked") for name in tensors if "running_mean" in name]
-    return tensors | dict.fromkeys(counters, np.zeros((), np.int64))
+    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)))
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -183,18 +143,9 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
     Raises:
         UsageError: the file cannot be written, or `path` is not a regular file.
     """
-    code = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        header[name] = {"dtype": code[tensor.dtype], "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
-        end += tensor.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the format aligns tensors at multiples of eight bytes
-    body = (np.ascontiguousarray(tensor).tobytes() for tensor in tensors.values())
-    pieces = itertools.chain([len(text).to_bytes(8, "little") + text], body)
+    content = safetensors.numpy.save({n: np.array(a, order="C") for n, a in tensors.items()}, {"format": "pt"})
     try:
-        files.replace_bytes(files.export_target(path), pieces)
+        files.replace_bytes(files.export_target(path), [content])
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
@@ -202,16 +153,13 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def find(path: Path) -> Path:
     """Returns the safetensors file of a folder of the Hugging Face hub; a path that is no folder is returned as it is.
 
-    A folder holds `model.safetensors`, or a single other file of that kind. In the hub's own cache it is a folder
-    `models--OWNER--NAME`, whose `snapshots` hold the versions; `refs/main` names the one of the branch main.
+    A folder holds `model.safetensors`, or a single other file of that kind.
 
     Raises:
         UsageError: the folder holds no such file, or several.
     """
     if not path.is_dir():
         return path
-    if (path / "snapshots").is_dir():
-        return find(_snapshot(path))
     if (path / FILE).is_file():
         return path / FILE
     if (path / f"{FILE}.index.json").is_file():
@@ -221,17 +169,6 @@ def find(path: Path) -> Path:
         return files[0]
     listed = f"it holds {', '.join(file.name for file in files[:5])}" if files else "it holds no .safetensors file"
     raise UsageError(f"cannot read {path}: {listed}; name a folder with {FILE}, or the file itself")
-
-
-def _snapshot(path: Path) -> Path:
-    """Returns the version in a folder of the hub's cache: that of the branch main, or the only one."""
-    versions = sorted(folder for folder in (path / "snapshots").iterdir() if folder.is_dir())
-    reference = path / "refs" / "main"
-    if reference.is_file():
-        versions = [folder for folder in versions if folder.name == reference.read_text("utf-8").strip()] or versions
-    if len(versions) != 1:
-        raise UsageError(f"cannot read {path}: its snapshots are {len(versions)} versions; name the folder of one")
-    return versions[0]
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

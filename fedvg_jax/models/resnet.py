@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedvg_jax.models.layers import dense, fusion_barrier, rgb
+from fedvg_jax.models.layers import dense, plain_conv, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
 NORMS = {"batch": BatchNorm, "group": GroupNorm}
@@ -125,14 +125,4 @@ def blocks_stage(path: str) -> str:
 
 def _conv(x, features: int, kernel: int, stride: int, name: str):
     """Applies a convolution without bias, padded by half its kernel on both sides as in torch, which "SAME" is not."""
-    half = kernel // 2
-    layer = nn.Conv(
-        features,
-        (kernel, kernel),
-        (stride, stride),
-        padding=[(half, half)] * 2,
-        use_bias=False,
-        kernel_init=_kaiming,
-        name=name,
-    )
-    return fusion_barrier(layer(x))
+    return plain_conv(x, features, kernel, stride, [(kernel // 2, kernel // 2)] * 2, _kaiming, name)

@@ -60,11 +60,8 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
         chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
         memory.refuse_unfitting(sim.config, memory.of_program(chunk))
         if sim.host_pool:
-            tables, is_detailed = evaluation_tables(sim.data).values(), evaluation_records.is_detailed(sim.config)
-            variables = sim.state.variables
-            evaluate_compiled = host_pool.compile_evaluation(
-                sim.host_pool, sim.task, variables, tables, is_detailed=is_detailed
-            )
+            tables, variables = evaluation_tables(sim.data).values(), sim.state.variables
+            evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.task, variables, tables)
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -217,8 +214,8 @@ def evaluate(
     model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
     record = {name: _number(name, metric(model, data)) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
-        record |= history.evaluation(part, sim.task.metrics(evaluation_records.sums_of(result)))
-    record |= evaluation_records.entries(sim.config, sim.arrays, sim.partition, data.test, sums["test"])
+        record |= history.evaluation(part, sim.task.metrics(result))
+    record |= evaluation_records.entries(sim.config, sums["test"])
     return record | client_models.entries(sim, state, store)
 
 

@@ -1,16 +1,12 @@
 """Memories of a run's clients: which rows hold them, where the rows are, and how they are saved.
 
-A small population has a row for every client, and row k is client k's. A large one has rows for the clients of the
-run's cohorts only, in the order in which they are first sampled. Cohorts are functions of (seed, round), so the host
-knows the rows before a round runs, and a run of more rounds only appends rows.
-
 The rows have one of three placements:
 
-- device: one device holds all of them.
-- divided: each of several devices holds an equal part, so their number is padded to a multiple of the devices. What is
-  saved has no padding and does not depend on the number of devices.
-- host: the host holds the rows of all clients sampled so far, and the devices those of a chunk's clients, which they
-  may divide. All shapes on the devices are fixed before the first round.
+- device: one device holds a row for every client, and row k is client k's.
+- divided: each of several devices holds an equal part of these rows, so their number is padded to a multiple of the
+  devices. What is saved has no padding and does not depend on the number of devices.
+- host: the host holds the rows of all clients sampled so far, in the order of first sampling, and the devices those of
+  a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
 
 `take` and `put` copy the memories of a chunk's clients from the host to the devices and back; for the other placements
 they do nothing, because rounds take rows on the devices themselves (`engine.cohort_memories`). `save` and `restore`
@@ -21,7 +17,7 @@ them in pieces of bounded size, so no device ever holds all of them, and no file
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,12 +30,12 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
-from fedvg_jax.engine import cohort_memories, local_training, schedule
+from fedvg_jax.engine import cohort_memories, local_training
 from fedvg_jax.runs import host_pool
 from fedvg_jax.runs.record import checkpoint
 
 DENSE_BYTES = 2**26
-"""Bytes of memories up to which every client has a row."""
+"""Bytes of memories up to which the devices hold those of all clients."""
 
 CHUNK_BYTES = 2**26
 """Bytes of the memories of a chunk's clients, where memories are on the host; those of one cohort may take more."""
@@ -52,10 +48,9 @@ PIECE_BYTES = 2**26
 class Placement(NamedTuple):
     """Where a run keeps the memories of its clients."""
 
-    num_rows: int | None
-    """rows on the devices, a multiple of those that divide them; None for a row for every client, by number"""
-    is_on_host: bool = False
-    """whether the host holds all memories, and the devices those of a chunk's clients"""
+    num_rows: int | None = None
+    """rows of a chunk's clients on the devices, a multiple of those that divide them, where the host holds all
+    memories; None where the devices hold a row for every client"""
     max_rounds: int = 1
     """of a chunk, whose clients the rows on the devices always hold"""
     sharding: NamedSharding | None = None
@@ -63,9 +58,16 @@ class Placement(NamedTuple):
     fresh: Tree = ()
     """the memories of a client that was not sampled yet, leaves [1, ...] on the devices"""
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host holds all memories, and the devices those of a chunk's clients."""
+        return self.num_rows is not None
+
 
 def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSharding | None = None) -> Placement:
     """Returns where a run keeps its clients' memories. It depends on sizes, never on the seed.
+
+    By default they are on the host if they are large, and the run samples some clients only or they fill the devices.
 
     Args:
         config: its `memories` is "auto", "device" or "host".
@@ -75,22 +77,19 @@ def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSh
 
     >>> million = Config(clients=10**6, join_ratio=1e-3, rounds=50)
     >>> with hw.assumed(hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)):
-    ...     [choose(million, size, 64)[:2] for size in (2**18, 2**20)]
-    [(53248, False), (1024, True)]
-    >>> choose(Config(clients=100), 2**18, 64)[:2]
-    (None, False)
+    ...     [choose(million, size, 64).num_rows for size in (2**6, 2**18)]
+    [None, 1024]
     """
-    rows, size = host_pool.round_up(most_clients(config)), cohort_size(config)
-    num_bytes = min(rows, config.clients) * client_bytes
+    num_bytes, size = config.clients * client_bytes, cohort_size(config)
     own_bytes = num_bytes // num_parts(sharding)
-    is_too_large = num_bytes > DENSE_BYTES and hw.auto_pool(2 * own_bytes) == "host"
-    if client_bytes > 0 and (config.memories == "host" or (config.memories == "auto" and is_too_large)):
-        of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
-        capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)
-        fitting = max_rounds if capacity >= config.clients else max(1, capacity // size)
-        return Placement(capacity, True, min(max_rounds, fitting), sharding)
-    is_dense = rows >= config.clients or config.clients * client_bytes <= DENSE_BYTES
-    return Placement(None if is_dense else padded(rows, sharding), False, max_rounds, sharding)
+    is_sparse = most_clients(config) < config.clients
+    is_too_large = num_bytes > DENSE_BYTES and (is_sparse or hw.auto_pool(2 * own_bytes) == "host")
+    if client_bytes == 0 or config.memories == "device" or (config.memories == "auto" and not is_too_large):
+        return Placement(None, max_rounds, sharding)
+    of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
+    capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)
+    fitting = max_rounds if capacity >= config.clients else max(1, capacity // size)
+    return Placement(capacity, min(max_rounds, fitting), sharding)
 
 
 def most_clients(config: Config) -> int:
@@ -135,20 +134,20 @@ def is_by_client(state: SimState) -> bool:
     return isinstance(state.memory_clients, tuple)
 
 
-def with_memories(state: SimState, memories: Tree, owners: Tree) -> SimState:
+def with_memories(state: SimState, memories: Tree, owners: Tree = ()) -> SimState:
     """Returns the state with other memories, of the clients `owners`."""
     return state._replace(clients=memories, memory_clients=owners)
 
 
 def without_memories(state: SimState) -> SimState:
     """Returns the state without the memories of clients."""
-    return with_memories(state, (), ())
+    return with_memories(state, ())
 
 
 def shapes_of_rows(
     state: SimState, num_rows: int | None, num_clients: int, sharding: NamedSharding | None = None
 ) -> SimState:
-    """Returns the state with shapes for the memories of clients in other rows.
+    """Returns the state on the devices with shapes for the memories of clients in other rows.
 
     Args:
         state: arrays or shapes, with any rows.
@@ -161,8 +160,7 @@ def shapes_of_rows(
     def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
 
-    owners = jax.ShapeDtypeStruct((count,), np.dtype(np.int32), sharding=_replicated(sharding))
-    return with_memories(state, jax.tree.map(shape, state.clients), () if num_rows is None else owners)
+    return with_memories(state, jax.tree.map(shape, state.clients))
 
 
 def first_state(placement: Placement, one: SimState, num_clients: int) -> SimState:
@@ -180,10 +178,7 @@ def first_state(placement: Placement, one: SimState, num_clients: int) -> SimSta
     if placement.is_on_host:
         no_rows = jax.tree.map(lambda leaf: checkpoint.to_host(leaf)[:0], memories)
         return with_memories(one, no_rows, np.zeros(0, np.int32))
-    if placement.num_rows is None:
-        return with_memories(one, _repeated(memories, padded(num_clients, sharding), sharding), ())
-    owners = processes.place(np.full(placement.num_rows, -1, np.int32), _replicated(sharding))
-    return with_memories(one, _repeated(memories, placement.num_rows, sharding), owners)
+    return with_memories(one, _repeated(memories, padded(num_clients, sharding), sharding))
 
 
 def _repeated(one: Tree, num_rows: int, sharding: NamedSharding | None) -> Tree:
@@ -203,80 +198,22 @@ def _replicated(sharding: NamedSharding | None) -> NamedSharding | None:
 
 
 # --- rows of rounds ---------------------------------------------------------------------------------------------------
-def cohorts(config: Config) -> Callable[[int], np.ndarray]:
-    """Returns round, from 0 -> the clients of its cohort, int32 [K]."""
-    size = cohort_size(config)
-    if config.cohorts == "official":
-        return schedule.official_cohorts(config.seed, config.clients, size)
-    return lambda number: schedule.cohort(config.seed, number, config.clients, size)[0]
-
-
-def rows_of_rounds(config: Config, placement: Placement) -> Callable[[int], np.ndarray | None]:
-    """Returns round, from 0 -> the rows of its cohort's memories, int32 [K]; None for a row for every client.
-
-    On the devices, a client's row is its place in the order of first sampling. All cohorts up to the round are drawn
-    for that, once. Where memories stay on the host, the rows are those of a chunk of this round only.
-
-    >>> config = Config(clients=1000, join_ratio=0.002, rounds=3)
-    >>> rows = rows_of_rounds(config, Placement(8))
-    >>> rows(2).tolist(), rows(0).tolist()
-    ([4, 5], [0, 1])
-    """
-    if placement.num_rows is None:
-        return lambda number: None
-    if placement.is_on_host:
-        return lambda number: np.arange(cohort_size(config), dtype=np.int32)
-    return _rows_in_order(config, placement.num_rows)
-
-
-def _rows_in_order(config: Config, num_rows: int) -> Callable[[int], np.ndarray]:
-    """Returns round, from 0 -> the rows of its cohort, in the order of first sampling."""
-    cohort_of = cohorts(config)
-    row_of = np.full(config.clients, -1, np.int32)
-    num_drawn = num_used = 0
-
-    def rows_of_round(number: int) -> np.ndarray:
-        nonlocal num_drawn, num_used
-        while num_drawn <= number:
-            clients = cohort_of(num_drawn)
-            new = clients[row_of[clients] < 0]
-            if num_used + len(new) > num_rows:
-                raise UsageError(
-                    f"round {num_drawn + 1} needs memories of more clients than the {num_rows} of a run of"
-                    f" {config.rounds} rounds; use --rounds {num_drawn + 1} or more"
-                )
-            row_of[new] = np.arange(num_used, num_used + len(new), dtype=np.int32)
-            num_drawn, num_used = num_drawn + 1, num_used + len(new)
-        return row_of[cohort_of(number)]
-
-    return rows_of_round
-
-
-def sampled_clients(config: Config, num_rounds: int) -> np.ndarray:
-    """Returns int32 [n], the clients of the first rounds in the order of first sampling."""
-    cohort_of = cohorts(config)
-    return _in_order(np.concatenate([np.zeros(0, np.int32), *map(cohort_of, range(num_rounds))]))
-
-
-def _in_order(clients: np.ndarray) -> np.ndarray:
-    """Returns the different clients in the order of their first occurrence."""
-    return clients[np.sort(np.unique(clients, return_index=True)[1])]
-
-
 def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarray, list[Schedule]]:
     """Returns the clients of a chunk in the order of first sampling, and its schedules with their rows on the devices.
 
     Where the devices hold all rows, there is no client to take, and the schedules are unchanged.
 
+    >>> from fedvg_jax.engine import schedule
     >>> batches = 2 * [np.zeros((1, 4), np.int32)]
     >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1, capacity=2) for c in ([9, 4], [4, 6])]
-    >>> clients, rounds = number_rows(Placement(4, is_on_host=True), rounds)
+    >>> clients, rounds = number_rows(Placement(4), rounds)
     >>> clients.tolist(), [r.memory_rows.tolist() for r in rounds]
     ([9, 4, 6], [[0, 1], [1, 2]])
     """
     if not placement.is_on_host:
         return np.zeros(0, np.int32), planned
-    clients = _in_order(np.concatenate([planned_round.clients for planned_round in planned]))
+    sampled = np.concatenate([planned_round.clients for planned_round in planned])
+    clients = sampled[np.sort(np.unique(sampled, return_index=True)[1])]
     order = np.argsort(clients).astype(np.int32)
     sorted_clients = clients[order]
     rows = (order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned)
@@ -311,7 +248,7 @@ def open_store(placement: Placement, config: Config, state: SimState) -> Store |
     row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
 
     def allocated(fresh: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        rows = np.empty((1 + most_clients(config), *fresh.shape[1:]), fresh.dtype)
+        rows = np.empty((1 + max(most_clients(config), len(clients)), *fresh.shape[1:]), fresh.dtype)
         rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
         return rows
 
@@ -338,10 +275,7 @@ def take(placement: Placement, store: Store | None, state: SimState, clients: np
         np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
         return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
 
-    memories = jax.tree.map(placed, placement.fresh, store.memories)
-    owners = np.full(capacity, -1, np.int32)
-    owners[: len(clients)] = clients
-    return with_memories(state, memories, processes.place(owners, _replicated(placement.sharding)))
+    return with_memories(state, jax.tree.map(placed, placement.fresh, store.memories))
 
 
 def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
@@ -382,24 +316,8 @@ def own_parts(placement: Placement, store: Store | None, state: SimState, client
         rows = store.row_of[clients]
         own = jax.tree.map(lambda leaf: leaf[rows], store.memories.local)
         return processes.place(own, _replicated(placement.sharding))
-    rows = clients.astype(np.int32)
-    if not is_by_client(state):
-        owners = np.asarray(state.memory_clients)
-        row_of = {client: row for row, client in enumerate(owners.tolist()) if client >= 0}
-        rows = np.array([row_of.get(client, -1) for client in clients.tolist()], np.int32)
-    return _taking(placement.sharding)(state.clients.local, placement.fresh.local, rows)
-
-
-@functools.cache
-def _taking(sharding: NamedSharding | None) -> Any:
-    """Returns (leaves, fresh, rows) -> those rows on every device, the fresh one for -1, jitted."""
-
-    def take_or_fresh(leaves: Tree, fresh: Tree, rows: jax.Array) -> Tree:
-        is_used, rows = rows >= 0, jnp.maximum(rows, 0)
-        taken = tree.take(leaves, rows) if sharding is None else cohort_memories.take_rows(leaves, rows, sharding)
-        return tree.where(is_used, taken, fresh)
-
-    return jax.jit(take_or_fresh, out_shardings=_replicated(sharding))
+    rows, own = clients.astype(np.int32), state.clients.local
+    return tree.take(own, rows) if placement.sharding is None else _exchange(placement.sharding)(own, rows)
 
 
 def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
@@ -411,8 +329,7 @@ def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
     """
     if not placement.is_on_host:
         return state
-    of_one = with_memories(state, placement.fresh, ())
-    return shapes_of_rows(of_one, placement.num_rows, len(state.memory_clients), placement.sharding)
+    return shapes_of_rows(with_memories(state, placement.fresh), placement.num_rows, 0, placement.sharding)
 
 
 def whole_state(store: Store | None, state: SimState) -> SimState:
@@ -435,12 +352,11 @@ def save(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
         is_kept: whether this process keeps the copy; otherwise it has no rows.
     """
     others = checkpoint.to_host(state._replace(clients=()))
-    is_dense = is_by_client(state)
-    count = num_clients if is_dense else int((others.memory_clients >= 0).sum())  # used rows are the first ones
+    count = num_clients if is_by_client(state) else len(others.memory_clients)
     memories = jax.tree.map(
         lambda x: x if x.flags.owndata else x.copy(), _read(state.clients, count, is_kept)
     )  # no later round overwrites them
-    return with_memories(others, memories, () if is_dense else others.memory_clients[:count])
+    return with_memories(others, memories, others.memory_clients)
 
 
 def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -> SimState:
@@ -452,26 +368,21 @@ def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -
         num_clients: N.
     """
     owners = leaves.get("state.memory_clients")
-    return shapes_of_rows(state, owners[0][0] if owners else None, num_clients)
+    if owners is None:
+        return shapes_of_rows(state, None, num_clients)
+    (count,) = owners[0]
+    return shapes_of_rows(state, count, num_clients)._replace(memory_clients=jax.ShapeDtypeStruct((count,), np.int32))
 
 
-def restore(state: SimState, saved: SimState, config: Config, num_rounds: int) -> SimState:
+def restore(state: SimState, saved: SimState) -> SimState:
     """Returns a saved state on the devices, except that its memories stay on the host until `place`.
-
-    They have a row for every client only where `state` has one too.
 
     Args:
         state: before the first round of the run that continues.
         saved: on the host.
-        config: of the run.
-        num_rounds: after which the state was saved.
     """
-    memories, owners = saved.clients, saved.memory_clients
-    if is_by_client(saved) and not is_by_client(state):
-        owners = sampled_clients(config, num_rounds)
-        memories = jax.tree.map(lambda leaf: leaf[owners], memories)
     others = checkpoint.place_like(without_memories(state), without_memories(saved))
-    return with_memories(others, memories, owners)
+    return with_memories(others, saved.clients, saved.memory_clients if is_by_client(state) else _owners(saved))
 
 
 def place(state: SimState, restored: SimState) -> SimState:
@@ -488,11 +399,7 @@ def place(state: SimState, restored: SimState) -> SimState:
     clients = np.array(processes.json_from_first(of_first), np.int32)
     rows = clients if is_by_client(state) else np.arange(len(clients))
     memories = _from_first(memories, restored.clients, rows)
-    if is_by_client(state):
-        return with_memories(restored, memories, ())
-    owners = np.full(max(len(clients), len(state.memory_clients)), -1, np.int32)
-    owners[: len(clients)] = clients
-    return with_memories(restored, memories, checkpoint.place_like(state.memory_clients, owners))
+    return with_memories(restored, memories, () if is_by_client(state) else clients)
 
 
 def _owners(state: SimState) -> np.ndarray:

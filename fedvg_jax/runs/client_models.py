@@ -1,4 +1,4 @@
-"""Accuracy of each client's own models on its own test rows: the personal one, and the global one after fine-tuning.
+"""Accuracies on each client's own test rows: of the global model, also after fine-tuning, and of the client's own.
 
 Clients are evaluated in pieces of bounded size, whose rows and memories are copied to the devices. So it is the same
 wherever a run keeps them.
@@ -7,7 +7,6 @@ wherever a run keeps them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -35,9 +34,9 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.models import pixels
 from fedvg_jax.runs import client_memories, evaluation_records, simulation
-from fedvg_jax.runs.evaluation_records import FINETUNED, PERSONAL
+from fedvg_jax.runs.evaluation_records import BY_CLIENT, FINETUNED, PERSONAL
 from fedvg_jax.runs.memory import num_bytes
-from fedvg_jax.runs.record.history import Record
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
 from fedvg_jax.runs.registry import make_local
 
 PIECE_BYTES = 2**26
@@ -45,28 +44,30 @@ PIECE_BYTES = 2**26
 
 
 def entries(sim: simulation.Simulation, state: SimState, store: client_memories.Store | None) -> Record:
-    """Returns the entries of `record` personal_accuracy and finetuned_accuracy. All processes must call it.
+    """Returns the entries of `record` that are accuracies by client. All processes must call it.
 
     Args:
         sim: of the run.
         state: after a round.
         store: of the clients' memories; None where the devices hold them.
     """
-    wanted = tuple(name for name in (PERSONAL, FINETUNED) if name in recorded_names(sim.config))
+    wanted = tuple(name for name in CLIENT_ACCURACIES if name in recorded_names(sim.config))
     if not wanted:
         return {}
-    augment, local = pixels.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
-    count = _make(sim.task, sim.executor, sim.optimiser, augment, local, wanted)
+    augment = pixels.AUGMENTATIONS[sim.config.augment]
+    count = _make(sim.task, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
-        own = client_memories.own_parts(sim.memories, store, state, clients)
+        needs_own = PERSONAL in wanted or FINETUNED in wanted
+        own = client_memories.own_parts(sim.memories, store, state, clients) if needs_own else ()
         placed = processes.place(inputs, sim.executor.placement)
         for name, values in jax.device_get(count(state.variables, own, state.round, sim.hyper, *placed)).items():
             correct[name][clients] = values
-    record = {}
+    labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
+    record: Record = {}
     for name, values in correct.items():
-        record |= evaluation_records.by_client(name, values / np.prod(sim.arrays.y.shape[1:], dtype=int), sizes)
+        record |= evaluation_records.by_client(name, values / labels_per_row, sizes)
     return record
 
 
@@ -123,27 +124,29 @@ def _make(
     local: LocalPart | None,
     wanted: tuple[str, ...],
 ) -> Callable[..., dict[str, Array]]:
-    """Returns a jitted function that counts each client's correct labels, int32 [P], under each of its own models."""
-    measure = evaluate.make_evaluate(task, is_detailed=True)
+    """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
+    count_correct = evaluate.make_count_correct(task)
 
     def count(
-        theta: Variables, own: Tree, round: Array, hyper: Hyper, schedule: Schedule, pool: Batch, rows: Array
+        theta: Variables, own: Tree, round: Array, hyper: Hyper, schedule: Schedule, pool: Batch, tables: Array
     ) -> dict[str, Array]:
-        models: dict[str, Any] = {}
+        counts, models = {}, {}
+        if BY_CLIENT in wanted:
+            shared = (theta, pool)
+            counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
         if PERSONAL in wanted:
             models[PERSONAL] = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
         if FINETUNED in wanted:
             state = SimState(round, theta, (), local_training.Kept((), own))
             trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)
             models[FINETUNED] = Variables(trained.params, trained.stats)
-        return executor.map(count_correct, pool, (models, rows))
+        for name, model in models.items():
+            pairs = (model, tables)
+            counts[name] = executor.map(lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs)
+        return counts
 
     def make_client(shared: Tree, schedule: Schedule) -> Client:
         state, data, hyper = shared
         return local_training.make_client(task, fedavg(), optimiser, state, schedule, data, hyper, augment, local=local)
-
-    def count_correct(pool: Batch, entry: tuple[dict[str, Variables], Array]) -> dict[str, Array]:
-        models, rows = entry
-        return {name: measure(model, pool, rows).correct.sum() for name, model in models.items()}
 
     return jax.jit(count, out_shardings=executor.placement)

@@ -13,7 +13,7 @@ from fedvg_jax.core import checks
 from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import schedule, selection
-from fedvg_jax.runs import evaluation_records, programs
+from fedvg_jax.runs import programs
 
 BATCH = 64
 """Rows of a step of an evaluation; the result does not depend on it."""
@@ -39,8 +39,6 @@ def check(config: Config, chosen: Selection | None, pool_is_on_host: bool) -> No
     checks.takes(chosen.choose, ("population",), "selection.choose")
     if config.cohorts == "official":
         raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
-    if config.memories == "host":
-        raise UsageError("memories host is for uniform selection, whose clients are known before the run; use device")
     if chosen.num_candidates and pool_is_on_host:
         raise UsageError("this selection measures losses on the device, and the rows stay on the host; use pool device")
 
@@ -62,7 +60,7 @@ def make_cohorts(
 
     def loss(variables: Variables, client: int) -> float:
         table = schedule.table(rows[client], BATCH, width)
-        sums = evaluation_records.sums_of(program.evaluate(variables, pool, table))
+        sums = program.evaluate(variables, pool, table)
         return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else 0.0
 
     def cohort(number: int, state: SimState | None) -> np.ndarray:

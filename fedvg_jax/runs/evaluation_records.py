@@ -1,7 +1,6 @@
 """Entries of a record at evaluations that are recorded on demand, on the test rows.
 
 confusion             the confusion matrix
-calibration           bins of confidence, and the expected calibration error
 accuracy_by_client    accuracy on each client's own test rows, with its mean, worst decile and spread over clients
 personal_accuracy     the same of each client's own model: its personal one, or the global one with its local tensors
 finetuned_accuracy    the same of the global model after local epochs on the client's own training rows
@@ -19,21 +18,13 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core.types import Algorithm, Task, UsageError
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
-from fedvg_jax.engine.evaluate import Detailed
 from fedvg_jax.runs import contracts
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
-CALIBRATION, CONFUSION = "calibration", "confusion"
-
-
-def is_detailed(config: Config) -> bool:
-    """Returns whether evaluations need more than the sums of `task.measure`."""
-    return not {BY_CLIENT, CALIBRATION}.isdisjoint(recorded_names(config))
+CONFUSION = "confusion"
 
 
 def names(config: Config) -> tuple[str, ...]:
@@ -70,33 +61,9 @@ def check_sums(config: Config, task: Task, pool: Any) -> None:
         )
 
 
-def entries(config: Config, arrays: Arrays, parts: Partition, rows: Any, result: Any) -> Record:
-    """Returns the entries of a record that `record` asks for.
-
-    Args:
-        config: settings of the run.
-        arrays: the data set; its rows have one label, or one for each place of a sequence.
-        parts: rows of the clients.
-        rows: int32 [V, B] table of the test rows, client after client.
-        result: of the evaluation on these rows and perhaps on empty groups after them, on the host.
-    """
-    wanted = recorded_names(config)
-    record = _confusion(sums_of(result)) if CONFUSION in wanted else {}
-    if CALIBRATION in wanted:
-        record |= _calibration(np.asarray(result.bins, np.float64))
-    if BY_CLIENT in wanted:
-        table = np.asarray(rows)
-        correct = np.asarray(result.correct)[: len(table)]
-        num_labels = math.prod(arrays.y.shape[1:])
-        sizes = client_rows.sizes(parts.test)
-        shares = correct[table >= 0] / num_labels
-        record |= by_client(BY_CLIENT, np.bincount(np.repeat(np.arange(len(sizes)), sizes), shares, len(sizes)), sizes)
-    return record
-
-
-def sums_of(result: Any) -> Any:
-    """Returns the sums of `task.measure`, of an evaluation with or without details."""
-    return result.sums if isinstance(result, Detailed) else result
+def entries(config: Config, sums: Any) -> Record:
+    """Returns the entries of a record that `record` asks for, of the sums of `task.measure` on the test rows."""
+    return _confusion(sums) if CONFUSION in recorded_names(config) else {}
 
 
 def _confusion(sums: Any) -> Record:
@@ -105,28 +72,6 @@ def _confusion(sums: Any) -> Record:
         return {}
     matrix = np.asarray(sums["confusion"])
     return {"test_confusion": matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()}
-
-
-def _calibration(bins: np.ndarray) -> Record:
-    """Returns the bins of confidence, and the expected calibration error.
-
-        ECE = sum_m (n_m / n) |accuracy_m - confidence_m|
-
-    Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3, with bins of equal width.
-
-    Args:
-        bins: [3, M] number of labels n_m, summed confidence and number of correct labels of every bin.
-
-    >>> record = _calibration(np.array([[0, 4, 4], [0, 2.0, 4.0], [0, 2, 3]]))
-    >>> record["test_calibration_error"], record["test_calibration"]
-    (0.125, [[0, None, None], [4, 0.5, 0.5], [4, 1.0, 0.75]])
-    """
-    counts, confidence, correct = bins
-    with np.errstate(invalid="ignore"):
-        means, accuracy = confidence / counts, correct / counts
-    error = np.abs(correct - confidence).sum() / max(counts.sum(), 1)
-    rows = [[round(float(n)), number(c), number(a)] for n, c, a in zip(counts, means, accuracy, strict=True)]
-    return {"test_calibration_error": number(error), "test_calibration": rows}
 
 
 def by_client(name: str, correct: np.ndarray, sizes: np.ndarray) -> Record:

@@ -156,11 +156,6 @@ def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
     return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
 
 
-def copied_bytes(host: HostPool) -> int:
-    """Returns the bytes of the rows that are copied to the devices for each chunk."""
-    return int(host.num_devices * host.capacity * _row_bytes(host.pool))
-
-
 def _row_bytes(pool: Tree) -> float:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) / len(pool.y)
 
@@ -214,7 +209,7 @@ def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) ->
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 def compile_evaluation(
-    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray], *, is_detailed: bool = False
+    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray]
 ) -> Callable[[Variables, Tree, np.ndarray], Any]:
     """Returns a function like that of `evaluate.make_evaluate`, compiled once, for tables on the host.
 
@@ -223,9 +218,8 @@ def compile_evaluation(
         task: the model.
         variables: of the shapes and placement of those to evaluate.
         tables: int [.., B] whose widths B are compiled for.
-        is_detailed: whether it returns an `evaluate.Detailed`.
     """
-    empty = _empty_totals(host, task, variables, is_detailed)
+    empty = _empty_totals(host, task, variables)
 
     def empty_piece(width: int) -> tuple[Tree, jax.Array]:
         return _piece(host, np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32))
@@ -233,49 +227,38 @@ def compile_evaluation(
     pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
     leaves, structure = jax.tree.flatten((variables, empty, pieces))
     shapes, settings = tuple(map(programs.abstract, leaves)), programs.trace_settings()
-    total, everywhere, compiled = _compiled(task, host.executor, is_detailed, structure, shapes, settings)
+    total, compiled = _compiled(task, host.executor, structure, shapes, settings)
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
-        totals, before, correct = empty, empty, []
+        totals, before = empty, empty
         for rows in _pieces(host, np.asarray(table)):
             piece = _piece(host, rows)  # copied while the piece before it is measured
             jax.block_until_ready(before)  # two pieces at a time
-            before, (totals, of_rows) = totals, compiled[table.shape[1]](variables, totals, *piece)
-            correct += [np.asarray(everywhere(of_rows))] if is_detailed else []
-        sums, bins = total(totals)
-        return evaluate.Detailed(sums, _in_order(correct, table.shape), bins) if is_detailed else sums
+            before, totals = totals, compiled[table.shape[1]](variables, totals, *piece)
+        return total(totals)
 
     return evaluate_pieces
 
 
 @stored
 def _compiled(
-    task: Task, executor: Executor, is_detailed: bool, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], _: tuple
-) -> tuple[Callable, Callable, dict[int, Callable[[Variables, Tree, Tree, Tree], tuple[Tree, Tree]]]]:
-    """Returns the programs of an evaluation: the sum over devices, values for every device, and a piece by width."""
+    task: Task, executor: Executor, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], _: tuple
+) -> tuple[Callable, dict[int, Callable[[Variables, Tree, Tree, Tree], Tree]]]:
+    """Returns the programs of an evaluation: the sum over devices, and a piece by width."""
     variables, empty, pieces = jax.tree.unflatten(structure, leaves)
-    add_piece = jax.jit(evaluate.make_add_piece(task, executor, is_detailed=is_detailed))
+    add_piece = jax.jit(evaluate.make_add_piece(task, executor))
     total = jax.jit(_total, out_shardings=executor.placement).lower(empty).compile()
-    everywhere = jax.jit(lambda rows: rows, out_shardings=executor.placement)
-    return total, everywhere, {
-        width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()
-    }  # fmt: skip
+    return total, {width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()}
 
 
 def _total(totals: Tree) -> Tree:
     return jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), totals)
 
 
-def _in_order(pieces: Sequence[np.ndarray], shape: tuple[int, ...]) -> Any:
-    """Returns values of the rows of a table [V, B], 0 for padding, from those of its pieces [D, n, B]."""
-    dealt = np.concatenate([piece.swapaxes(0, 1).reshape(-1, shape[1]) for piece in pieces])[: shape[0]]
-    return np.pad(dealt, ((0, shape[0] - len(dealt)), (0, 0)))
-
-
-def _empty_totals(host: HostPool, task: Task, variables: Variables, is_detailed: bool) -> Tree:
+def _empty_totals(host: HostPool, task: Task, variables: Variables) -> Tree:
     """Returns zeros for the totals of every device, leaves [D, ...]."""
     row, mask = _shapes(host.pool, 1), jax.ShapeDtypeStruct((1,), bool)
-    shapes = jax.eval_shape(evaluate.make_measure(task, is_detailed), variables, row, mask)[0]
+    shapes = jax.eval_shape(task.measure, *variables, row, mask)
     return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
 
 

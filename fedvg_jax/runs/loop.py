@@ -19,13 +19,12 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
-from fedvg_jax.data.partitions import to_rows
+from fedvg_jax.data.partitions import exchange
 from fedvg_jax.runs import (
     chunks,
     client_memories,
     contracts,
-    divergence,
-    early_stopping,
+    endings,
     evaluation_records,
     shared_start,
     simulation,
@@ -56,8 +55,6 @@ class Observers(NamedTuple):
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
     """called when the run folder is open, before anything is compiled"""
-    on_resume: Callable[[int], None] = lambda number: None
-    """called with the number of rounds before a resumed run's checkpoint, before `on_records`"""
 
 
 def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
@@ -83,7 +80,6 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         observers.on_start()
         start = recorder.start
         if start.records:
-            observers.on_resume(len(start.records))
             observers.on_records(start.records)
         return _run_rounds(sim, recorder, observers) if start.summary is None else _finished_history(sim, recorder)
 
@@ -110,7 +106,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         if config.resume:
             recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
         if config.export_partition and processes.is_first():
-            to_rows.write(config.export_partition, sim.partition, config.export_form, len(sim.arrays.y))
+            exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
         yield recorder
 
 
@@ -161,7 +157,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         if hint := hint_of(sim.task, sim.data.pool):
             observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
-    is_over = num_done >= config.rounds or bool(early_stopping.reason(config, start.records))
+    is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
     compiled = None if is_over else chunks.compile_programs(sim)
     clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
     run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
@@ -175,7 +171,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     if len(run.records) > len(new):  # the first chunk is one round
                         stop_tracing()
                 agreed = stop_signals.agree(requests, processes.largest)
-                is_over = "test_loss" in new[-1] and bool(early_stopping.reason(config, run.records))
+                is_over = "test_loss" in new[-1] and bool(endings.stop_reason(config, run.records))
                 if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
@@ -198,9 +194,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """
     sim = run.sim
     contracts.refuse_wrong_weights(new)
-    limit = divergence.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
-    error = divergence.error(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
-    recorded = divergence.until_first(new, limit) if error else new
+    limit = endings.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
+    error = endings.divergence(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
+    recorded = endings.until_first(new, limit) if error else new
     error = error and f"{error}{contracts.label_hint(sim.task, sim.data.pool)}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
@@ -244,7 +240,7 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
         stopped_by: the signal that stopped it, or None.
     """
     with processes.together():
-        if run.warnings and (count := sum(map(divergence.averaged_no_client, run.records))) > 1:
+        if run.warnings and (count := sum(map(endings.averaged_no_client, run.records))) > 1:
             run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
     if run.records:
         save_checkpoint(run, state, is_last=True)
@@ -275,7 +271,7 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 def _warn_of_no_client(run: Run, new: list[Record]) -> None:
     """Logs the first round that averages no client."""
-    if not run.warnings and (message := divergence.warning(new)):
+    if not run.warnings and (message := endings.no_client_warning(new)):
         run.warnings.append(message)
         run.observers.log(message)
 
@@ -308,7 +304,7 @@ def _summary(
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in stop_signals.STOPPING],
         "stopped_by": stopped_by,
-        "stopped_early": early_stopping.reason(config, records) or None,
+        "stopped_early": endings.stop_reason(config, records) or None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
         "select": config.select,

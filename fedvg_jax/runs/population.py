@@ -11,7 +11,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
-from fedvg_jax.data.partitions import from_rows, statistics
+from fedvg_jax.data.partitions import exchange, statistics
 from fedvg_jax.data.partitions.client_rows import sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.partitions.split import Partition
@@ -34,7 +34,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
     """
     if config.partition == "file":
         assert config.partition_file is not None, "config.check requires it"
-        return _checked(config, arrays, from_rows.read(config.partition_file, len(arrays.y)), config.partition_file)
+        return _checked(config, arrays, exchange.read(config.partition_file, len(arrays.y)), config.partition_file)
     return draw_partition(
         _labels(config, arrays),
         kind=config.partition,
@@ -167,7 +167,7 @@ def describe(
 
 def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
     """Checks a given partition, and that training and test sets have rows."""
-    parts = from_rows.check(
+    parts = exchange.check(
         partition,
         num_samples=len(arrays.y),
         num_clients=config.clients,

@@ -39,7 +39,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import contracts, evaluation_records
+from fedvg_jax.runs import contracts
 from fedvg_jax.runs.registry import (
     ALGORITHMS,
     make_executor,
@@ -145,7 +145,7 @@ def _make(config: Config, images: Images | None, task, algorithm, weighting, dev
     executor = make_executor(config, devices)
     optimiser = make_optimiser(config)
     step = make_round(config, task, algorithm, weighting, executor, optimiser, live, check_weights=is_unsure)
-    evaluation = evaluate.make_evaluate(task, executor, is_detailed=evaluation_records.is_detailed(config))
+    evaluation = evaluate.make_evaluate(task, executor)
     return Program(
         task,
         algorithm,

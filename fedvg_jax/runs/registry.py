@@ -36,7 +36,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
-from fedvg_jax.models import cnn, efficientnet, gru, lenet, microbatch, mlp, pixels, precision, pretrained, resnet, vit
+from fedvg_jax.models import cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint
@@ -95,7 +95,7 @@ MODELS = {
     "mlp": Model(mlp.MLP),
     "linear": Model(mlp.Linear),
     "cnn": Model(cnn.CNN),
-    "lenet5": Model(lenet.LeNet5),
+    "lenet5": Model(cnn.LeNet5),
     "resnet18": Model(resnet.resnet18, *_RESNET_BLOCKS),
     "resnet34": Model(resnet.resnet34, *_RESNET_BLOCKS),
     "resnet50": Model(resnet.resnet50, *_RESNET_BLOCKS),
@@ -139,9 +139,9 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = fast_task(task, config.conv) if network.has_convolutions else task
-    task = precision.compute_in(task, config.precision)
+    task = transforms.compute_in(task, config.precision)
     max_rows = hw.choices().microbatch_rows.get(config.model)
-    return microbatch.accumulate_gradients(task, max_rows) if max_rows else task
+    return transforms.accumulate_gradients(task, max_rows) if max_rows else task
 
 
 def make_variables(

@@ -50,7 +50,7 @@ from fedvg_jax.runs import (
     cohorts,
     communication,
     contracts,
-    early_stopping,
+    endings,
     evaluation_records,
     host_pool,
     memory,
@@ -102,8 +102,7 @@ class Simulation(NamedTuple):
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
-    """(variables, pool, rows) -> added sums of `task.measure`, or an `evaluate.Detailed` where `record` asks for what
-    they do not hold; jitted"""
+    """(variables, pool, rows) -> added sums of `task.measure`; jitted"""
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
@@ -229,11 +228,11 @@ def simulation(
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
     of_round = host_pool.resident_data(config, tables) if is_on_host else tables
     _check_own(config, own, program, population, of_round, values)
-    early_stopping.check(config, program.task, Batch(population.shared.x, population.shared.y))
+    endings.check_target(config, program.task, Batch(population.shared.x, population.shared.y))
     host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, chosen is None, initial)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, initial)
     evaluation_records.check_personal(config, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
     select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
@@ -369,7 +368,6 @@ def _check_accuracies(
     for name in (
         "client_accuracy",
         evaluation_records.BY_CLIENT,
-        evaluation_records.CALIBRATION,
         evaluation_records.PERSONAL,
         evaluation_records.FINETUNED,
     ):
@@ -414,7 +412,6 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
-    is_uniform: bool = True,
     initial: Variables | None = None,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
@@ -423,7 +420,6 @@ def make_state(
         num_rows: T, rows of the data set.
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
-        is_uniform: whether cohorts follow from (seed, round) alone; otherwise every client has a row.
         initial: initial variables in place of the config's.
 
     Raises:
@@ -433,9 +429,7 @@ def make_state(
     one_client = jax.eval_shape(init)
     client_bytes = memory.num_bytes(one_client.clients)
     rows = program.executor.rows
-    memories = client_memories.Placement(None, max_rounds=MAX_ROUNDS, sharding=rows)
-    if is_uniform:
-        memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
+    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
@@ -583,7 +577,6 @@ def make_schedule(
         algorithm: of the run, whose probe may read rows; defaults to the config's.
         select: the cohorts; by default those of the config's `cohorts`.
     """
-    rows_of_round = client_memories.rows_of_rounds(config, memories) if memories else lambda number: None
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
     size, epochs = cohort_size(config), epochs_range(config)
@@ -591,6 +584,7 @@ def make_schedule(
     is_official = config.cohorts == "official"
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
+    memory_rows = np.arange(size, dtype=np.int32) if memories and memories.is_on_host else None
     probed = probe_ratio(config, algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
@@ -615,6 +609,6 @@ def make_schedule(
             clients=cohort_of(number, state),
             block_size=block_size(config),
         )
-        return planned._replace(memory_rows=rows_of_round(number))
+        return planned._replace(memory_rows=memory_rows)
 
     return schedule_of

@@ -162,6 +162,35 @@ def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], 
     return [record["round"] for record in evaluated], [study.unit * record[key] for record in evaluated]
 
 
+ROUNDING = 1e-9
+"""Relative difference to a target that is rounding: results have nine digits, and the mean of equal ones may be above
+them."""
+
+
+def rounds_to(study: Study, run: Run, target: float) -> int | None:
+    """Returns the first evaluated round that reaches a target, up to rounding; None where none does.
+
+    Args:
+        study: where the run is from.
+        run: a run folder.
+        target: test accuracy in percent, or loss.
+    """
+    sign = 1 if study.more_is_better else -1
+    reached = sign * target - ROUNDING * abs(target)
+    return next((r for r, v in zip(*evaluations(study, run), strict=True) if sign * v >= reached), None)
+
+
+def seconds(run: Run) -> float | None:
+    """Returns the seconds of all rounds; None where a record has none."""
+    times = [record["seconds"] for record in run.records if record["seconds"] is not None]
+    return float(sum(times)) if len(times) == len(run.records) else None
+
+
+def bytes_sent(run: Run) -> int | None:
+    """Returns the bytes that clients received and sent in all rounds; None where an older version ran it."""
+    return sum(history.bytes_sent(run.records).values()) or None
+
+
 def majority(cell: Cell) -> float | None:
     """Returns the mean accuracy of always answering the largest class, in percent.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
-from fedvg_jax.runs import divergence
+from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History, Record
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
@@ -256,7 +256,7 @@ def _failure(history: History, document: Any) -> str:
         kind, when = document.get("kind", "failed"), document.get("round")
         reason = one_line(str(document.get("reason", "")))
         return f"{kind} in round {when}: {reason}" if when else f"{kind}: {reason}"
-    return f"diverged in round {len(divergence.until_first(history.records))}"
+    return f"diverged in round {len(endings.until_first(history.records))}"
 
 
 def _unfinished(history: History) -> str:

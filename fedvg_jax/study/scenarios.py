@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, declare, flatten, presets, shorthands
 from fedvg_jax.config.uses import PASSED, unused, with_passed
-from fedvg_jax.runs.record.resume import RESUMABLE_CHANGES
+from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import PLACES
 

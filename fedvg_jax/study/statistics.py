@@ -16,7 +16,7 @@ LEVEL = 0.05
 EXACT_UP_TO = 14
 """Most differences of which all sign patterns are enumerated where ties rule out SciPy's exact table."""
 
-Alternative = Literal["two-sided", "greater", "less"]
+Alternative = Literal["two-sided", "greater"]
 
 
 class Comparison(NamedTuple):
@@ -144,8 +144,7 @@ def _enumerated_p(ranks: np.ndarray, is_positive: np.ndarray, alternative: Alter
         sums = np.concatenate([sums, sums + rank])
     observed = ranks[is_positive].sum()  # ranks are multiples of 1/2, so that sums are exact
     greater, less = np.mean(sums >= observed), np.mean(sums <= observed)
-    one_sided = {"greater": greater, "less": less}
-    return float(one_sided.get(alternative, min(1.0, 2 * min(greater, less))))
+    return float(greater if alternative == "greater" else min(1.0, 2 * min(greater, less)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -161,15 +160,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def smallest_p(n: int, alternative: Alternative = "two-sided") -> float:
-    """Returns the smallest p value that the exact signed-rank test of n differences can have.
-
-    >>> smallest_p(5), smallest_p(5, "greater"), smallest_p(6)
-    (0.0625, 0.03125, 0.03125)
-    """
-    return min(1.0, 2.0 ** (1 - n) if alternative == "two-sided" else 2.0**-n)
-
-
 def warning(n: int, tests: int) -> str:
     """Returns a line where no signed-rank test of n pairs can be significant; empty where one can be.
 
@@ -182,16 +172,21 @@ def warning(n: int, tests: int) -> str:
     >>> warning(20, 3)
     ''
     """
-    least = smallest_p(n)
+    least = _smallest_p(n)
     if least >= LEVEL:
         return (
             f"n = {n}: no two-sided Wilcoxon test can reach p < {LEVEL:g} (smallest {least:g});"
             " 6 pairs or more are needed."
         )
     if least * tests >= LEVEL:
-        needed = next(count for count in range(n, 64) if smallest_p(count) * tests < LEVEL)
+        needed = next(count for count in range(n, 64) if _smallest_p(count) * tests < LEVEL)
         return (
             f"n = {n}: after Holm over {tests} tests no two-sided Wilcoxon test can reach p < {LEVEL:g}"
             f" (smallest {least * tests:.3g}); {needed} pairs or more are needed."
         )
     return ""
+
+
+def _smallest_p(n: int) -> float:
+    """Returns the smallest two-sided p value that the exact signed-rank test of n differences can have."""
+    return min(1.0, 2.0 ** (1 - n))

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from fedvg_jax import config as configs
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study import axes, sweep_folder, sweep_points, workers
-from fedvg_jax.study.axes import Axis
-from fedvg_jax.study.sweep_points import Layer, Points, Sweep
+from fedvg_jax.study import sweep_folder, sweep_points, workers
+from fedvg_jax.study.sweep_points import Axis, Layer, Points, Sweep, cross
 from fedvg_jax.study.tuning import Tuning, make_tuning, tuning_points
 from fedvg_jax.study.workers import Share
 
@@ -116,15 +115,15 @@ def _refuse_set_and_tuned(sweep: Sweep, in_file: Collection[str], in_words: Coll
         raise UsageError(f"{both[0]} has a value and is tuned; leave out the value, or the tuning")
 
 
-def _read_file(own: dict[str, str]) -> axes.SweepFile:
+def _read_file(own: dict[str, str]) -> sweep_points.SweepFile:
     if "config" in own:
-        return axes.read_file(Path(own["config"]), own.get("scale", "full"))
+        return sweep_points.read_file(Path(own["config"]), own.get("scale", "full"))
     if "scale" in own:
         raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
-    return axes.SweepFile({})
+    return sweep_points.SweepFile({})
 
 
-def make_sweep(flags: dict[str, list[str]], file: axes.SweepFile, source: str) -> Sweep:
+def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source: str) -> Sweep:
     """Returns the sweep of a file and of the flags that are settings, which override the file.
 
     Args:
@@ -139,7 +138,7 @@ def make_sweep(flags: dict[str, list[str]], file: axes.SweepFile, source: str) -
         if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
             raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
     has_seeds = "seed" in given.union(file.settings, *(axis.names for axis in file.axes))
-    follows = {"partition_seed": axes.FOLLOW} if has_seeds else {}
+    follows = {"partition_seed": sweep_points.FOLLOW} if has_seeds else {}
     layers = (
         Layer({"cache_dir": configs.default_cache_dir(), "keep": 1, **follows}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
@@ -167,7 +166,7 @@ def _typed_lists(tuned: dict[str, list[str]]) -> dict[str, list[Any]]:
     typed: dict[str, list[Any]] = {}
     for flag, words in tuned.items():
         name = flag.removeprefix("tune ").replace("-", "_")
-        axes.check_name(name, "--tune")
+        sweep_points.check_name(name, "--tune")
         if not words:
             raise UsageError(f"--tune {name} has no values; give those to try")
         typed[name] = _typed_list(name, words)
@@ -215,7 +214,7 @@ def typed_flags(flags: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], lis
     """
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    return settings, axes.cross({n: values for n, values in columns.items() if n not in settings}, "command line")
+    return settings, cross({n: values for n, values in columns.items() if n not in settings}, "command line")
 
 
 def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
@@ -226,8 +225,8 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
         raise command_line.missing_value(command_line.flag_of(name))
-    listed = [str(value) for word in words for value in axes.seeds(name, word)]
-    return [word if word == axes.FOLLOW else command_line.value_of(name, word, PROG) for word in listed]
+    listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
+    return [word if word == sweep_points.FOLLOW else command_line.value_of(name, word, PROG) for word in listed]
 
 
 def _single(name: str, words: list[str]) -> str:

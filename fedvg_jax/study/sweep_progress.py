@@ -15,50 +15,8 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.study import markup, tables
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.sweep_folder import Failure, Observers
 from fedvg_jax.study.sweep_points import Point
-from fedvg_jax.study.sweeps import Observers
-
-
-class Clock:
-    """Estimates the time left: the rounds left, at the pace of those that all processes have computed since the start.
-
-    Attributes:
-        points_done: Points that are finished, those of earlier processes included.
-    """
-
-    def __init__(self, points: Sequence[Point], num_done: int):
-        self.total, self.points_done = len(points), num_done
-        self._start, self._computed = time.perf_counter(), 0
-        self._left = {point.name: point.config.rounds for point in points[num_done:]}
-
-    def start_point(self, point: Point, num_done: int = 0) -> None:
-        """Starts a point, perhaps anew, of which `num_done` rounds were computed before."""
-        self._left[point.name] = point.config.rounds - num_done
-
-    def count(self, point: Point, number: int) -> None:
-        """Counts the rounds up to `number` of a point."""
-        left = min(self._left[point.name], point.config.rounds - number)
-        self._computed += self._left[point.name] - left
-        self._left[point.name] = left
-
-    def end_point(self, point: Point) -> None:
-        """Ends a point, which may have computed fewer rounds than it has."""
-        self.points_done += 1
-        self._left.pop(point.name, None)
-
-    def end_others(self, points: Sequence[Point]) -> None:
-        """Ends points that other processes have computed meanwhile, with all their rounds."""
-        for point in points:
-            self.count(point, point.config.rounds)
-            self.end_point(point)
-
-    def left(self) -> str:
-        """Returns the time left in words."""
-        if not self._computed:
-            return "time left unknown"
-        pace = (time.perf_counter() - self._start) / self._computed
-        return f"about {duration(pace * sum(self._left.values()))} left"
 
 
 def duration(seconds: float) -> str:
@@ -90,7 +48,14 @@ def sweep_progress(
         ended_elsewhere: called with every point that this process has computed; returns what other processes have
             finished since the last call.
     """
-    clock = Clock(points, num_done)
+    num_ended, started = 0, time.perf_counter()
+
+    def left() -> str:
+        """Returns the time left in words: the points left, at the pace of those that ended since the start."""
+        if not num_ended:
+            return "time left unknown"
+        pace = (time.perf_counter() - started) / num_ended
+        return f"about {duration(pace * (len(points) - num_done - num_ended))} left"
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -102,22 +67,18 @@ def sweep_progress(
         rounds = progress.add_task("rounds", total=None, text="")
 
         def start(point: Point) -> None:
-            clock.start_point(point)
             progress.reset(rounds, total=point.config.rounds, text=point.name)
 
         def count(point: Point, records: list[Record]) -> None:
-            number = records[-1]["round"]
-            clock.count(point, number)
-            progress.update(rounds, total=point.config.rounds, completed=number, text=point.name)
-            progress.update(bar, text=clock.left())
+            progress.update(rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name)
 
         def end(point: Point, result: History | Failure) -> None:
-            clock.end_point(point)
-            clock.end_others(ended_elsewhere(point))
-            log(f"{clock.points_done}/{clock.total}  {point.name}: {result_text(result)}, {clock.left()}")
-            progress.update(bar, completed=clock.points_done, text=clock.left())
+            nonlocal num_ended
+            num_ended += 1 + len(ended_elsewhere(point))
+            log(f"{num_done + num_ended}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
+            progress.update(bar, completed=num_done + num_ended, text=left())
 
-        yield Observers(start, count, end, log, on_resume=clock.start_point)
+        yield Observers(start, count, end, log)
 
 
 def result_text(result: History | Failure) -> str:

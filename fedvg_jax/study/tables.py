@@ -9,20 +9,23 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import shorthands
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
-from fedvg_jax.study import costs, statistics
+from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import (
     CHOICES,
     Cell,
     Choice,
     Scenario,
     Study,
+    bytes_sent,
     column_setting,
     column_value,
     majority,
     majority_of_run,
     panels,
     results,
+    rounds_to,
     scenario_text,
+    seconds,
     settings,
     value_text,
 )
@@ -346,15 +349,13 @@ def _interval(interval: tuple[float, float], digits: int) -> Entry:
 
 
 def cost(study: Study, chosen: Options) -> Table:
-    """Returns accuracy beside rounds to the target, seconds and image-gradients."""
+    """Returns accuracy beside rounds to the target, seconds and megabytes sent."""
     baseline = labels.method_label(chosen.baseline)
     columns = [
         Column(metric_name(study), ("mean", "std", "n")),
         Column("target", ("target",)),
         Column("rounds to the target", ("rounds_to_target", "reached")),
         Column("seconds", ("seconds",)),
-        Column("image-gradients", ("image_gradients",)),
-        Column(f"relative to {baseline}", ("relative",)),
         Column("MB sent", ("megabytes",)),
     ]
 
@@ -363,18 +364,14 @@ def cost(study: Study, chosen: Options) -> Table:
         base = study.cell(chosen.baseline, cell.scenario)
         default, _ = statistics.mean_and_std(list(results(study, base).values()))
         target = default if chosen.target is None else chosen.target
-        reached = [r for run in runs if (r := costs.rounds_to(study, run, target)) is not None]
-        gradients, base_gradients = (_mean_gradients(c) for c in (cell, base))
-        relative = gradients / base_gradients if gradients and base_gradients else None
-        times = [costs.seconds(run) for run in runs]
-        sent = [costs.bytes_sent(run) for run in runs]
+        reached = [r for run in runs if (r := rounds_to(study, run, target)) is not None]
+        times = [seconds(run) for run in runs]
+        sent = [bytes_sent(run) for run in runs]
         return [
             spread_of(study, cell._replace(missing=(), failures=())),
             number(target, study.digits),
             _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
             number(_mean([t for t in times if t is not None]), 1),
-            number(gradients, 0),
-            number(relative, 2),
             number(None if None in sent else _mean([size / 1e6 for size in sent if size]), 1),
         ]
 
@@ -382,9 +379,7 @@ def cost(study: Study, chosen: Options) -> Table:
     default = f"the mean final result of {baseline}; a dash where it has none"
     target = default if chosen.target is None else "the one given"
     notes = (
-        f"The target is {target}. Seconds, image-gradients and MB sent are means over runs, of all rounds.",
-        "Image-gradients: training rows times local epochs; for weights scored by gradients, cohort size times"
-        " rows of D_val in every round; and server steps, Elastic's probe, and passes of fltrust and fitted.",
+        f"The target is {target}. Seconds and MB sent are means over runs, of all rounds.",
         *footnotes(study),
     )
     return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
@@ -392,11 +387,6 @@ def cost(study: Study, chosen: Options) -> Table:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _mean_gradients(cell: Cell) -> float | None:
-    counts = [costs.image_gradients(run) for run in cell.runs.values()]
-    return _mean([count for count in counts if count is not None]) if None not in counts else None
 
 
 def _rounds(reached: Sequence[int], runs: int) -> Entry:
@@ -413,15 +403,14 @@ def _rounds(reached: Sequence[int], runs: int) -> Entry:
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
     varied = settings(study)
-    measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "image_gradients", "seconds")
-    measured += ("bytes_sent",)
+    measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "seconds", "bytes_sent")
     names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
         by_choice = [results(study, cell, choice) for choice in CHOICES]
         for (seed, partition_seed), run in sorted(cell.runs.items()):
             chosen = [*(values.get((seed, partition_seed)) for values in by_choice), majority_of_run(run)]
-            cost_of_run = [len(run.records), costs.image_gradients(run), costs.seconds(run), costs.bytes_sent(run)]
+            cost_of_run = [len(run.records), seconds(run), bytes_sent(run)]
             values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
             row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}
             rows.append(tuple(_value(row.get(name)) for name in names))

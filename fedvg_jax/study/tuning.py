@@ -19,10 +19,8 @@ from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
-from fedvg_jax.study import axes as sweep_axes
-from fedvg_jax.study import sweep_folder
-from fedvg_jax.study.axes import RANGED, Axis
-from fedvg_jax.study.sweep_points import Point, Points, Sweep, combinations, make_points, name_of, resolve
+from fedvg_jax.study import sweep_folder, sweep_points
+from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Points, Sweep, combinations, make_points, name_of, resolve
 
 FOLDER = "tuning"
 """Folder of the tuning runs inside that of the sweep."""
@@ -57,10 +55,10 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0,
         if seeds is not None or budget:
             raise UsageError(f"{source}: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
         return None
-    seed_axis = sweep_axes.cross({"seed": SEEDS if seeds is None else seeds}, source)[0]
+    seed_axis = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, source)[0]
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS)]:
         raise UsageError(f"{source}: {repeated[0]} cannot be tuned; make it an axis")
-    return Tuning(tuple(sweep_axes.cross(settings, source)), tuple(row[0] for row in seed_axis.values), budget)
+    return Tuning(tuple(sweep_points.cross(settings, source)), tuple(row[0] for row in seed_axis.values), budget)
 
 
 def cell_of(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import jax
@@ -19,7 +21,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import registry, simulation
 from fedvg_jax.runs.record.history import History, Record, primary_metric
-from fedvg_jax.views import notebook
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
 
@@ -132,7 +133,7 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
         total: number of rounds.
     """
     if console.is_jupyter:
-        with notebook.round_progress(total, metric_text) as show_bar:
+        with _notebook_progress(total) as show_bar:
             yield show_bar
         return
     if not console.is_terminal:
@@ -150,6 +151,47 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
+
+
+EVERY = 0.2
+"""Seconds between two updates, so that rounds of milliseconds do not flood the notebook."""
+
+
+@contextlib.contextmanager
+def _notebook_progress(total: int) -> Iterator[Callable[[list[Record]], None]]:
+    """Shows rounds as they finish in the cell of a notebook: a line of HTML that is replaced in place.
+
+    It needs no widgets: every front end shows it, and a saved notebook keeps its last state.
+    """
+    from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]  only in notebooks
+
+    done, metric, shown_at = 0, "", 0.0
+    handle = display(HTML(bar(0, total, "compiling")), display_id=True)
+    assert handle is not None, "a display with an id has a handle"
+
+    def show(records: list[Record]) -> None:
+        nonlocal done, metric, shown_at
+        done = records[-1]["round"]
+        evaluated = [record for record in records if record.get(f"test_{primary_metric(record)[0]}") is not None]
+        metric = metric_text(evaluated[-1]) if evaluated else metric
+        if time.monotonic() - shown_at > EVERY:
+            handle.update(HTML(bar(done, total, metric)))
+            shown_at = time.monotonic()
+
+    try:
+        yield show
+    finally:
+        stopped = ["stopped"] if done < total else []
+        handle.update(HTML(bar(done, total, "; ".join(filter(None, [*stopped, metric])))))
+
+
+def bar(done: int, total: int, text: str) -> str:
+    """Returns a progress bar as HTML.
+
+    >>> bar(2, 4, "a < b")
+    '<div>round 2/4 <progress value="2" max="4"></progress> a &lt; b</div>'
+    """
+    return f'<div>round {done}/{total} <progress value="{done}" max="{total}"></progress> {html.escape(text)}</div>'
 
 
 Report = Callable[[int, int], None]
@@ -206,11 +248,7 @@ def plan_table(prediction: Prediction) -> Table:
     p = prediction
     table = Table(show_header=False, title="plan")
     table.add_row("local steps per round, all clients", f"{p.steps_per_round:,.0f}")
-    table.add_row("rows per round, trained on", f"{p.train_images_per_round:,.0f}")
-    table.add_row("rows per round, scored", f"{p.scoring_images_per_round:,}")
-    if p.copied_bytes:
-        table.add_row("rows on the host, copied per chunk", _mib(p.copied_bytes))
-    table.add_row("evaluations", f"{p.evaluations:,} of {p.eval_images:,} rows")
+    table.add_row("evaluations", f"{p.evaluations:,}")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))

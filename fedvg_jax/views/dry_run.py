@@ -1,4 +1,4 @@
-"""Predicts what a run will take: counts its work, and times samples of its parts on this machine.
+"""Predicts what a run will take: counts its steps, and times samples of its parts on this machine.
 
     seconds = sum over rounds (a + b steps_r + c groups) + chunks x d + evaluations x e
 
@@ -19,18 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.options import recorded_names
-from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import hardware, tree
 from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import client_memories, host_pool, simulation
-
-PASS_OVER_VALIDATION = ("client_val_loss", "client_fisher_trace", "client_joint_fisher")
-"""Names in `record` that take a pass of every client's model over D_val."""
+from fedvg_jax.runs import client_memories, simulation
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""
@@ -59,20 +53,12 @@ class Prediction(NamedTuple):
     """Rounds that are left to compute."""
     steps_per_round: float
     """Local steps of all clients, mean over rounds."""
-    train_images_per_round: float
-    """Images trained on, mean over rounds."""
-    scoring_images_per_round: int
-    """Rows of D_val that the weights and `record` read, once for each model that they measure."""
-    eval_images: int
-    """Images of one evaluation."""
     evaluations: int
     compile_seconds: float
     seconds_per_round: float
     """Mean over rounds, without evaluations."""
     seconds: float
     """All these rounds, without compiling."""
-    copied_bytes: int
-    """Rows that are copied to the devices for each chunk of rounds; 0 where all rows are there."""
     memory_bytes: int
     """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
 
@@ -90,7 +76,7 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
     num_rounds = config.rounds - num_done
     counted = range(num_done, num_done + min(num_rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
-    longest, steps, images = work.T
+    longest, steps = work.T
     computing = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
     seconds_per_round = max(computing, _copy_seconds(sim))  # rows are copied while the round before is computed
     training = num_rounds * seconds_per_round
@@ -100,14 +86,10 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
     return Prediction(
         rounds=num_rounds,
         steps_per_round=float(steps.mean()),
-        train_images_per_round=float(images.mean()),
-        scoring_images_per_round=_num_rows(sim.data.scoring) * scoring_passes(config),
-        eval_images=sum(map(_num_rows, run_chunks.evaluation_tables(sim.data).values())),
         evaluations=evaluations,
         compile_seconds=programs.seconds,
         seconds_per_round=seconds_per_round,
         seconds=training + chunks * rates.chunk + evaluations * rates.evaluation,
-        copied_bytes=host_pool.copied_bytes(sim.host_pool) if sim.host_pool else 0,
         memory_bytes=_memory(programs),
     )
 
@@ -204,30 +186,11 @@ def _num_groups(data: Data) -> int:
     return int((np.asarray(data.scoring) >= 0).any(1).sum())
 
 
-def _num_rows(table: Any) -> int:
-    """Returns the number of rows of a table of minibatches that are not padding."""
-    return int((np.asarray(table) >= 0).sum())
-
-
-def scoring_passes(config: Config) -> int:
-    """Returns the passes of a model over D_val in a round, by the weights and by `record`.
-
-    Measuring the clients takes one pass per client of the cohort. FLTrust's own step takes one, and each step of fitted
-    weights one.
-    """
-    is_delta = "delta" in (config.fedvg.norm, config.fedvg.signal)
-    of_cohort = ("val_loss", "val_accuracy", *(() if is_delta else ("fedvg", "generalised")))
-    passes = {**dict.fromkeys(of_cohort, cohort_size(config)), "fltrust": 1, "fitted": config.fedvg.fit_steps}
-    recorded = sum(name in PASS_OVER_VALIDATION for name in recorded_names(config))
-    return sum(passes.get(name, 0) for name in rule_names(config.weighting)) + recorded * cohort_size(config)
-
-
-def _work(sim: simulation.Simulation, schedule: Schedule) -> tuple[float, int, int]:
-    """Returns (consecutive local steps on the longest lane, local steps, images trained on) of a round."""
+def _work(sim: simulation.Simulation, schedule: Schedule) -> tuple[float, int]:
+    """Returns (consecutive local steps on the longest lane, local steps of all clients) of a round."""
     placement = sim.executor.placement
     probes = float(schedule.probe_steps.sum()) / (len(placement.device_set) if placement else 1)  # of one device
-    images = int((schedule.rows[: schedules.num_minibatches(schedule)] >= 0).sum())
-    return _longest_lane(schedule) + probes, int(schedule.num_steps.sum()), images
+    return _longest_lane(schedule) + probes, int(schedule.num_steps.sum())
 
 
 def _longest_lane(schedule: Schedule) -> int:

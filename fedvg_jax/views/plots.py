@@ -1,4 +1,4 @@
-"""Pictures of a run: accuracy or loss over rounds, and every client's weight in every round."""
+"""Pictures: accuracy or loss over the rounds of a run, its clients' weights, and the classes of every client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import one_line
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.labels import run_label
 
@@ -112,8 +114,54 @@ def _padded_range(axes: Axes, others: Sequence[float] = ()) -> tuple[float, floa
     return low - margin, high + margin
 
 
+MAX_NAMES = 30
+"""Most classes that are named."""
+
 MAX_BUBBLES = 600
 """Most clients times classes that are drawn as bubbles; above that, as cells."""
+
+
+def class_counts(rows: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns the number of rows by client and class, or of characters of sequences, [N, C] int.
+
+    Args:
+        rows: of every client, [n_k] int each.
+        y: labels, [T] or [T, L] int.
+        num_classes: C.
+
+    >>> class_counts([np.array([0, 1]), np.array([2])], np.array([1, 1, 0]), 2).tolist()
+    [[0, 2], [1, 0]]
+    """
+    counts = [np.bincount(y[mine].ravel(), minlength=num_classes) for mine in rows]
+    return np.array(counts).reshape(len(rows), num_classes)
+
+
+def counts_of_clients(arrays: Arrays, partition: Partition) -> np.ndarray:
+    """Returns the number of labels by client and class, [N, C], without rows that are held out of the whole set."""
+    parts = [rows for rows in partition if len(rows) == len(partition.train)]
+    return np.sum([class_counts(rows, arrays.y, len(arrays.class_names)) for rows in parts], axis=0)
+
+
+def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:
+    """Returns a figure of the number of labels by client and class.
+
+    Args:
+        arrays: the data set.
+        partition: rows of every client.
+        title: text above the figure.
+    """
+    from matplotlib.figure import Figure
+
+    held, names = counts_of_clients(arrays, partition), arrays.class_names
+    size = (float(np.clip(0.13 * len(held), 5.5, 14)) + 2, float(np.clip(0.3 * len(names), 2.2, 9)) + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    classes_of_clients(axes, held, int(held.max()))
+    if len(names) <= MAX_NAMES:
+        axes.set_yticks(range(len(names)), [plain(name, 26) for name in names])
+    axes.set(xlabel="client", ylabel="class")
+    figure.suptitle(plain(title, 120), x=0.01, ha="left", size=11)
+    return figure
 
 
 def classes_of_clients(axes: Axes, counts: np.ndarray, largest: int) -> None:

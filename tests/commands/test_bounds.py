@@ -9,8 +9,8 @@ import pytest
 
 import fedvg_jax
 from fedvg_jax import bounds, config
-from fedvg_jax.config import Corrupt, Robust, Tuning, Validation
-from fedvg_jax.runs import chunks, host_pool, population, simulation
+from fedvg_jax.config import Robust, Tuning, Validation
+from fedvg_jax.runs import chunks, population, simulation
 
 SETTINGS = replace(
     config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1, model="linear"
@@ -49,22 +49,6 @@ def test_bound_equals_a_federation_of_one_client(measured, which):
     history = fedvg_jax.run(alone, partition=(train, *others))
     bound = next(bound for bound in results if which in (bound.kind, bound.client))
     assert bound.test_accuracy == history.records[-1]["test_accuracy"]
-
-
-def test_bounds_on_the_host_equal_those_on_the_device(tmp_path, monkeypatch):
-    """With corrupt rows and a noisy D_val, which is an external set that is larger than all clients together."""
-    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 2**10)
-    file, labels = tmp_path / "other.npz", np.repeat(np.arange(10), 240)
-    np.savez(file, x=np.random.default_rng(0).integers(0, 256, (len(labels), 8, 8), np.uint8), y=labels)
-    settings = replace(
-        SETTINGS,
-        **{"clients": 2, "join_ratio": 1.0, "rounds": 2, "local_epochs": 1, "cache_dir": tmp_path / "cache"},
-        val_ratio=0.0,
-        corrupt=Corrupt(kind="label_flip", clients=0.5),
-        validation=Validation(label_noise=0.5, pixel_noise=0.2, source="npz", data_dir=file, copies="none"),
-    )
-    on_device, on_host = (bounds.measure(replace(settings, pool=pool)) for pool in ("device", "host"))
-    assert on_host == on_device and on_host[1].num_samples == len(labels) > on_host[0].num_samples
 
 
 @pytest.fixture
@@ -137,7 +121,7 @@ def test_model_that_diverges_is_an_error_or_is_marked(nonfinite, tmp_path, monke
 
 @pytest.mark.parametrize("name", bounds.NOT_OF_BOUNDS)
 def test_options_that_bounds_do_not_have_are_refused(name, tmp_path, capsys):
-    values = {"dry_run": [], "track": ["tensorboard"], "resume": ["auto"]}
+    values = {"dry_run": [], "track": ["tensorboard"], "resume": ["auto"], "pool": ["host"]}
     flag = f"--{name.replace('_', '-')}"
     assert bounds.main([flag, *values.get(name, [str(tmp_path / "new.json")])]) == 2
     assert f"{flag} is not an option of bounds" in capsys.readouterr().err and not list(tmp_path.iterdir())

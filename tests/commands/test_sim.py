@@ -192,8 +192,6 @@ def test_terminal_shows_round_accuracy_and_time_left(hung_up):
     ("args", "message"),
     [
         (["--alpha", "0"], "alpha must be > 0"),
-        (["--seed", "0-2"], "error: --seed must be an integer; got '0-2'"),
-        (["--weighting", "fedgv"], "did you mean 'fedvg'"),
         (["--resume", "/no/such"], "/no/such is not a run folder"),
         (["--export", "/no/such/m.safetensors"], "export /no/such/m.safetensors: no such folder"),
         (["--dataset", "cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),

@@ -12,14 +12,15 @@ from files import load_twice, usage_error, write, write_folder, write_stl, write
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import archive
-from fedvg_jax.data.readers import stl10, tinyimagenet
+from fedvg_jax.data.readers.cifar_stl10 import STL
+from fedvg_jax.data.readers.folders import TINY
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
 SETS = {  # -> (folder of the set, its archive, function that writes the folder, page that every error names)
-    "stl10": (stl10.FOLDER, stl10.ARCHIVE, write_stl, "stanford.edu"),
-    "tinyimagenet": (tinyimagenet.FOLDER, tinyimagenet.ARCHIVE, write_tiny, "cs231n.stanford.edu"),
+    "stl10": (STL.folder, STL.archive, write_stl, "stanford.edu"),
+    "tinyimagenet": (TINY.folder, TINY.archive, write_tiny, "cs231n.stanford.edu"),
     "covid19": ("Curated X-Rays", "any name.zip", lambda root: write_folder(root, FOUR), "10.17632/9xkhgts2s6"),
 }
 every_set = pytest.mark.parametrize("name", SETS)
@@ -40,7 +41,7 @@ def pack(root: Path, name: str, target: Path, with_folders=True) -> Path:
     if name == "stl10":
         with tarfile.open(file, "w:gz") as tar:
             for path in [*sorted(root.rglob("*.bin")), write(root / "unlabeled_X.bin", bytes(3_000_000))]:
-                tar.add(path, f"{stl10.FOLDER}/{path.name}")
+                tar.add(path, f"{STL.folder}/{path.name}")
         return file
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(root.rglob("*")):
@@ -105,7 +106,7 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
 @pytest.mark.parametrize(
     ("name", "member", "parts"),
     [
-        ("stl10", "stl10_binary/test_y.bin", ["does not hold test_y.bin"]),
+        ("stl10", "stl10_binary/test_y.bin", ["test_y.bin missing"]),
         ("tinyimagenet", "tiny-imagenet-200/wnids.txt", ["holds no wnids.txt"]),
         ("tinyimagenet", "tiny-imagenet-200/val/val_annotations.txt", ["val_annotations.txt", "cannot be read"]),
         ("covid19", "Curated X-Rays/Normal", ["3 folders (COVID-19, Pneumonia-Bacterial, Pneumonia-Viral)"]),

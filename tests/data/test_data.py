@@ -11,7 +11,7 @@ from files import usage_error
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, spaced
-from fedvg_jax.data.readers import cifar, npz
+from fedvg_jax.data.readers import cifar_stl10, npz
 
 RNG = np.random.default_rng(0)
 
@@ -42,7 +42,7 @@ def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
     arrays = data.load("cifar10", file if as_file else tmp_path)
     np.testing.assert_array_equal(arrays.x, x)
     np.testing.assert_array_equal(arrays.y, y)
-    assert (arrays.num_train, arrays.class_names) == (3, cifar.CLASS_NAMES)
+    assert (arrays.num_train, arrays.class_names) == (3, cifar_stl10.CLASS_NAMES)
 
 
 def test_other_images_are_not_taken_for_cifar(tmp_path):

@@ -127,14 +127,6 @@ def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     np.testing.assert_array_equal(mixed[[1, 2]], [np.broadcast_to(grey[1], (8, 10, 3)), X[2]])
 
 
-def test_column_of_pixel_arrays_is_read(tmp_path):
-    features = library.Features({"x": library.Array2D((8, 10), "uint8"), "y": library.Value("int64")})
-    library.Dataset.from_dict({"x": X[..., 0].tolist(), "y": [5] * 9}, features).save_to_disk(tmp_path / "set")
-    arrays = load(tmp_path / "set")
-    np.testing.assert_array_equal(arrays.x, X[..., :1])
-    assert arrays.y.tolist() == [5] * 9 and arrays.class_names == tuple("012345")
-
-
 def test_parquet_files_of_other_libraries_are_read(tmp_path):
     content = {"img": [{"bytes": png(x), "path": "a.png"} for x in X], "fine": list(range(9))}
     content["label"] = [i % 2 for i in range(9)]
@@ -156,8 +148,9 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
         dataset = library.Dataset.from_dict({"image": [image], "label": [0]}, features)
         folder.mkdir()
         pyarrow.parquet.write_table(dataset.data.table, folder / "train.parquet")
-    elif kind == "missing label":
-        library.Dataset.from_dict({"x": [[[1]]] * 2, "y": [0, None]}).save_to_disk(folder)
+    elif kind in ("missing label", "pixels"):
+        labels = [0, None if kind == "missing label" else 1]
+        library.Dataset.from_dict({"x": [[[1]]] * 2, "y": labels}).save_to_disk(folder)
     elif kind == "empty":
         folder.mkdir()
     elif kind == "truncated":
@@ -173,6 +166,7 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
         ("two labels", ["--label-column", "fine, writer, coarse"]),
         ("no bytes", ["train row 0", "holds no bytes"]),
         ("missing label", ["column y misses the value of row 1"]),
+        ("pixels", ["column x holds no image files", "datasets.Image"]),
         ("empty", ["holds no set", "save_to_disk", ".parquet"]),
         ("truncated", ["not a complete set"]),
         ("missing", ["no such folder", "--download"]),

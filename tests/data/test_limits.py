@@ -12,9 +12,7 @@ from files import pixels, usage_error, write
 from fedvg_jax import data
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import draw, from_rows
-from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history
+from fedvg_jax.data.partitions import draw, exchange
 
 every_limit = pytest.mark.parametrize(
     ("dtype", "value"), [(np.int64, -(2**63)), (np.int64, 2**31), (np.int64, 2**63 - 1), (np.uint64, 2**64 - 1)]
@@ -43,41 +41,21 @@ def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
     row = np.array([1, value], dtype)
     message = ("rows must be 0..9", str(value))
     with usage_error("given", *message):
-        from_rows.check(([row], [[2]], [[3]]), num_samples=10, num_clients=1, source="given")
+        exchange.check(([row], [[2]], [[3]]), num_samples=10, num_clients=1, source="given")
     np.savez(tmp_path / "rows.npz", **{part: row if part == "test" else row[:1] for part in ("train", "val", "test")},
              train_sizes=[1], val_sizes=[1], test_sizes=[2])  # fmt: skip
     with usage_error("file", *message):
-        from_rows.check(from_rows.read(tmp_path / "rows.npz"), num_samples=10, num_clients=1, source="file")
+        exchange.check(exchange.read(tmp_path / "rows.npz"), num_samples=10, num_clients=1, source="file")
     (tmp_path / "rows.json").write_text(json.dumps([[value]]))
     with usage_error("file", "rows must be 0..9", str(value)):
-        from_rows.check(from_rows.read(tmp_path / "rows.json"), num_samples=10, num_clients=1, source="file")
-
-
-@pytest.mark.parametrize(
-    "client",
-    [
-        np.array([0, 2**64 - 1], np.uint64),
-        np.array([0, -2]),
-        np.array([0, 10**12]),
-        np.array([0.0, 1.0]),
-        np.array([[0, 1]]),
-        np.array([], int),
-    ],
-)
-def test_client_array_without_valid_ids_is_refused(tmp_path, client):
-    np.savez(tmp_path / "rows.npz", client=client)
-    with usage_error("rows.npz", "client is", "ids [T]"):
-        from_rows.read(tmp_path / "rows.npz")
-    np.savez(tmp_path / "rows.npz", client=np.arange(3) % 2)
-    with usage_error("rows.npz", "client is int64 [3], and the data set has 4 rows"):
-        from_rows.read(tmp_path / "rows.npz", 4)
+        exchange.check(exchange.read(tmp_path / "rows.json"), num_samples=10, num_clients=1, source="file")
 
 
 @pytest.mark.parametrize("sizes", [[-1, 3], [2**62, 2**62, -(2**63), 2], [0.5, 1.5], [[2]], [3]])
 def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
     np.savez(tmp_path / "rows.npz", train=[0, 1], train_sizes=sizes, val=[2], val_sizes=[1], test=[3], test_sizes=[1])
     with usage_error("rows.npz", "not a partition"):
-        from_rows.read(tmp_path / "rows.npz")
+        exchange.read(tmp_path / "rows.npz")
 
 
 # --- invalid texts
@@ -130,33 +108,13 @@ def test_member_that_is_not_an_array_is_refused(tmp_path, member, content):
     [
         (b"[" * 100_000, "nested too deeply"),
         (b"\xff", "not complete JSON"),
-        (b'{"client": [0, 99999999999999999999]}', "not a partition"),
+        (b'{"train": [[0]], "val": [[99999999999999999999]], "test": [[]]}', "must be integers"),
     ],
 )
 def test_json_that_is_not_a_partition_is_refused_in_one_line(tmp_path, content, message):
     file = write(tmp_path / "rows.json", content)
     with usage_error("rows.json", message):
-        from_rows.check(from_rows.read(file), num_samples=10, num_clients=1, source=file)
-
-
-# --- the JSON files of a run folder
-
-DEEP = b'{"a":' * 100_000
-NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
-
-
-@pytest.mark.parametrize("content", [DEEP, b"[1]", b"\xff", b'{"lr": {}}', NESTED, None])
-def test_run_settings_that_are_not_a_json_object_are_refused_in_one_line(tmp_path, content):
-    if content is not None:
-        write(tmp_path / "config.json", content)
-    with usage_error("config.json"):
-        run_folder.read_config(tmp_path)
-
-
-def test_history_nested_too_deeply_is_refused_in_one_line(tmp_path):
-    write(tmp_path / "history.jsonl", DEEP + b"\n")
-    with usage_error("history.jsonl", "damaged"):
-        history.read(tmp_path)
+        exchange.check(exchange.read(file), num_samples=10, num_clients=1, source=file)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
@@ -165,7 +123,7 @@ def test_special_file_is_refused_without_reading(tmp_path, make):
     for name in ("rows.npz", "rows.json"):
         make(tmp_path / name)
         with usage_error(name, "regular file"):
-            from_rows.read(tmp_path / name)
+            exchange.read(tmp_path / name)
     for cache_dir in (None, tmp_path / "cache"):
         with usage_error("rows.npz", "regular file"):
             data.load("npz", tmp_path, cache_dir)

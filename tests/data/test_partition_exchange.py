@@ -7,7 +7,7 @@ import pytest
 from files import usage_error
 
 from fedvg_jax import data
-from fedvg_jax.data.partitions import from_rows, to_rows
+from fedvg_jax.data.partitions import exchange
 from fedvg_jax.data.partitions.split import Partition
 
 LABELS = np.arange(60) % 4
@@ -19,7 +19,7 @@ def drawn(**settings):
 
 def read(file, num_clients=3):
     settings = {"num_samples": len(LABELS), "num_clients": num_clients, "source": file}
-    return from_rows.check(from_rows.read(file, len(LABELS)), **settings)
+    return exchange.check(exchange.read(file, len(LABELS)), **settings)
 
 
 def as_lists(partition: Partition):
@@ -29,7 +29,7 @@ def as_lists(partition: Partition):
 @pytest.mark.parametrize(("suffix", "held_out"), [(".json", "client"), (".npz", "global")])
 def test_written_parts_are_read_as_the_same_partition(tmp_path, suffix, held_out):
     file, partition = tmp_path / f"rows{suffix}", drawn(held_out=held_out)
-    to_rows.write(file, partition)
+    exchange.write(file, partition)
     actual = read(file)
     assert as_lists(actual) == as_lists(partition)
     assert {rows.dtype for part in actual for rows in part} == {np.dtype(np.int32)}
@@ -38,10 +38,10 @@ def test_written_parts_are_read_as_the_same_partition(tmp_path, suffix, held_out
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
 def test_parts_of_a_pool_are_refused_for_one_of_another_size(tmp_path, suffix):
     file, partition = tmp_path / f"rows{suffix}", drawn()
-    to_rows.write(file, partition, num_samples=len(LABELS))
+    exchange.write(file, partition, num_samples=len(LABELS))
     assert as_lists(read(file)) == as_lists(partition)
     with usage_error(str(file), f"it divides {len(LABELS)} rows, and the data set has {len(LABELS) + 1}; use"):
-        from_rows.read(file, len(LABELS) + 1)
+        exchange.read(file, len(LABELS) + 1)
 
 
 def test_rows_by_client_number_are_read_in_the_order_of_the_numbers(tmp_path):
@@ -49,7 +49,7 @@ def test_rows_by_client_number_are_read_in_the_order_of_the_numbers(tmp_path):
     (tmp_path / "flwr.json").write_text(json.dumps(by_client))
     np.savez(tmp_path / "fedlab.npz", **{name: np.array(rows) for name, rows in by_client.items()})
     for name in ("flwr.json", "fedlab.npz"):
-        assert [rows.tolist() for rows in from_rows.read(tmp_path / name)] == [[k] for k in range(11)]
+        assert [rows.tolist() for rows in exchange.read(tmp_path / name)] == [[k] for k in range(11)]
 
 
 def test_parts_with_rows_by_client_number_are_read(tmp_path):
@@ -70,24 +70,15 @@ def test_parts_with_rows_by_client_number_are_read(tmp_path):
 def test_damaged_file_is_refused_in_one_line(tmp_path, text, parts):
     (tmp_path / "a.json").write_text(text)
     with usage_error(str(tmp_path / "a.json"), *parts, "must hold"):
-        from_rows.read(tmp_path / "a.json")
+        exchange.read(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 cut short", None])
 def test_unreadable_file_is_named_with_the_layout(tmp_path, content):
     if content is not None:
         (tmp_path / "a.npz").write_bytes(content)
-    with usage_error("a.npz", "must hold", "`client` [T]"):
-        from_rows.read(tmp_path / "a.npz")
+    with usage_error("a.npz", "must hold", "`train_sizes`"):
+        exchange.read(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", **{"0": np.array([[1], [2, 3]], object)})
     with usage_error("a.npz", "Object arrays cannot be loaded"):
-        from_rows.read(tmp_path / "a.npz")
-
-
-def test_rows_are_written_by_client_unless_they_are_held_out_globally(tmp_path):
-    partition, file = drawn(), tmp_path / "a.json"
-    to_rows.write(file, partition, "clients")
-    of_client = [sorted(np.concatenate(rows).tolist()) for rows in zip(*partition, strict=True)]
-    assert [rows.tolist() for rows in from_rows.read(file)] == of_client
-    with usage_error("held out", "use parts"):
-        to_rows.write(file, drawn(held_out="global"), "clients")
+        exchange.read(tmp_path / "a.npz")

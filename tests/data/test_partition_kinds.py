@@ -8,7 +8,7 @@ import pytest
 from cases import naming
 from files import usage_error
 
-from fedvg_jax.data.partitions import draw, equal_size, from_rows, label_limits, quantity, statistics
+from fedvg_jax.data.partitions import draw, exchange, kinds, statistics
 from fedvg_jax.data.partitions.split import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
@@ -97,7 +97,7 @@ def test_skew_of_equal_clients_follows_alpha():
     """At alpha 1e-6 most of ten clients hold nearly one class; at alpha 1e6 all hold the pool's proportions."""
 
     def effective(alpha):
-        result = equal_size.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
+        result = kinds.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
         counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
         return statistics.skew(counts)["mean_effective_classes"]
 
@@ -109,16 +109,16 @@ def test_probability_of_a_class_is_proportional_to_its_size():
 
     Two or more rare rows have probability 0.081: 16 clients are expected, with a standard deviation below 4."""
     labels = np.repeat([0, 1], [900, 100])
-    rare = [labels[client_rows].sum() for client_rows in equal_size.dirichlet_equal(labels, 200, 1e6, _stream(0))]
+    rare = [labels[client_rows].sum() for client_rows in kinds.dirichlet_equal(labels, 200, 1e6, _stream(0))]
     assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
 
 
 def test_balanced_client_holds_equally_many_rows_of_every_class():
-    result = equal_size.balanced_client(EVEN, 10, 0.05, _stream(0))
+    result = kinds.balanced_client(EVEN, 10, 0.05, _stream(0))
     counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
     assert counts[0].tolist() == [10] * 10 and np.all(counts[1:].max(1) > 20)
     with usage_error("balanced client of 350 rows", "of class 3", "80", "more clients"):
-        equal_size.balanced_client(LABELS, 2, 0.05, _stream(1))
+        kinds.balanced_client(LABELS, 2, 0.05, _stream(1))
 
 
 @pytest.mark.parametrize("rule", ["redraw", "top_up"])
@@ -128,7 +128,7 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
 
     The prefix of keys below k therefore holds n_c k rows of c, within 1, and T k rows in all, within C. A client is the
     difference of two prefixes."""
-    result = quantity.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
+    result = kinds.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
     shares = np.bincount(LABELS) / len(LABELS)
     for client_rows in result:
         counts = np.bincount(LABELS[client_rows], minlength=4)
@@ -147,13 +147,13 @@ def test_stratified_split_holds_every_class_in_proportion():
 @pytest.mark.parametrize("per_client", [1, 5])
 def test_client_holds_at_most_one_class_per_shard(per_client):
     """1,000 rows form 10 s shards of 100 / s rows: no shard spans two classes of 100 rows."""
-    result = label_limits.shards(EVEN, 10, per_client, _stream(0))
+    result = kinds.shards(EVEN, 10, per_client, _stream(0))
     assert all(len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100 for client_rows in result)
 
 
 @pytest.mark.parametrize("per_client", [1, 3])
 def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
-    result = label_limits.classes(LABELS, 8, per_client, _stream(0))
+    result = kinds.classes(LABELS, 8, per_client, _stream(0))
     counts = np.array([np.bincount(LABELS[client_rows], minlength=4) for client_rows in result])
     assert np.all((counts > 0).sum(1) == per_client)
     assert np.ptp((counts > 0).sum(0)) <= 1  # holders of each class
@@ -211,19 +211,15 @@ GIVEN = [[0, 3, 5, 6, 7, 8], [1, 2, 9, 10]]
 
 def check(given, **changes):
     settings = {"num_samples": 12, "num_clients": 2, "source": "here", "test_ratio": 0.34, "val_ratio": 0.25}
-    return from_rows.check(given, **settings | changes)
+    return exchange.check(given, **settings | changes)
 
 
-@pytest.mark.parametrize("layout", ["list.json", "owner.npz"])
-def test_rows_by_client_and_clients_by_row_are_read_and_split(tmp_path, layout):
-    file, parts = tmp_path / layout, check([np.array(client_rows) for client_rows in GIVEN])
+def test_rows_by_client_are_read_and_split(tmp_path):
+    file, parts = tmp_path / "list.json", check([np.array(client_rows) for client_rows in GIVEN])
     assert [list(map(len, part)) for part in (parts.test, parts.val)] == [[2, 1], [1, 1]]
     assert [sorted(client_rows.tolist()) for client_rows in rows_by_client(parts)] == GIVEN
-    if layout == "list.json":
-        file.write_text(json.dumps(GIVEN))
-    else:
-        np.savez(file, client=[next((k for k, rows in enumerate(GIVEN) if row in rows), -1) for row in range(12)])
-    assert same(check(from_rows.read(file)), parts)
+    file.write_text(json.dumps(GIVEN))
+    assert same(check(exchange.read(file)), parts)
 
 
 @pytest.mark.parametrize(

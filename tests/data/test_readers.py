@@ -1,5 +1,7 @@
 """Readers of the paper's data sets, from tiny files in the real formats, and invariants of all readers."""
 
+import pickle
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 from files import RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
-from fedvg_jax.data.partitions import from_rows
-from fedvg_jax.data.readers import medmnist, stl10, tinyimagenet
+from fedvg_jax.data.partitions import exchange
+from fedvg_jax.data.readers import cifar_stl10, medmnist, pickles
+from fedvg_jax.data.readers.cifar_stl10 import STL
+from fedvg_jax.data.readers.folders import TINY
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
@@ -17,7 +21,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow")
 
 
 def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
-    x, y = write_stl(tmp_path / stl10.FOLDER)
+    x, y = write_stl(tmp_path / STL.folder)
     got = load_twice("stl10", tmp_path)
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -147,7 +151,7 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
 
 
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
-    x, y = write_tiny(tmp_path / "in" / tinyimagenet.FOLDER)
+    x, y = write_tiny(tmp_path / "in" / TINY.folder)
     got = load_twice("tinyimagenet", tmp_path / "in")
     np.testing.assert_array_equal(got.x, x)
     np.testing.assert_array_equal(got.y, y)
@@ -196,10 +200,94 @@ def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name, option):
 
 
 def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
-    members = {"y": np.zeros(2000, int), "client": np.zeros(2_000_000, int)}
+    members = {"y": np.zeros(2000, int), "train": np.zeros(2_000_000, int)}
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), **members)
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
     with usage_error("bomb.npz", "GiB"):
         data.load("npz", tmp_path)
     with usage_error("bomb.npz", "GiB"):
-        from_rows.read(tmp_path / "bomb.npz")
+        exchange.read(tmp_path / "bomb.npz")
+
+
+def python_2_pickle(content: dict) -> bytes:
+    """Pickles as Python 2 with NumPy 1 did: protocol 2, byte strings as keys, the old module of `_reconstruct`."""
+    pickled = pickle.dumps(content, protocol=2)
+    return pickled.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+
+
+def write_cifar(root: Path, name: str, form: int, rows=2):
+    """Writes the files of a published format into its folder; returns their (x, y), in order."""
+    kind, num_classes = cifar_stl10.SETS[name].forms[form], len(cifar_stl10.SETS[name].class_names)
+    total = rows * len(kind.files)
+    x, y = pixels(total, 32, 32, 3), RNG.integers(0, num_classes, total).astype(np.uint8)
+    flat = x.transpose(0, 3, 1, 2).reshape(total, -1)
+    coarse = y[:, None] // 5
+    for i, file in enumerate(kind.files):
+        part = slice(i * rows, (i + 1) * rows)
+        if form == 0:
+            labels = [y[:, None]] if name == "cifar10" else [coarse, y[:, None]]
+            content = np.concatenate([*labels, flat], 1)[part].tobytes()
+        else:
+            key = b"labels" if name == "cifar10" else b"fine_labels"
+            batch = {b"batch_label": b"x", key: y[part].tolist(), b"data": flat[part], b"filenames": [b"a.png"] * rows}
+            content = python_2_pickle(batch)
+        write(root / kind.folder / file, content)
+    return x, y
+
+
+def pack(root: Path, name: str, form: int) -> Path:
+    """Packs the folder as its official archive."""
+    kind = cifar_stl10.SETS[name].forms[form]
+    with tarfile.open(root / kind.archive, "w:gz") as tar:
+        tar.add(root / kind.folder, kind.folder)
+    return root / kind.archive
+
+
+every_form = pytest.mark.parametrize(("name", "form"), [(n, f) for n in cifar_stl10.SETS for f in (0, 1)])
+
+
+@every_form
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_every_format_of_cifar_is_read_with_the_training_set_first(tmp_path, name, form, packed):
+    x, y = write_cifar(tmp_path / "all", name, form)
+    folder = tmp_path / "all"
+    if packed:
+        (tmp_path / "archive").mkdir()
+        folder = (
+            pack(folder, name, form).rename(tmp_path / "archive" / cifar_stl10.SETS[name].forms[form].archive).parent
+        )
+    arrays = load_twice(name, folder)
+    np.testing.assert_array_equal(arrays.x, x)
+    np.testing.assert_array_equal(arrays.y, y)
+    assert arrays.num_train == len(x) - 2 and arrays.class_names == cifar_stl10.SETS[name].class_names
+    if packed:  # nothing is unpacked, and the path of the archive is accepted too
+        assert len(list(folder.iterdir())) == 1
+        np.testing.assert_array_equal(data.load(name, next(folder.iterdir())).x, x)
+
+
+class Malicious:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+def test_pickle_is_read_as_arrays_or_refused_and_never_executed(capsys):
+    for content in (pickle.dumps({b"data": Malicious()}, 2), b"", b"cos\nsystem\n."):
+        with usage_error("batch"):
+            pickles.loads(content, "batch")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ([1], ["'data'"]),
+        ({b"data": np.zeros((1, 3072), np.float32), b"labels": [1]}, ["dtype 'f4'", "only 'u1'"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1, 2]}, ["1 images but 2 labels"]),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [-1]}, ["0..9, got -1"]),
+    ],
+)
+def test_malformed_python_file_is_named(tmp_path, content, parts):
+    write_cifar(tmp_path, "cifar10", 1)
+    write(tmp_path / "cifar-10-batches-py" / "data_batch_3", python_2_pickle(content))
+    with usage_error("data_batch_3", *parts):
+        data.load("cifar10", tmp_path)

@@ -7,7 +7,7 @@ from files import usage_error
 from fedvg_jax.data import external, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
-from fedvg_jax.data.readers.cifar import CLASS_NAMES
+from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
 
 RNG = np.random.default_rng(0)
 ARRAYS = Arrays("ten", RNG.integers(0, 256, (600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60),

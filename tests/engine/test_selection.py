@@ -21,8 +21,8 @@ def run(config):
     return fv.run(config)
 
 
-def population(round, sizes, count, losses=None):
-    rng = schedule.selection_stream(0, round)
+def population(round, sizes, count, losses=None, seed=0):
+    rng = schedule.selection_stream(seed, round)
     return Population(round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids))))
 
 
@@ -93,6 +93,14 @@ def test_a_run_selects_by_the_losses_of_each_rounds_model():
     jax.tree.map(np.testing.assert_array_equal, state.variables, history.variables)
 
 
+def test_a_run_selects_by_size_from_the_stream_of_its_seed_and_round():
+    sim = fv.simulation(dataclasses.replace(CONFIG, selection="size", seed=3))
+    sizes = [len(rows) for rows in sim.partition.train]
+    for number in range(3):
+        expected = fv.selection.by_size().choose(population(number, sizes, 2, seed=3))
+        assert sim.schedule(number, sim.state).clients.tolist() == expected.tolist()
+
+
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):
     fv.run(dataclasses.replace(POWER, rounds=2, out=tmp_path / "run"))
     resumed = fv.run(dataclasses.replace(POWER, out=tmp_path / "run", resume=str(tmp_path / "run")))
@@ -122,7 +130,6 @@ def test_a_wrong_cohort_is_refused(ids):
         ({"candidates": 9}, "candidates must be from the cohort's 2 to the 8 clients, or 0; got 9"),
         ({"cohorts": "official"}, "use cohorts seeded"),
         ({"pool": "host"}, "use pool device"),
-        ({"algorithm": "scaffold", "memories": "host"}, "use device"),
     ],
 )
 def test_settings_that_a_selection_cannot_work_with_are_refused(changes, message):

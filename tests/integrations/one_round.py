@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 import worlds
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedvg_jax import algorithms, config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
+from fedvg_jax.integrations import named_arrays
 from fedvg_jax.runs import registry
 
 WORLD = worlds.world([11, 5, 2, 8], batch_size=4, cohort_size=4, local_epochs=1)._replace(val=None)
@@ -26,14 +28,9 @@ RULES = {
     "blockwise": ("fedvg", {"granularity": "blockwise", "norm": "l2"}),
     "own statistics": ("fedvg", {"granularity": "layerwise", "stats": "layer"}),
     "delta": ("fedvg", {"signal": "delta"}),
-    "eval": ("fedvg", {"mode": "eval"}),
     "mean": ("samples+fedvg", {}),
     "generalised": ("generalised", {"exponent": 2.0}),
     "permuted": ("permuted(fedvg)", {}),
-    "val_loss": ("val_loss", {}),
-    "val_accuracy": ("val_accuracy", {}),
-    "fltrust": ("fltrust", {}),
-    "fitted": ("fitted", {"fit_steps": 2}),
 }
 """Case -> (weighting, FedVG's settings)."""
 
@@ -56,10 +53,39 @@ def settings(case: str) -> config.Config:
     return config.Config(weighting=weighting, fedvg=config.FedVG(**options), batch_size=WORLD.batch_size, lr=LR)
 
 
-def validation():
-    """Returns D_val in the order of scoring."""
-    rows = WORLD.scoring[WORLD.scoring >= 0]
-    return jax.tree.map(lambda leaf: leaf[rows], WORLD.pool)
+def named(variables: Variables) -> dict[str, np.ndarray]:
+    """Returns the arrays of a model by name; statistics stand beside the parameters of their layer."""
+    return {name: np.asarray(leaf) for part in variables for name, leaf in flatten_dict(part, sep=".").items()}
+
+
+def variables_of(arrays) -> Variables:
+    """Returns the model whose arrays `named` returned."""
+    parts = {"params": {}, "stats": {}}
+    for name, array in arrays.items():
+        parts["stats" if name.endswith(("mean", "var")) else "params"][name] = jax.numpy.asarray(array)
+    return Variables(**{part: unflatten_dict(leaves, sep=".") for part, leaves in parts.items()})
+
+
+def gradient(arrays) -> dict[str, np.ndarray]:
+    """Returns the gradient of the mean loss on D_val, one minibatch of the engine after the other."""
+    params, stats = variables_of(arrays)
+    total, count = tree.zeros_like(params), 0
+    for rows in WORLD.scoring:
+        mask = rows >= 0
+        batch, _ = tree.gather(WORLD.pool, rows)
+        gradients, _ = _gradient(params, stats, batch, mask, True)
+        total, count = tree.add(total, tree.scale(float(mask.sum()), gradients)), count + mask.sum()
+    return named(Variables(tree.scale(1 / float(count), total), {}))
+
+
+def scheme(case: str, model) -> named_arrays.Scheme:
+    """Returns the weighting of a case for named arrays, whose blocks are the modules."""
+    return named_arrays.make_scheme(settings(case), gradient, model, block_of=block_of)
+
+
+def block_of(name: str) -> str:
+    """Returns the block of a tensor, as the task of `worlds` names it."""
+    return worlds.TASK.block_of(name.replace(".", "/"))
 
 
 @functools.cache

@@ -47,21 +47,21 @@ def reply(message, arrays, **metrics):
     return made
 
 
+def numpy_of(record):
+    return {name: array.numpy() for name, array in record.items()}
+
+
 def jax_client(node, message):
     """Trains on the engine's minibatches of the round."""
     if message.metadata.message_type.startswith("evaluate"):
         return reply(message, {}, **{"num-examples": 1, "seen": 1.0})
     number = message.content["config"]["server-round"] - 1
     client = int(one_round.WORLD.schedule(number).clients[NODES.index(node)])
-    variables = flower.variables_of(message.content["arrays"], worlds.variables())
+    variables = one_round.variables_of(numpy_of(message.content["arrays"]))
     trained = one_round.trained(variables, client, number)
-    arrays = {name: array.numpy() for name, array in flower.array_record(trained).items()}
-    return reply(message, arrays, **{"num-examples": len(one_round.WORLD.train[client]), "loss": float(client)})
-
-
-def fedvg(case="mean", **changes):
-    settings = {"task": worlds.TASK, "validation": one_round.validation(), "fraction_evaluate": 0.0}
-    return flower.FedVG(one_round.settings(case), **settings | changes)
+    return reply(
+        message, one_round.named(trained), **{"num-examples": len(one_round.WORLD.train[client]), "loss": float(client)}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +77,15 @@ def server_process(monkeypatch):
 @one_round.every_case("permuted")  # the strategy draws its own permutations
 def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
     start = worlds.variables()
-    strategy = fedvg(case)
-    result = strategy.start(LocalGrid(jax_client), flower.array_record(start), num_rounds=2)
+    settings, options = one_round.settings(case), {"block_of": one_round.block_of, "fraction_evaluate": 0.0}
+    strategy = flower.FedVG(settings, gradient=one_round.gradient, **options)
+    record = ArrayRecord({name: Array(array) for name, array in one_round.named(start).items()})
+    result = strategy.start(LocalGrid(jax_client), record, num_rounds=2)
     first, weights_of_first = one_round.engine_round(case, start)
     expected, weights_of_second = one_round.engine_round(case, first, number=1)
     for round_of_weights, weights in zip(strategy.rounds, (weights_of_first, weights_of_second), strict=True):
         np.testing.assert_allclose(round_of_weights.weights, weights, atol=1e-5)
-    worlds.assert_close(flower.variables_of(result.arrays, start), expected, 1e-5)
+    worlds.assert_close(one_round.variables_of(numpy_of(result.arrays)), expected, 1e-5)
 
 
 QUADRATIC = {"layer.weight": np.array([1.0, -1.0], np.float32), "bn.running_var": np.ones(1, np.float32)}
@@ -101,7 +103,7 @@ def quadratic_client(node, message, count=None):
 def one_round_of(strategy, client=quadratic_client):
     record = ArrayRecord({name: Array(array) for name, array in QUADRATIC.items()})
     result = strategy.start(LocalGrid(client), record, num_rounds=1)
-    return {name: array.numpy() for name, array in result.arrays.items()}, result.train_metrics_clientapp.get(1)
+    return numpy_of(result.arrays), result.train_metrics_clientapp.get(1)
 
 
 def without_evaluation(kind, **options):
@@ -157,7 +159,7 @@ def test_failed_and_diverged_clients_are_left_out():
 
 def test_counters_stay_integers_where_the_server_steps_from_the_mean():
     def client(node, message):
-        sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        sent = numpy_of(message.content["arrays"])
         assert sent["n"].dtype == np.int64
         return reply(message, QUADRATIC | {"n": sent["n"] + 2}, **{"num-examples": 1})
 
@@ -181,9 +183,6 @@ def test_a_strategy_started_with_another_model_weighs_all_its_arrays():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "needs gradient, or task and validation; got neither"),
-        ({"gradient": gradient, "task": worlds.TASK}, "got both"),
-        ({"task": worlds.TASK}, "got task alone"),
         ({"gradient": gradient, "server": strategies.Krum()}, "got server Krum; allowed are strategies"),
         (
             {"gradient": gradient, "server": strategies.FedAvg(), "fraction_train": 1.0},

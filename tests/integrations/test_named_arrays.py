@@ -35,24 +35,23 @@ def gradient(arrays):
 
 
 def scheme(block_of=None, gradient=gradient, **settings):
-    return named_arrays.scheme_of_gradient(config.check(config.Config(**settings)), gradient, MODEL, block_of=block_of)
+    return named_arrays.make_scheme(config.check(config.Config(**settings)), gradient, MODEL, block_of)
 
 
 @one_round.every_case()
 def test_round_of_named_arrays_equals_the_round_of_the_engine(case):
     start = worlds.variables()
     expected, weights_of_engine = one_round.engine_round(case, start)
-    model = named_arrays.named_arrays(start)
-    scheme = named_arrays.scheme_of_task(one_round.settings(case), worlds.TASK, one_round.validation(), model)
+    model = one_round.named(start)
+    scheme = one_round.scheme(case, model)
     schedule = one_round.WORLD.schedule(0)
     clients = [
-        Client(named_arrays.named_arrays(one_round.trained(start, k)), len(one_round.WORLD.train[k]))
-        for k in schedule.clients
+        Client(one_round.named(one_round.trained(start, k)), len(one_round.WORLD.train[k])) for k in schedule.clients
     ]
     weights = named_arrays.weigh(scheme, model, clients, schedule.shuffle)
     mean = named_arrays.average(model, [client.arrays for client in clients], weights)
     np.testing.assert_allclose(weights.mean, weights_of_engine, atol=1e-5)
-    worlds.assert_close(named_arrays.variables_of(mean, start), expected, 1e-5)
+    worlds.assert_close(one_round.variables_of(mean), expected, 1e-5)
 
 
 @pytest.mark.parametrize("granularity", ["modelwise", "layerwise", "blockwise"])
@@ -117,9 +116,9 @@ def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weighting": "fltrust"}, "weighting fltrust needs a task"),
-        ({"weighting": "samples+permuted(fitted)"}, "weighting fitted needs a task"),
-        ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs a task"),
+        ({"weighting": "fltrust"}, "weighting fltrust needs more than a gradient"),
+        ({"weighting": "samples+permuted(fitted)"}, "weighting fitted needs more than a gradient"),
+        ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs more than a gradient"),
         ({"fedvg": {"include": "^no"}}, "fedvg.include .no matches no tensor; there are conv/weight, head/bias"),
     ],
 )
@@ -148,7 +147,7 @@ def test_integration_without_its_package_names_the_extra(extra, package, monkeyp
 
 def test_a_reply_of_another_kind_of_numbers_is_refused():
     model = {"w": np.array([0.4, 0.5, 0.6], np.float32)}
-    made = named_arrays.scheme_of_gradient(config.Config(weighting="samples"), lambda arrays: arrays, model)
+    made = named_arrays.make_scheme(config.Config(weighting="samples"), lambda arrays: arrays, model)
     replies = [Client({"w": np.ones(3, bool)}, 1), Client(model, 1)]
     with pytest.raises(UsageError, match=r"reply 0: array 'w' is .*; expected float32, as in the global model"):
         named_arrays.weigh(made, model, replies)
@@ -163,7 +162,7 @@ def test_equal_large_counters_stay_as_they_are():
 
 
 def scheme_of(model, gradient=lambda arrays: arrays):
-    return named_arrays.scheme_of_gradient(config.Config(), gradient, model)
+    return named_arrays.make_scheme(config.Config(), gradient, model)
 
 
 def test_arrays_without_a_weighted_mean_are_refused():

@@ -1,9 +1,5 @@
 """Tasks from a user's own Linen and NNX modules, and one-line errors for modules that cannot be trained."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -252,22 +248,6 @@ def test_module_that_cannot_be_a_task_is_refused_in_one_line(message):
     with pytest.raises(UsageError, match=message) as error:
         REFUSED[message]()
     assert "\n" not in str(error.value)
-
-
-# --- a whole run
-
-
-def test_regression_example_beats_the_mean(monkeypatch, capsys):
-    path = Path(__file__).parents[2] / "examples" / "regression.py"
-    spec = importlib.util.spec_from_file_location("regression", path)
-    example = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "regression", example)  # dataclasses look up the module of a class there
-    spec.loader.exec_module(example)
-    monkeypatch.setattr(example, "WEIGHTINGS", ("fedvg",))
-    errors = example.main(["--rounds", "40", "--clients", "4"])
-    lowest, mean = errors["least squares on all rows"], errors["the mean of the training rows"]
-    assert lowest < mean and errors["federated, weights fedvg"] < (lowest + mean) / 2
-    assert "units of 100 points" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -49,31 +49,20 @@ def train_step(name, conv):
     return lambda *arguments: jax.device_get(run(*arguments))
 
 
-@pytest.fixture(params=SMALL)
+@pytest.fixture(params=["lenet5", "cnn"])
 def trained(request, x64):
     """Returns (batch, mask, train step, statistics before it) of one model."""
     _, batch, mask = with_smallest_images(request.param)
     return batch, mask, train_step(request.param, "planes"), model_variables(request.param).stats
 
 
-@functools.cache
-def initial_variables(name):
-    """Returns the initial arrays with XLA's convolution and with images last, for one key."""
-    tasks = [make(name, conv=conv) for conv in ("lax", "planes")]
-    return jax.device_get(worlds.jit(lambda key: [task.init(key) for task in tasks])(jax.random.key(3)))
-
-
-@every_small_model
-def test_dense_and_convolution_have_torch_s_initialisation(name):
+def test_dense_and_convolution_have_torch_s_initialisation():
     """U(-b, b) with b = 1 / sqrt(fan_in). The largest of n draws misses b by 25 b / n with probability e^-25, and the
     mean is 0 up to 6 standard deviations of b / sqrt(3 n)."""
-    params = initial_variables(name)[0].params
-    layers = {path.rsplit("/", 1)[0] for path in tree.paths(params) if path.endswith("kernel")}
-    assert layers
-    for layer in layers:
-        kernel, bias = params[layer]["kernel"], params[layer]["bias"]
-        bound = np.prod(kernel.shape[:-1]) ** -0.5
-        for values in (kernel, bias):
+    params = worlds.jit(make("tinycnn", (8, 8, 1)).init)(jax.random.key(3)).params
+    for layer in params.values():
+        bound = np.prod(layer["kernel"].shape[:-1]) ** -0.5
+        for values in (layer["kernel"], layer["bias"]):
             largest, n = np.abs(values).max(), values.size
             assert bound * (1 - 25 / n) <= largest <= bound * (1 + 1e-6)
             assert abs(values.mean()) <= 6 * bound / np.sqrt(3 * n)
@@ -113,16 +102,11 @@ def test_small_model_has_the_reference_code_s_two_blocks(name):
     assert set(blocks) == {"base", "classifier"} and blocks.count("classifier") == 2
 
 
-@pytest.mark.parametrize(("name", "conv"), [("cnn", "planes"), ("lenet5", "planes"), ("tinycnn", "gemm")])
+@pytest.mark.parametrize(("name", "conv"), [("lenet5", "planes"), ("tinycnn", "gemm")])
 def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name, conv):
     """gemm with one model: `test_conv.py` compares it with XLA's convolution in every case."""
     _, batch, mask = with_smallest_images(name)
     worlds.assert_close(train_step(name, conv)(batch, mask), train_step(name, "lax")(batch, mask), 1e-9)
-
-
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
-def test_model_has_the_same_initialisation_with_every_convolution(name):
-    jax.tree.map(np.testing.assert_array_equal, *initial_variables(name))
 
 
 def test_mlp_without_hidden_layers_is_logistic_regression(x64):
@@ -132,6 +116,14 @@ def test_mlp_without_hidden_layers_is_logistic_regression(x64):
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
     actual = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
     np.testing.assert_allclose(actual, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
+
+
+def test_scores_of_the_linear_head_are_x_times_w_transposed_plus_b():
+    task = make("linear", (5,), 3)
+    variables, x = task.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    head = jax.tree.map(np.asarray, variables.params["classifier"])
+    scores = task.predict(*variables, Batch(x, np.zeros(4, np.int32)))
+    np.testing.assert_allclose(scores, x @ head["weight"].T + head["bias"], rtol=1e-5, atol=1e-6)
 
 
 # --- metrics
@@ -161,14 +153,14 @@ def test_labels_of_a_small_dtype_are_counted_as_those_of_int32():
     """The product of a label and the 200 classes exceeds the dtype."""
     count = 200
     task = tasks.classification(MLP(count), count, (2, 2, 1))
-    variables = task.init(jax.random.key(0))
+    variables = worlds.jit(task.init)(jax.random.key(0))
     labels, mask = jnp.array([0, 1, 2, 127, 7]), jnp.array([True, True, True, True, False])
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1), np.uint8))
-    confusion = task.measure(*variables, Batch(x, labels.astype(jnp.int8)), mask)["confusion"].reshape(count, count)
+    sums = worlds.jit(task.measure)(*variables, Batch(x, labels.astype(jnp.int8)), mask)
     predicted = jnp.argmax(task.predict(*variables, Batch(x, labels)), -1)
     expected = np.zeros((count, count), int)
     np.add.at(expected, (labels[:4], predicted[:4]), 1)
-    np.testing.assert_array_equal(confusion, expected)
+    np.testing.assert_array_equal(sums["confusion"].reshape(count, count), expected)
 
 
 def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix(monkeypatch):
@@ -177,9 +169,10 @@ def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix(monkeypat
     x, y = rng.normal(size=(30, 6)).astype(np.float32), rng.integers(0, 7, 30).astype(np.int32)
     mask = jnp.arange(30) < 28
     task = tasks.classification(MLP(7, hidden=()), 7, (6,))
-    variables = task.init(jax.random.key(0))
-    by_matrix = tasks.metrics(jax.device_get(task.measure(*variables, Batch(jnp.asarray(x), y), mask)))
+    variables = worlds.jit(task.init)(jax.random.key(0))
+    arguments = *variables, Batch(jnp.asarray(x), jnp.asarray(y)), mask
+    by_matrix = tasks.metrics(jax.device_get(worlds.jit(task.measure)(*arguments)))
     monkeypatch.setattr(tasks, "MOST_COUNTED", 6)
-    sums = task.measure(*variables, Batch(jnp.asarray(x), y), mask)
+    sums = worlds.jit(tasks.classification(MLP(7, hidden=()), 7, (6,)).measure)(*arguments)
     assert sums["correct"].shape == (7,) and "confusion" not in sums
     assert tasks.metrics(jax.device_get(sums)) == pytest.approx(by_matrix)

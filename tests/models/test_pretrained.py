@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import worlds
+from files import usage_error
 
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.models import pretrained
@@ -308,3 +309,23 @@ def test_weights_path_that_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "weights")
     with pytest.raises(UsageError, match="weights: it is not a regular file"):
         pretrained.read(tmp_path / "weights")
+
+
+def test_weights_of_a_folder_are_its_only_file(tmp_path):
+    write(tmp_path / "model.safetensors", {"a": np.ones(2, np.float32)})
+    assert pretrained.find(tmp_path) == tmp_path / "model.safetensors" and pretrained.read(tmp_path).keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        ([], ["holds no .safetensors file"]),
+        (["a.safetensors", "b.safetensors"], ["a.safetensors, b.safetensors"]),
+        (["model.safetensors.index.json"], ["in several files"]),
+    ],
+)
+def test_folder_without_one_file_of_weights_is_refused(tmp_path, names, parts):
+    for name in names:
+        (tmp_path / name).write_bytes(b"{}")
+    with usage_error(str(tmp_path), *parts):
+        pretrained.read(tmp_path)

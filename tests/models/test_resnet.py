@@ -61,17 +61,6 @@ def paths(model, classes=10):
 # --- the published architectures
 
 
-@pytest.mark.parametrize(
-    ("model", "classes", "tensors", "statistics", "scalars"),
-    [(resnet.resnet34, 10, 110, 72, 21_289_802), (resnet.resnet50, 200, 161, 106, 23_917_832)],
-)
-def test_parameters_are_torchvision_s(model, classes, tensors, statistics, scalars):
-    """The reference code's counts; ResNet-34's is torchvision's 21,797,672 at 1,000 classes minus 990 x 513."""
-    actual, variables = paths(model, classes)
-    assert (len(actual), tree.size(variables.params)) == (tensors, scalars)
-    assert len(jax.tree.leaves(variables.stats)) == statistics
-
-
 @pytest.mark.parametrize(("stem", "last"), [("cifar", 4), ("imagenet", 1)])
 def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
     """32 x 32 images reach the last convolution at 1/8 of their size, with the ImageNet stem at 1/32."""
@@ -112,7 +101,7 @@ def test_initialisation_is_torchvision_s():
 # --- laws
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", ["basic", "group norm, cifar stem"])
 def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(kind):
     image = (9, 12, 3)
     task, rows, mask = make(image, **SMALL[kind]), batch(image), jnp.arange(6) < 4

@@ -51,7 +51,7 @@ def derivatives(function, operands):
 
 
 def test_drawn_convolutions_have_the_same_values_and_derivatives(x64):
-    cases = [drawn_convolution(seed) for seed in range(12)]
+    cases = [drawn_convolution(seed) for seed in range(8)]
     operands = [operands for _, operands in cases]
 
     def all_of(transform):
@@ -75,9 +75,8 @@ def test_drawn_convolutions_have_the_same_values_and_derivatives(x64):
         ((3, 3), (3, 3), "SAME"),
     ],
 )
-@pytest.mark.parametrize("size", [(7, 8)])
-def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, size, window, strides, padding):
-    x = jnp.asarray(np.random.default_rng(0).integers(-3, 0, (2, *size, 3)), float)  # many ties
+def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, window, strides, padding):
+    x = jnp.asarray(np.random.default_rng(0).integers(-3, 0, (2, 7, 8, 3)), float)  # many ties
 
     def pool(x):
         return nn.max_pool(x, window, strides, padding)
@@ -91,10 +90,9 @@ def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [2, 3])
-def test_max_pooling_propagates_nan(window):
+def test_max_pooling_propagates_nan():
     x = jnp.zeros((1, 5, 5, 1)).at[0, 1, 1, 0].set(jnp.nan)
-    y = rewrite.fast_convolutions(lambda x: nn.max_pool(x, (window, window), (2, 2)))(x)
+    y = rewrite.fast_convolutions(lambda x: nn.max_pool(x, (3, 3), (2, 2)))(x)
     np.testing.assert_array_equal(jnp.isnan(y)[0, :, :, 0], [[True, False], [False, False]])
 
 
@@ -123,7 +121,6 @@ def layered(x, w1, w2, scale, features_last):
         ("auto", (10, 8), 5, True),
         ("winograd", (12, 8), 3, False),
         ("planes", (5, 7), 5, True),
-        ("gemm", (8, 6), 3, True),
     ],
 )
 def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, conv, size, side, features_last):

@@ -95,20 +95,7 @@ def correct(hyper, grads, params, anchor):
     return jax.tree.map(lambda g: g * hyper["nu"], grads)
 '''
 
-SHORT_RUN = [
-    "--method",
-    "fedmine",
-    "--model",
-    "linear",
-    "--rounds",
-    "2",
-    "--eval-every",
-    "1",
-    "--clients",
-    "4",
-    "--partition",
-    "iid",
-]
+SHORT_RUN = "--method fedmine --model linear --rounds 2 --eval-every 1 --clients 4 --partition iid".split()  # noqa: SIM905
 
 OPTIONS = '''@dataclass(frozen=True)
 class FedMine:
@@ -136,18 +123,19 @@ def test_an_algorithm_with_an_option_touches_its_file_the_options_and_the_regist
     line = '    "fedmine": lambda config: __import__("fedvg_jax.algorithms.fedmine").algorithms.fedmine.fedmine(),\n'
     file.write_text(re.sub('(    "fedavg": lambda)', rf"{line}\1", file.read_text(), count=1))
 
-    def command(*words):
-        done = subprocess.run(
-            [sys.executable, "-m", "fedvg_jax.sim", *words, "--cache-dir", str(tmp_path / "cache")],
-            cwd=tmp_path, env=None, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        return done.returncode, done.stdout + done.stderr
-
-    assert re.search(r"FedMine:\n  --fedmine\.nu FLOAT +Factor of the gradients\. Allowed:", command("--help-all")[1])
-    assert "--fedmine.nu is not used by --algorithm fedavg" in command("--fedmine.nu", "1")[1]
-    assert "fedmine.nu must be >= 0; got -1" in command("--method", "fedmine", "--fedmine.nu", "-1")[1]
-    assert "did you mean --fedmine.nu?" in command("--shrinkage", "1")[1]
-    code, text = command(*SHORT_RUN, "--fedmine.nu", "0", "--out", str(tmp_path / "run"))
-    assert code == 0, text
+    words = [
+        ["--help-all"],
+        ["--fedmine.nu", "1"],
+        ["--method", "fedmine", "--fedmine.nu", "-1"],
+        ["--shrinkage", "1"],
+        [*SHORT_RUN, "--fedmine.nu", "0", "--out", "run", "--cache-dir", "cache"],
+    ]
+    code = f"from fedvg_jax import sim; print([sim.main(words) for words in {words}])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith("[0, 2, 2, 2, 0]\n"), done.stderr
+    assert re.search(r"FedMine:\n  --fedmine\.nu FLOAT +Factor of the gradients\. Allowed:", done.stdout)
+    assert "--fedmine.nu is not used by --algorithm fedavg" in done.stderr
+    assert "fedmine.nu must be >= 0; got -1" in done.stderr
+    assert "did you mean --fedmine.nu?" in done.stderr
     first, last = map(json.loads, (tmp_path / "run" / "history.jsonl").read_text().splitlines())
     assert first["test_loss"] == last["test_loss"]  # gradients times 0

@@ -1,4 +1,4 @@
-"""A run with memories for sampled clients only, on devices or on the host, equals one with a row for every client."""
+"""A run with the memories of sampled clients on the host equals one with a row for every client on the device."""
 
 import json
 from dataclasses import replace
@@ -26,12 +26,7 @@ SETTINGS = Config(
     **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
-LAYOUTS = {
-    "all": {"DENSE_BYTES": 2**40},
-    "device": {"DENSE_BYTES": 0},
-    "host": {"DENSE_BYTES": 0},
-    "host, a round": {"DENSE_BYTES": 0, "CHUNK_BYTES": 1},
-}
+LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
 """Layout -> constants of `client_memories`."""
 
 
@@ -60,7 +55,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(run):
-    return run("all")
+    return run("device")
 
 
 def by_client(state: SimState, num_clients: int):
@@ -68,8 +63,7 @@ def by_client(state: SimState, num_clients: int):
 
     def placed(leaf):
         result = np.zeros((num_clients, *leaf.shape[1:]), leaf.dtype)
-        is_used = state.memory_clients >= 0
-        result[state.memory_clients[is_used]] = leaf[is_used]
+        result[state.memory_clients] = leaf
         return result
 
     return jax.tree.map(placed, state.clients)
@@ -82,9 +76,8 @@ def assert_equal_states(some, every):
     jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
 
 
-@pytest.mark.parametrize("layout", ["device", "host, a round"])
-def test_memories_of_sampled_clients_give_the_same_states_to_the_bit(run, whole, layout):
-    history, states = run(layout)
+def test_memories_of_sampled_clients_give_the_same_states_to_the_bit(run, whole):
+    history, states = run("host, a round")
     cohorts = [record["clients"] for record in history.records]
     sampled = list(dict.fromkeys(k for cohort in cohorts for k in cohort))
     assert len(sampled) < sum(map(len, cohorts)), "a client is sampled twice"
@@ -92,35 +85,34 @@ def test_memories_of_sampled_clients_give_the_same_states_to_the_bit(run, whole,
     assert_equal_runs(history, whole[0])
     for some, every in zip(states, whole[1], strict=True):
         assert_equal_states(some, every)
-    used = states[-1].memory_clients
-    assert used[used >= 0].tolist() == sampled and len(used) == (16 if layout == "device" else len(sampled))
+    assert states[-1].memory_clients.tolist() == sampled
 
 
 def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients(run, whole):
-    assert_equal_runs(run("host", callbacks=False, eval_every=3)[0], run("all", callbacks=False, eval_every=3)[0])
+    assert_equal_runs(run("host", callbacks=False, eval_every=3)[0], run("device", callbacks=False, eval_every=3)[0])
 
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("device", "all"), ("all", "host, a round"), ("host, a round", "device")],
+    [("device", "host, a round"), ("host, a round", "device")],
 )
 def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole, tmp_path, first, then):
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
     history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
     assert_equal_runs(history, whole[0])
     last, every = states[-1], whole[1][-1]
-    if then == "all":
+    if then == "device":
         jax.tree.map(np.testing.assert_array_equal, last, every)
     else:
         assert_equal_states(last, every)
 
 
 def test_a_checkpoint_holds_the_memories_of_sampled_clients_only(run, tmp_path):
-    for layout, count in (("all", 20), ("device", 7), ("host, a round", 7)):
+    for layout, count in (("device", 20), ("host, a round", 7)):
         run(layout, callbacks=False, rounds=2, out=tmp_path / layout)
         seal = json.loads((tmp_path / layout / "checkpoints" / "000002" / "seal.json").read_text())
         assert seal["leaves"]["state.clients.c.w"][0] == [count, 3], layout
-        assert ("state.memory_clients" in seal["leaves"]) == (layout != "all")
+        assert ("state.memory_clients" in seal["leaves"]) == (layout != "device")
 
 
 def test_another_seed_compiles_nothing(run):
@@ -130,10 +122,10 @@ def test_another_seed_compiles_nothing(run):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
-    run("device")
+    run("host, a round")
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        other = run("device", seed=1)
+        other = run("host, a round", seed=1)
     finally:
         jax._src.monitoring.unregister_event_duration_listener(listen)
     assert compiled == [] and len(other[1]) == 3
@@ -142,41 +134,21 @@ def test_another_seed_compiles_nothing(run):
 # --- the choice
 
 
-BY_CLIENT = Placement(None, max_rounds=64)
+BY_CLIENT = Placement(max_rounds=64)
 
 
-def test_rows_are_for_every_client_unless_few_are_sampled_and_divided_among_devices():
-    for rounds in (10, 1000):
-        settings = replace(MILLION, clients=10**4, join_ratio=0.1, rounds=rounds)
-        assert client_memories.choose(settings, 1, 64) == BY_CLIENT
+def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
     assert client_memories.choose(replace(MILLION, memories="host"), 0, 64) == BY_CLIENT, "no memories"
     assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
+    assert client_memories.choose(replace(MILLION, memories="device"), 2**20, 64) == BY_CLIENT
+    often = replace(MILLION, rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):
-        placed = [client_memories.choose(MILLION, 2**20, 64, rows)[:2] for rows in (None, executors.sharded(4, 1).rows)]
-    assert placed == [(1024, True), (53248, False)]
-
-
-def test_a_round_after_the_runs_own_has_rows_and_later_ones_are_refused():
-    config = replace(MILLION, clients=1000, join_ratio=0.01, rounds=2)
-    rows = client_memories.rows_of_rounds(config, Placement(30))
-    assert max(rows(2)) < 30
-    with pytest.raises(
-        UsageError,
-        match=r"round 4 needs memories of more clients than the 30 of a run of 2 rounds; use --rounds 4 or more",
-    ):
-        rows(3)
-
-
-def test_rows_follow_the_order_of_first_sampling_in_any_order_of_calls():
-    config = replace(MILLION, clients=50, join_ratio=0.2, rounds=4)
-    placement = Placement(50)
-    forwards, backwards = (client_memories.rows_of_rounds(config, placement) for _ in range(2))
-    expected = {r: backwards(r).tolist() for r in (3, 1, 2, 0)}
-    assert {r: forwards(r).tolist() for r in range(4)} == expected
-    order = client_memories.sampled_clients(config, 4)
-    cohort_of = client_memories.cohorts(config)
-    assert all(order[expected[r]].tolist() == cohort_of(r).tolist() for r in range(4))
+        placed = [client_memories.choose(config, 2**10, 64).is_on_host for config in (MILLION, often)]
+        divided = [
+            client_memories.choose(often, 2**16, 64, rows).num_rows for rows in (None, executors.sharded(4, 1).rows)
+        ]
+    assert placed == [True, False] and divided == [1024, None]
 
 
 def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):

@@ -11,7 +11,7 @@ import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.runs import client_memories, client_models, simulation
+from fedvg_jax.runs import client_models, memory, simulation
 
 SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}
@@ -74,18 +74,22 @@ def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
 
 
 def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
-    monkeypatch.setattr(client_models, "PIECE_BYTES", 1)
+    """Of three clients, of which the second repeats two."""
+    sim = simulation.simulation(of_ditto()[0], **OWN)
+    most = max(len(test) + len(train) for test, train in zip(sim.partition.test, sim.partition.train, strict=True))
+    client_bytes = 3 * memory.num_bytes(sim.state.variables) + most * sum(
+        leaf[:1].nbytes for leaf in (sim.arrays.x, sim.arrays.y)
+    )
+    monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * client_bytes)
+    assert {len(clients) for clients, _ in client_models._pieces(sim, 0, is_finetuned=True)} == {3}
     assert recorded(run(method="ditto")) == recorded(of_ditto())
 
 
-def test_clients_that_have_no_row_yet_have_the_initial_model(monkeypatch):
+def test_clients_that_have_no_row_yet_have_the_initial_model():
     settings = {"method": "fedrep", "clients": 40, "join_ratio": 0.05, "min_samples": 2}
-    dense = recorded(run(**settings))
-    monkeypatch.setattr(client_memories, "DENSE_BYTES", 0)
-    some = run(**settings)
-    rows = some[2][0].memory_clients
-    assert not isinstance(rows, tuple) and len(rows) < 40
-    assert recorded(some) == dense
+    some = run(memories="host", **settings)
+    assert len(some[2][0].memory_clients) < 40
+    assert recorded(some) == recorded(run(**settings))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import worlds
 from files import usage_error
 
 import fedvg_jax
-from fedvg_jax.core import checks
 from fedvg_jax.core.types import Metrics, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks, contracts, simulation
@@ -242,12 +241,6 @@ def test_negative_losses_have_no_weights_by_validation_loss():
     )
     with pytest.raises(UsageError, match=r"round 1: weights sum .*which negative measurements, such as losses"):
         fedvg_jax.run(settings, data=linear.data(), task=linear.TASK._replace(loss=loss))
-
-
-def test_containers_in_another_order_are_reported():
-    """Same names, another order of containers."""
-    with pytest.raises(UsageError, match="expected the structure of b, as it is"):
-        checks.same_structure({"w": (1.0,)}, {"w": [1.0]}, "a", "b")
 
 
 # --- a user's metric, and tables

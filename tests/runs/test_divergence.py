@@ -8,7 +8,7 @@ from small_sweeps import base_config
 
 import fedvg_jax
 from fedvg_jax.core.types import Variables
-from fedvg_jax.runs import divergence
+from fedvg_jax.runs import endings
 from fedvg_jax.runs.record.history import History
 
 
@@ -22,14 +22,14 @@ from fedvg_jax.runs.record.history import History
 )
 def test_the_message_names_the_global_model_that_is_not_finite(number, bad, message):
     records = [{"round": number, "diverged": [1, 2], "scores": [None, None], "weights": [0.0, 0.0]}]
-    assert divergence.error(records, Variables({"w": np.array([0.0, bad])}, {})).startswith(message)
+    assert endings.divergence(records, Variables({"w": np.array([0.0, bad])}, {})).startswith(message)
 
 
 @pytest.mark.parametrize("weights", [([0.0, 1.0], [0.0, 0.0]), ([0.0, 0.0], [0.0, 1.0])])
 def test_a_model_that_later_rounds_changed_is_not_blamed(weights):
     """It may have become non-finite after the round in which clients diverged."""
     records = [{"round": r, "diverged": [1], "scores": [None, 1.0], "weights": w} for r, w in enumerate(weights, 2)]
-    error = divergence.error(records, Variables({"w": np.array([np.nan])}, {}))
+    error = endings.divergence(records, Variables({"w": np.array([np.nan])}, {}))
     assert error.startswith("round 2: clients [1] diverged")
 
 
@@ -54,13 +54,13 @@ def losses(*values, **last):
     ],
 )
 def test_a_loss_that_explodes_is_named_with_its_round(records, is_own_task, message):
-    limit = divergence.loss_limit(records, is_own_task)
-    found = divergence.error(records, limit=limit)
+    limit = endings.loss_limit(records, is_own_task)
+    found = endings.divergence(records, limit=limit)
     assert found.startswith(message) if message else not found
 
 
 def test_records_end_with_the_round_in_which_the_loss_explodes():
-    assert [r["round"] for r in divergence.until_first(losses(2.0, 1e4, 3.0), 1000.0)] == [1, 2]
+    assert [r["round"] for r in endings.until_first(losses(2.0, 1e4, 3.0), 1000.0)] == [1, 2]
 
 
 def test_a_run_whose_loss_explodes_is_marked_as_diverged(tmp_path):

@@ -33,7 +33,7 @@ def cache(tmp_path_factory):
 def run(cache):
     """(devices, settings) -> (history, the states after each round as they are stored, the last state)."""
 
-    def run(devices, in_order=False, callbacks=True, **changes):
+    def run(devices, callbacks=True, **changes):
         states, last = [], []
         config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
 
@@ -41,10 +41,8 @@ def run(cache):
             states.append(client_memories.save(state, config.clients))
             last[:] = [state]
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client_memories, "DENSE_BYTES", 0 if in_order else 2**40)
-            given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
-            history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
+        given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
+        history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
         return history, states, last and last[0]
 
     return functools.cache(run)
@@ -68,17 +66,10 @@ def rows_held(state):
     return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
 
 
-LAYOUTS = [(3, False), (4, True)]
-"""Devices, and whether rows are in the order of first sampling, which are 16 for four rounds of four clients."""
-
-
-@pytest.mark.parametrize(("devices", "in_order"), LAYOUTS)
-def test_devices_that_divide_the_memories_give_the_run_of_one(run, devices, in_order):
-    found = run(devices, in_order)
-    assert_equal_runs(found, run(1, in_order))
-    num_rows = 16 if in_order else NUM_CLIENTS
-    assert rows_held(found[2]) == {-(-num_rows // devices)}
-    assert len(found[2].memory_clients) == (num_rows if in_order else 0)
+def test_devices_that_divide_the_memories_give_the_run_of_one(run):
+    found = run(3)
+    assert_equal_runs(found, run(1))
+    assert rows_held(found[2]) == {-(-NUM_CLIENTS // 3)}
 
 
 def simulated(cache, devices=3, **changes):
@@ -126,7 +117,7 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
     for devices in (3, 1, 4):
         out = tmp_path / f"on {devices}"
         shutil.copytree(tmp_path / "three", out)
-        found = run(devices, in_order=devices == 4, out=out, resume=str(out))
+        found = run(devices, out=out, resume=str(out), memories="host" if devices == 4 else "device")
         assert_equal_runs(found, (run(3)[0], run(3)[1][2:] if devices == 3 else []), 0 if devices == 3 else 1e-5)
 
 

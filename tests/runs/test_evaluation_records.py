@@ -1,4 +1,4 @@
-"""Accuracy by client and calibration, of the global model on the test rows."""
+"""Accuracy by client and the confusion matrix, of the global model on the test rows."""
 
 import dataclasses
 
@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax.core.types import Batch, Task, UsageError, Variables
-from fedvg_jax.engine import evaluate, executors
+from fedvg_jax.core.types import Batch, UsageError
 
 SMALL = fv.Config(
     rounds=1,
@@ -21,7 +20,7 @@ SMALL = fv.Config(
     weighting="samples",
     model="linear",
 )
-RECORD = "accuracy_by_client,calibration"
+RECORD = "accuracy_by_client,confusion"
 
 
 @pytest.fixture(scope="module")
@@ -49,41 +48,11 @@ def test_accuracy_by_client_is_that_on_each_client_s_own_test_rows(sim, finished
     assert record["spread"] == pytest.approx(np.std(expected))
 
 
-def test_bins_hold_all_labels_and_give_the_recorded_accuracy(finished):
-    (record,) = finished.records
-    bins = np.array(record["test_calibration"], float)
-    counts, confidence, accuracy = bins[bins[:, 0] > 0].T
-    assert len(bins) == evaluate.NUM_BINS
-    assert counts @ accuracy / counts.sum() == pytest.approx(record["test_accuracy"])
-    assert counts @ abs(accuracy - confidence) / counts.sum() == pytest.approx(record["test_calibration_error"])
-
-
 def test_recording_them_changes_no_other_entry(finished):
     (plain,), (recorded,) = fv.run(SMALL).records, finished.records
-    added = {"accuracy_by_client", "accuracy_by_client_mean", "worst_decile", "spread"}
-    assert recorded.keys() - plain.keys() == added | {"test_calibration", "test_calibration_error"}
+    added = {"accuracy_by_client", "accuracy_by_client_mean", "worst_decile", "spread", "test_confusion"}
+    assert recorded.keys() - plain.keys() == added
     assert {k: recorded[k] for k in plain if k != "seconds"} == {k: plain[k] for k in plain if k != "seconds"}
-
-
-@pytest.mark.parametrize("executor", [None, executors.sharded(2, 1)], ids=["one device", "two devices"])
-def test_details_place_every_row_and_bin_by_its_confidence(executor):
-    """Logits have confidence 3/4, 1/2 and 1/3 for x = 1, 0 and -1; 1/3 = 5/15 is the end of the fifth bin."""
-
-    def predict(params, stats, batch):
-        third = jnp.where(batch.x < 0, 0, -jnp.inf)
-        return jnp.stack([jnp.zeros_like(batch.x), jnp.where(batch.x > 0, jnp.log(3.0), 0), third], -1)
-
-    def measure(params, stats, batch, mask):
-        return {"rows": mask.sum()}
-
-    task = Task(None, None, predict, measure, None, None)  # pyright: ignore[reportArgumentType]
-    batch = Batch(jnp.array([1.0, 0.0, 1.0, 1.0, -1.0]), jnp.array([1, 1, 0, 1, 0]))
-    rows = jnp.array([[3, 2], [1, 0], [0, 4], [4, -1], [-1, -1]])
-    actual = evaluate.make_evaluate(task, executor, is_detailed=True)(Variables({}, {}), batch, rows)
-    assert actual.sums["rows"] == 7
-    assert actual.correct.tolist() == [[1, 0], [0, 1], [1, 1], [1, 0], [0, 0]]
-    used = {int(i): actual.bins[:, i].tolist() for i in np.flatnonzero(actual.bins[0])}
-    assert used == {4: [2, pytest.approx(2 / 3), 2], 7: [1, 0.5, 0], 11: [4, pytest.approx(3.0), 3]}
 
 
 def test_test_rows_without_clients_and_a_metric_of_that_name_are_refused():

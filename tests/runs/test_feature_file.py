@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedvg_jax import data, prepare, sim
+from fedvg_jax import data, prepare
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import external
@@ -124,27 +124,6 @@ def features(tmp_path):
     return tmp_path / "features.npz"
 
 
-def test_fedvg_learns_on_features(features, tmp_path):
-    flags = [
-        "--model",
-        "linear",
-        "--clients",
-        "4",
-        "--join-ratio",
-        "0.5",
-        "--rounds",
-        "8",
-        "--lr",
-        "0.1",
-        "--alpha",
-        "1",
-    ]
-    flags += ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "run")]
-    assert sim.main(["--dataset", "npz", "--data-dir", str(features), *flags]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["test_accuracy_final"] > 0.8
-
-
 def test_features_of_other_images_are_an_external_validation_set(features, tmp_path):
     target = data.load("npz", features)
     x, y = external.load("npz", features, target)
@@ -170,11 +149,6 @@ def test_command_that_cannot_work_is_refused_in_one_line(images, tmp_path, capsy
     assert call(images[0], tmp_path / "f.npz", *flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and not (tmp_path / "f.npz").exists()
-
-
-def test_missing_flag_is_named(capsys):
-    assert prepare.main(["features", "--dataset", "digits", "--out", "f.npz"]) == 2
-    assert "needs --model" in capsys.readouterr().err
 
 
 def test_existing_file_is_not_overwritten(images, tmp_path, capsys):

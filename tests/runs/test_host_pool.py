@@ -18,7 +18,7 @@ from fedvg_jax.runs import chunks, host_pool
 
 SETTINGS = Config(
     **{"clients": 8, "join_ratio": 0.5, "alpha": 0.5, "min_samples": 4, "batch_size": 4, "local_epochs": 2},
-    **{"rounds": 5, "eval_every": 2, "devices": "1", "record": "client_accuracy,accuracy_by_client,calibration"},
+    **{"rounds": 5, "eval_every": 2, "devices": "1", "record": "client_accuracy,accuracy_by_client,confusion"},
 )
 
 

@@ -15,17 +15,13 @@ def variables(seed=3):
     return fv.simulation(fv.Config(clients=4, seed=seed)).state.variables
 
 
-def test_a_run_from_the_initial_variables_of_its_seed_is_the_run_of_that_seed():
-    start = fv.simulation(CONFIG).state.variables
-    worlds.assert_close(fv.run(CONFIG, initial=start).variables, fv.run(CONFIG).variables, 0)
-    assert np.isfinite(jax.tree.leaves(start.params)[0]).all()  # it stays valid
-
-
-def test_a_run_starts_from_the_given_variables():
+def test_a_run_starts_from_the_given_variables_which_stay_valid():
     start = variables()
     given, own = fv.simulation(CONFIG, initial=start).state.variables, fv.simulation(CONFIG).state.variables
     worlds.assert_close(given, start, 0)
     assert np.abs(given.params["fc1"]["kernel"] - own.params["fc1"]["kernel"]).max() > 1e-3
+    fv.run(CONFIG, initial=start)
+    assert np.isfinite(jax.tree.leaves(start.params)[0]).all()
 
 
 @pytest.mark.parametrize(

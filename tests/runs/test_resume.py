@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import chunks, contracts, loop, registry, simulation
-from fedvg_jax.runs.record import checkpoint, history, recorder, resume, seals, verification
+from fedvg_jax.runs.record import checkpoint, history, recorder, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
@@ -61,7 +60,7 @@ class Tiny:
     def run(self, out, callbacks=(), log=pytest.fail, **changes):
         """`changes` are settings."""
         settings = replace(self.sim.config, out=out, **changes)
-        made = self.sim._replace(config=resume.resolve(settings))
+        made = self.sim._replace(config=run_folder.resolve(settings))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chunks, "compile_programs", lambda sim: self.programs)
             return loop.run_simulation(made, callbacks=callbacks, log=log)
@@ -256,36 +255,6 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
         registry.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
 
 
-# --- folders of format 1, whose seals have a CRC-32 of the history
-
-
-def in_format_1(run):
-    """Rewrites the seals of a folder."""
-
-    def old(seal):
-        text = (run / "history.jsonl").read_bytes()[: seal["history"][0]]
-        return seal | {"history": [len(text), zlib.crc32(text)], "lines": "00000000", "chain": ""}
-
-    for path in checkpoint.checkpoint_folders(run):
-        seal = old(seals.read_seal(path)) | {"format": 1, "evaluated": [2, 4, 6]}
-        (path / "seal.json").write_text(seals.seal_text(seal))
-    summary = json.loads((run / "summary.json").read_text())
-    summary["seal"] = old(summary["seal"])
-    (run / "summary.json").write_text(json.dumps(seals.with_digest(summary)))
-    (run / "history.earlier-1.jsonl").write_bytes((run / "history.jsonl").read_bytes()[:100])
-
-
-def test_folder_of_format_1_is_verified_read_and_resumed(tiny, whole, run):
-    in_format_1(run)
-    assert verification.check(run) == ([], [], [])
-    assert fedvg_jax.History.load(run).records == history.read(whole)
-    assert len(tiny().run(run, resume=str(run)).records) == 6
-    left_at(run, 3)
-    tiny().run(run, resume=str(run))
-    assert_same(run, whole)
-    assert verification.check(run) == ([], [], [])
-
-
 def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny, run):
     manifest = json.loads((run / "manifest.json").read_text())
     assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
@@ -406,12 +375,6 @@ def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
     assert best.as_json() == {"round": 2, "val_loss": 1.0}
 
 
-def test_history_is_read_without_a_truncated_last_line(run):
-    path = run / "history.jsonl"
-    path.write_bytes(path.read_bytes()[:-5])
-    assert [r["round"] for r in history.read(run)] == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("text", [b"{}\n", b"\xff\n", b'{"round": 2}\n', b'{"round": 1, "lost": true}\n'])
 def test_damaged_history_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "history.jsonl").write_bytes(text)
@@ -524,15 +487,15 @@ def unfinished(tmp_path, monkeypatch):
 
 def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished):
     auto = replace(SMALL, resume="auto")
-    assert resume.resolve(auto).out == Path("runs/b") and resume.resolve(auto).resume == "runs/b"
+    assert run_folder.resolve(auto).out == Path("runs/b") and run_folder.resolve(auto).resume == "runs/b"
     run_folder.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
-    assert resume.resolve(auto).out == Path("runs/a")
-    assert resume.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
-    assert resume.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
-    assert resume.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
-    assert resume.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
+    assert run_folder.resolve(auto).out == Path("runs/a")
+    assert run_folder.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
+    assert run_folder.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
+    assert run_folder.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
+    assert run_folder.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
     with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
-        resume.resolve(replace(auto, out=Path("runs/b")))
+        run_folder.resolve(replace(auto, out=Path("runs/b")))
 
 
 def test_exit_message_names_the_saved_round_if_there_is_one(run):
@@ -548,11 +511,11 @@ def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
             other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
             changed = config.apply(SMALL, {name: other}, "test")
             changed = replace(changed, resume="runs/a", out=None)
-            if name in resume.RESUMABLE_CHANGES:
-                assert resume.resolve(changed).out == Path("runs/a")
+            if name in run_folder.RESUMABLE_CHANGES:
+                assert run_folder.resolve(changed).out == Path("runs/a")
             else:
                 with usage_error(f"{name} {value} -> {other}"):
-                    resume.resolve(changed)
+                    run_folder.resolve(changed)
 
 
 @pytest.mark.parametrize(
@@ -570,18 +533,18 @@ def test_run_that_cannot_be_resumed_is_refused_in_one_line(unfinished, changes, 
         Path("runs", name).mkdir()
         Path("runs", name, "config.json").write_text(text)
     with usage_error(message):
-        resume.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
+        run_folder.resolve(replace(SMALL, **{"resume": "runs/a", **changes}))
 
 
 def test_rounds_are_fixed_with_a_cosine_schedule():
     cosine = replace(SMALL, lr_schedule="cosine")
-    assert resume.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
+    assert run_folder.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
 
 
 def test_command_line_takes_the_settings_of_the_resumed_run(unfinished):
     made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
     assert made.clients == 7 and made.rounds == 9
-    assert resume.differences(SMALL, made) == []
+    assert run_folder.differences(SMALL, made) == []
     assert sim.parse(["--resume", "auto"]).resume == "auto"
 
 
@@ -611,8 +574,7 @@ with stop_signals.end_at_once(lambda: "ended"):
 """
 
 
-@pytest.mark.parametrize(("sent", "code", "line"), [("SIGINT", 130, "ended\n"), ("SIGKILL", -9, "")])
-def test_finished_rounds_survive_a_signal_in_a_long_round(tiny, whole, tmp_path, sent, code, line):
+def test_finished_rounds_survive_a_signal_in_a_long_round(tiny, whole, tmp_path):
     """Each slow round is saved, so that the process can end within the next one. It compiles nothing: it has the
     programs of this process from the compilation cache."""
     out, folders = tmp_path / "run", (Path(__file__).parent, Path(__file__).parents[1])
@@ -620,10 +582,10 @@ def test_finished_rounds_survive_a_signal_in_a_long_round(tiny, whole, tmp_path,
     command = [sys.executable, "-c", TINY_IN_LONG_ROUNDS, str(tmp_path / "cache"), str(out)]
     with started(command, env=environment) as process:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
-        process.send_signal(signal.Signals[sent])
-        assert (process.wait(timeout=240), process.stderr.read()) == (code, line)
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(timeout=240), process.stderr.read()) == (130, "ended\n")
     saved = seals.newest_round(out)
-    assert saved == 2 or sent == "SIGKILL"  # which leaves no time to finish a checkpoint
+    assert saved == 2
     result = tiny().run(out, resume=str(out), log=lambda line: None)
     assert_same(out, whole)
     assert result.summary["resumed_from"] == saved

@@ -46,7 +46,7 @@ CONSUMERS = {
     ),
     **{
         name: ({"record": name}, f"record {name} needs scores", "use client_val_loss")
-        for name in ("client_accuracy", "calibration")
+        for name in ("client_accuracy", "accuracy_by_client")
     },
 }
 

@@ -22,7 +22,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import launch, registry, rendezvous, shared_start, stop_signals
+from fedvg_jax.runs import launch, registry, shared_start, stop_signals
 
 # --- the command line
 
@@ -58,7 +58,7 @@ def test_several_processes_need_a_coordinator_a_count_and_a_number(monkeypatch):
 def waiting_first(port, count, seconds=60.0):
     """Yields the result of process 0, which waits in a thread for the others."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        yield pool.submit(rendezvous.meet, f"localhost:{port}", count, 0, seconds)
+        yield pool.submit(launch.meet, f"localhost:{port}", count, 0, seconds)
 
 
 def greeting(port, text):
@@ -77,7 +77,7 @@ def test_processes_meet_at_the_named_address_only():
         greeting(port, b"GET / HTTP/1.1").close()  # of another program
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port), timeout=10)
-        assert rendezvous.meet(f"localhost:{port}", 2, 1, 60) is None
+        assert launch.meet(f"localhost:{port}", 2, 1, 60) is None
         assert first.result() in (f"127.0.0.1:{port}", f"[::1]:{port}")
 
 
@@ -87,9 +87,9 @@ def test_a_taken_number_and_another_count_are_refused_and_the_number_of_an_ended
         with greeting(port, b"fedvg_jax process 1 of 3"):
             for index, count in [(1, 3), (2, 2)]:
                 with pytest.raises(UsageError, match=rf"\A[^\n]*process {index} of {count} is taken, or[^\n]*\Z"):
-                    rendezvous.meet(f"localhost:{port}", count, index, 60)
+                    launch.meet(f"localhost:{port}", count, index, 60)
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            others = [pool.submit(rendezvous.meet, f"localhost:{port}", 3, i, 60) for i in (1, 2)]
+            others = [pool.submit(launch.meet, f"localhost:{port}", 3, i, 60) for i in (1, 2)]
         for process in (first, *others):
             process.result()
 
@@ -99,11 +99,11 @@ def test_a_port_in_use_is_refused():
     with socket.create_server(("localhost", 0), reuse_port=True) as server:
         port = server.getsockname()[1]
         with pytest.raises(UsageError, match=rf"\Adistributed localhost:{port}: [^\n]*in use[^\n]*\Z"):
-            rendezvous.meet(f"localhost:{port}", 2, 0, 60)
+            launch.meet(f"localhost:{port}", 2, 0, 60)
         thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/2"))
         thread.start()
         with pytest.raises(UsageError, match=r"\A[^\n]*process 1 of 2 is one too many[^\n]*\Z"):
-            rendezvous.meet(f"localhost:{port}", 2, 1, 60)
+            launch.meet(f"localhost:{port}", 2, 1, 60)
         thread.join()
 
 
@@ -116,19 +116,19 @@ def test_a_port_in_use_is_refused():
     ],
 )
 def test_a_process_says_for_whom_it_waits(where, index, line, monkeypatch, capsys):
-    monkeypatch.setattr(rendezvous, "PATIENCE", 0.0)
+    monkeypatch.setattr(launch, "PATIENCE", 0.0)
     port = str(free_port())
     where, line = (text.replace("FREE", port) for text in (where, line))
     with pytest.raises(UsageError, match=rf"\A{re.escape(line)}, in vain[^\n]*check the address\Z"):
-        rendezvous.meet(where, 3, index, 0.2)
+        launch.meet(where, 3, index, 0.2)
     assert capsys.readouterr().err.startswith(f"{line}, for up to")
 
 
 def test_an_address_of_another_machine_is_refused(monkeypatch):
     with pytest.raises(UsageError, match=r"\Adistributed 192.0.2.1:9911: [^\n]*; choose[^\n]*own machine\Z"):
-        rendezvous.meet("192.0.2.1:9911", 2, 0, 60)
+        launch.meet("192.0.2.1:9911", 2, 0, 60)
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"0.0.0.0:{free_port()}")
-    assert rendezvous.meet("192.0.2.1:9911", 1, 0, 60) == os.environ["JAX_COORDINATOR_BIND_ADDRESS"]
+    assert launch.meet("192.0.2.1:9911", 1, 0, 60) == os.environ["JAX_COORDINATOR_BIND_ADDRESS"]
 
 
 # --- devices
@@ -227,11 +227,6 @@ def test_an_environment_has_the_settings_in_force_without_folders_of_dumps(monke
     assert shared_start.environment() == before
     with jax.threefry_partitionable(False):
         assert shared_start.environment() == before | {"jax_threefry_partitionable": "False"}
-
-
-def test_errors_that_say_a_process_is_gone_are_known():
-    assert processes.is_loss(ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:547] Connection closed by peer"))
-    assert not processes.is_loss(UsageError("gloo")) and not processes.is_loss(KeyError("socket closed"))
 
 
 # --- whole runs

@@ -24,28 +24,12 @@ def num_steps(arrays, task=None, **settings):
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 
 
-@pytest.fixture(scope="module")
-def digits():
-    return data.load("digits")
-
-
-def test_models_without_batchnorm_train_on_single_rows(digits):
+def test_single_rows_are_trained_on_except_where_batchnorm_is_undefined_or_by_the_setting():
+    digits = data.load("digits")
     assert num_steps(digits) == [3, 2, 1]
-
-
-def test_single_rows_are_skipped_where_batchnorm_is_undefined_or_by_the_setting(digits):
     assert num_steps(digits, worlds.TASK) == num_steps(digits, single_rows="skipped") == [2, 2, 0]
-
-
-def test_batches_of_one_row_are_one_step_per_row(digits):
     assert num_steps(digits, batch_size=1) == SIZES
-
-
-def test_batches_of_one_row_are_refused_where_batchnorm_is_undefined(digits):
     with pytest.raises(UsageError, match="--batch-size 2 or more"):
         num_steps(digits, worlds.TASK, batch_size=1)
-
-
-def test_batches_of_one_row_are_refused_where_single_rows_are_skipped():
     with pytest.raises(UsageError, match="--single-rows trained"):
         config.check(Config(batch_size=1, single_rows="skipped"))

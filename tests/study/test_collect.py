@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -13,12 +12,10 @@ from run_folders import write_json, write_manifest, write_run, write_summary, wr
 import fedvg_jax as fv
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import seals, verification
-from fedvg_jax.study import scenarios, sweep_arguments
 from fedvg_jax.study.cells import results
 from fedvg_jax.study.collect import collect
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
-SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "sweeps").glob("*.toml"))
 LOW, HIGH = (("alpha", 0.05),), (("alpha", 0.5),)
 
 
@@ -382,13 +379,3 @@ def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     study = collect([sweep])
     assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
     assert all(len(cell.runs) == 2 for cell in study.cells.values())
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in SWEEPS if "--baseline" in path.read_text()], ids=lambda path: path.stem
-)
-def test_command_in_a_file_of_a_sweep_names_a_method_of_its_runs(path):
-    baseline = shlex.split(next(line for line in path.read_text().splitlines() if "--baseline" in line))[-1]
-    made = sweep_arguments.read_command_line(["--config", str(path), "--seed", "0", "--out", "out"]).points
-    points = [scenarios.Point(point.name, point.config, point.values) for point in made.points]
-    assert baseline in {place.method for place in scenarios.places(points)}

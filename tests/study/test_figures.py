@@ -12,11 +12,12 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 
 from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
+from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, STEMS, base, partitions
+from fedvg_jax.study.figures import FIGURES, STEMS, base, clients
 
 LACKING = {
-    "classes": "--record confusion", "calibration": "--record calibration", "bytes": "recorded no bytes",
+    "classes": "--record confusion", "bytes": "recorded no bytes",
     "clients": "--record accuracy_by_client",
 }  # fmt: skip
 
@@ -66,17 +67,13 @@ def test_drawn_lines_and_bands_are_those_of_the_file(study):
             assert corners == {tuple(edge) for edge in np.round(edges, 6).tolist()}
 
 
-@pytest.mark.parametrize(("name", "style"), [("curves", "paper"), ("alphas", "wide")])
-def test_labels_of_close_curves_do_not_overlap(study, name, style):
-    from matplotlib.text import Text  # of an annotation, the extent would include its line
-
-    figure = draw(study, name, base.STYLES[style])[0].figure
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        boxes = sorted((Text.get_window_extent(text) for text in axes.texts if text.get_text()), key=lambda box: box.y0)
-        assert len(boxes) >= 4
-        assert all(upper.y0 >= lower.y1 - 1 for lower, upper in itertools.pairwise(boxes))
-        assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
+    figure = draw(study, "curves", base.STYLES["paper"])[0]
+    base.save(figure, tmp_path, base.STYLES["paper"])
+    (legend,) = figure.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*study.methods, "largest class"]
+    box = legend.get_window_extent()
+    assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
 
 
 def test_twenty_methods_differ_in_grey():
@@ -100,18 +97,6 @@ def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_pat
     assert actual == {"a": "50", "b": "50", "c": "75"}
 
 
-def test_reliability_joins_the_bins_of_all_runs_label_by_label(tmp_path):
-    """One run has 3 labels of confidence 0.8 and accuracy 1, the other 1 label of 0.6 and 0 in the same bin."""
-    for seed, bins in enumerate(([[0, None, None], [3, 0.8, 1.0]], [[0, None, None], [1, 0.6, 0.0]])):
-        fields = {2: {"test_calibration": bins, "test_calibration_error": 0.1 * (seed + 1)}}
-        write_run(tmp_path / str(seed), (0.5, 0.6), method="fedvg", seed=seed, fields=fields)
-    (drawing,) = draw(collect([tmp_path]), "calibration")
-    empty, used = rows(drawing)
-    assert (empty["labels"], empty["accuracy"]) == ("0", "")
-    assert (used["from"], used["labels"], used["confidence"], used["accuracy"]) == ("0.5", "4", "0.75", "0.75")
-    assert "15.0 %" in drawing.figure.axes[0].get_title()
-
-
 def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_class(tmp_path):
     """Whatever else varies: each alpha has three values of rho."""
     for alpha, rho in itertools.product((0.05, 0.5), (0.0, 0.5, 1.0)):
@@ -132,7 +117,7 @@ def test_panel_is_named_by_one_of_its_settings_if_those_they_share_are_also_anot
     low, high = ("alpha", 0.05), ("alpha", 0.5)
     slow, fast = ("lr", 0.1), ("lr", 0.2)
     runs = [((low, slow), "a"), ((high, fast), "a"), ((low, fast), "b"), ((high, slow), "c")]
-    settings = [setting for setting, _ in partitions._distinct_runs(runs, str)]
+    settings = [setting for setting, _ in clients._distinct_runs(runs, str)]
     assert settings == ["alpha 0.05, lr 0.1", "alpha 0.05, lr 0.2", "alpha 0.5, lr 0.1"]
 
 
@@ -151,3 +136,23 @@ def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
     assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
         ("fedavg", "1", "0.5", "1"), ("fedavg", "2", "0.25", "1"),
     ]  # fmt: skip
+
+
+@pytest.fixture
+def with_bytes(tmp_path):
+    """Two seeds of three rounds, of 3 and 6 MB a round."""
+    for seed, size in enumerate((1_000_000, 2_000_000)):
+        fields = {number: {"bytes_down": 2 * size, "bytes_up": size} for number in (1, 2, 3)}
+        write_run(tmp_path / "runs" / str(seed), fields=fields, seed=seed)
+    return collect([tmp_path / "runs"])
+
+
+def test_curves_against_bytes_have_the_mean_over_runs_of_what_was_sent_so_far(with_bytes):
+    (by_round,), (by_bytes,) = draw_one(FIGURES, with_bytes, "curves"), draw_one(FIGURES, with_bytes, "bytes")
+    assert [float(row["MB sent"]) for row in rows(by_bytes)] == pytest.approx([4.5, 9.0, 13.5])
+    assert [row["mean"] for row in rows(by_bytes)] == [row["mean"] for row in rows(by_round)]
+
+
+def test_the_table_of_costs_has_the_megabytes_of_all_rounds(with_bytes):
+    cost = tables.cost(with_bytes, tables.options(with_bytes))
+    assert cost.columns[-1].keys == ("megabytes",) and cost.rows[0][-1].numbers == (13.5,)

@@ -58,12 +58,12 @@ def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path):
         folder = tmp_path / "first" / f"{method}{epochs}{alpha}"
         write_run(folder, method=method, local_epochs=epochs, alpha=alpha)
     out = tmp_path / "report"
-    first = report.write([tmp_path / "first"], out, figures=["weights", "curves"])
+    first = report.write([tmp_path / "first"], out, figures=["weights"])
     others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/effects.txt")]
     for path in others:
         path.write_text("written earlier")
     write_run(tmp_path / "second", method="fedavg")
-    second = report.write([tmp_path / "second"], out, figures=["weights"])
+    second = report.write([tmp_path / "second"], out, figures=[])
     stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}
-    assert {"figures/weights-2.pdf", "figures/curves.csv", "tables/effects.tex"} <= stale
+    assert {"figures/weights-2.pdf", "figures/weights.csv", "tables/effects.tex"} <= stale
     assert {path for path in out.rglob("*") if path.is_file()} == {*second.paths, *others}

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from fedvg_jax import sim
 from fedvg_jax.config import flatten
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study import axes, sweep_points
-from fedvg_jax.study.sweep_points import Layer, Sweep, make_points, name_of
+from fedvg_jax.study import sweep_points
+from fedvg_jax.study.sweep_points import Layer, Sweep, cross, make_points, name_of
 
 
 def crossed(**settings):
     """A sweep over the given axes; a double underscore stands for a dot."""
-    return Sweep(tuple(axes.cross({name.replace("__", "."): values for name, values in settings.items()}, "test")))
+    return Sweep(tuple(cross({name.replace("__", "."): values for name, values in settings.items()}, "test")))
 
 
 def names(sweep):
@@ -25,7 +25,7 @@ def names(sweep):
 
 
 def test_zipped_settings_go_together():
-    zipped = axes.zipped({"model": ["mlp", "tinycnn"], "lr": [0.2, 0.1]}, "test")
+    zipped = sweep_points.zipped({"model": ["mlp", "tinycnn"], "lr": [0.2, 0.1]}, "test")
     points = make_points(Sweep((zipped, *crossed(seed=[0, 1]).axes))).points
     assert [(p.config.model, p.config.lr, p.config.seed) for p in points] == [
         ("mlp", 0.2, 0),
@@ -119,7 +119,7 @@ def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
 )
 def test_axes_of_another_type_are_refused_in_one_line(given, message):
     with pytest.raises(UsageError, match=message):
-        axes.parse_axes(given)
+        sweep_points.parse_axes(given)
 
 
 REFUSED = {
@@ -142,7 +142,7 @@ REFUSED = {
 def test_impossible_axes_are_refused_in_one_line_before_any_run(case):
     settings, message = REFUSED[case]
     with pytest.raises(UsageError) as caught:  # noqa: PT012  either line may refuse
-        sweep = Sweep(tuple(axes.cross(settings, "test")), (Layer({}, "test"),))
+        sweep = Sweep(tuple(cross(settings, "test")), (Layer({}, "test"),))
         make_points(sweep)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
@@ -172,7 +172,7 @@ seed = "0:2"
 def test_file_has_settings_axes_and_a_tiny_size(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(FILE)
-    full, tiny = (axes.read_file(path, scale) for scale in ("full", "tiny"))
+    full, tiny = (sweep_points.read_file(path, scale) for scale in ("full", "tiny"))
     assert full.title == tiny.title == "A title"
     assert full.settings == {"rounds": 200, "partition_seed": "follow", "fedvg.norm": "l2"}
     assert [axis.names for axis in full.axes] == [("dataset", "lr"), ("method",), ("seed",)]
@@ -202,4 +202,4 @@ def test_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, text, scale, mes
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        axes.read_file(path, scale)
+        sweep_points.read_file(path, scale)

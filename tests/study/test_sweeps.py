@@ -16,8 +16,9 @@ import fedvg_jax
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import axes, costs, report, sweep_folder, sweep_points, sweeps
+from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps, tables
 from fedvg_jax.study.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -31,12 +32,12 @@ def base(tmp_path_factory):
 
 
 def points_of(base, **changed):
-    return sweep_points.make_points(sweep_points.Sweep(axes.parse_axes({**AXES, **changed}), FOLLOWING, base))
+    return sweep_points.make_points(sweep_points.Sweep(sweep_points.parse_axes({**AXES, **changed}), FOLLOWING, base))
 
 
 def open_sweep(base, out, swept=AXES):
     """The points of a sweep in a folder made for them."""
-    sweep = sweep_points.Sweep(axes.parse_axes(swept), FOLLOWING, base)
+    sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, base)
     points = sweep_points.make_points(sweep)
     sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
     return points.points
@@ -113,7 +114,7 @@ def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
     if missing := report.missing_packages():
         pytest.skip(f"reports need {', '.join(missing)}")
-    monkeypatch.setattr(costs, "seconds", lambda run: 1.0)
+    monkeypatch.setattr(tables, "seconds", lambda run: 1.0)
     swept = dataclasses.replace(base, checkpoint_every=2)
     changed = {"seed": [0, 1]}
     folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]
@@ -281,3 +282,10 @@ def test_missing_data_are_refused_before_the_first_point(base, tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         fedvg_jax.run_sweep(base, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("read", [run_folder.read_config, verification.check])
+def test_the_folder_of_a_sweep_is_named_as_such(tmp_path, read):
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"is a sweep; name the folders of its runs, .*points/\*"):
+        read(tmp_path)

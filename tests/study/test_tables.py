@@ -5,7 +5,6 @@ import io
 import re
 import statistics
 
-import numpy as np
 import pytest
 from run_folders import write_json, write_run, write_summary, write_sweep
 
@@ -13,8 +12,7 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.engine import schedule
-from fedvg_jax.study import costs, markup, tables
+from fedvg_jax.study import markup, tables
 from fedvg_jax.study.cells import CHOICES
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.markup import Column, Entry, Table
@@ -120,55 +118,6 @@ def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(stu
         assert tables.options(study, text).baseline == "fedavg"
     with pytest.raises(UsageError, match="no method 'fedavg, native'"):
         tables.options(study, "fedavg, native")
-
-
-@pytest.mark.parametrize(
-    ("changes", "scored"),
-    [
-        ({"weighting": "fedvg"}, 3 * 7),
-        ({"weighting": "samples+fedvg"}, 3 * 7),
-        ({"weighting": "fedvg", "fedvg": {"signal": "delta"}}, 0),
-        ({"weighting": "fedvg", "select": "held_out"}, 3 * 4),
-        ({"weighting": "val_loss"}, 0),
-        ({"weighting": "fitted", "fedvg": {"fit_steps": 10}}, 10 * 7),
-        ({"weighting": "uniform", "tuning": {"steps": 2}, "batch_size": 4}, 2 * 4),
-    ],
-)
-def test_scoring_costs_what_the_weighting_measures(tmp_path, changes, scored):
-    run = next(iter(collect([write_run(tmp_path / "r", (0.5,), **changes)]).runs))
-    assert costs.image_gradients(run) == 5 * sum(run.records[0]["num_samples"]) + scored
-
-
-def computed_gradients(size, **options):
-    """Returns the training rows and probe rows of a round of one client, and its n_k, by the schedule itself."""
-    settings = {"seed": 0, "cohort_size": 1, "local_epochs": (5, 5), "batch_size": 32, "num_lanes": 1, "capacity": 100}
-    made = schedule.make(0, [np.arange(size)], **settings, **options)
-    return int((made.rows >= 0).sum()), made.num_samples.tolist()
-
-
-@pytest.mark.parametrize("size", [32, 65, 100])
-@pytest.mark.parametrize(
-    ("settings", "options", "tolerance"),
-    [
-        ({"algorithm": "fedavg"}, {"keep_single": True}, 0),
-        (
-            {"algorithm": "scaffold", "scaffold": {"steps": "single"}, "single_rows": "skipped"},
-            {"single_batches": True, "keep_single": False},
-            0,
-        ),
-        (
-            {"algorithm": "elastic", "elastic": {"rows": "rest"}},
-            {"probe_ratio": 0.3, "probe_apart": True, "keep_single": True},
-            1,  # the rows that are left determine n to one row
-        ),
-    ],
-    ids=["fedavg", "single_skipped", "elastic_rest"],
-)
-def test_training_costs_what_the_schedule_has(tmp_path, size, settings, options, tolerance):
-    computed, num_samples = computed_gradients(size, **options)
-    entry = {"clients": [0], "weights": [1.0], "scores": [1.0], "num_samples": num_samples}
-    folder = write_run(tmp_path / "a", (0.5,), fields={1: entry}, weighting="samples", **settings)
-    assert costs.image_gradients(collect([folder]).runs[0]) == pytest.approx(computed, abs=tolerance)
 
 
 def test_a_mean_that_lacks_runs_has_a_footnote_and_is_neither_best_nor_second_best(tmp_path):

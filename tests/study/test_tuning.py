@@ -8,10 +8,10 @@ from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, seals
-from fedvg_jax.study import axes, sweep_folder, sweep_points, tuning
+from fedvg_jax.study import sweep_folder, sweep_points, tuning
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
-SWEEP = sweep_points.Sweep(axes.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
+SWEEP = sweep_points.Sweep(sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
 
 
 def tuned(out, accuracies, failures=()):
@@ -72,7 +72,7 @@ def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
 
 def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused():
     varied = {"fedvg.mode": ["train", "eval"], "seed": "0:2"}
-    sweep = sweep_points.Sweep(axes.parse_axes(varied), start=Config(rounds=1))
+    sweep = sweep_points.Sweep(sweep_points.parse_axes(varied), start=Config(rounds=1))
     message = r"tuned fedvg.signal and the axes fedvg.mode do not combine: .*; make the tuned settings axes"
     with pytest.raises(UsageError, match=message) as error:
         tuning.tuning_points(sweep, tuning.make_tuning({"fedvg.signal": ["gradient", "delta"]}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax.views import display, notebook
+from fedvg_jax.views import display
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def shown(monkeypatch):
     module.HTML = str
     module.display = lambda state, display_id: states.append(state) or Handle()
     monkeypatch.setitem(sys.modules, "IPython.display", module)
-    monkeypatch.setattr(notebook, "EVERY", 0.0)
+    monkeypatch.setattr(display, "EVERY", 0.0)
     return states
 
 

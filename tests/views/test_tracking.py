@@ -11,7 +11,7 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.runs import loop
 from fedvg_jax.views import tracking
-from fedvg_jax.views.tracking.writers import Writer
+from fedvg_jax.views.tracking import Writer
 
 
 def record(number):

@@ -1,1 +1,1 @@
-"""Partitions: the division of rows among clients, one kind per file; `draw.KINDS` lists them."""
+"""Partitions: the division of rows among clients; `draw.KINDS` lists the kinds."""

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import check_groups
-from fedvg_jax.data.partitions import by_group, dirichlet, equal_size, label_limits, quantity
-from fedvg_jax.data.partitions.client_rows import from_sizes, joined, pack, sizes
-from fedvg_jax.data.partitions.split import Partition, Stream, hold_out, random_stream, refuse_small, split_clients
+from fedvg_jax.data.partitions import dirichlet, kinds
+from fedvg_jax.data.partitions.client_rows import from_sizes, pack, sizes
+from fedvg_jax.data.partitions.split import (
+    Partition,
+    as_members,
+    hold_out,
+    random_stream,
+    refuse_small,
+    split_clients,
+)
 
 VERSION = 2
 """Version of the rows drawn for given arguments; part of the names of cache entries."""
@@ -46,14 +53,9 @@ class DealInputs(NamedTuple):
     """int [T]"""
     groups: np.ndarray | None
     """int [T]"""
-    stream: Stream
+    stream: Any
+    """a `Stream`; of every kind except "official" a Generator"""
     progress: dirichlet.Progress | None
-
-    @property
-    def generator(self) -> np.random.Generator:
-        """The stream of every kind except "official"."""
-        assert isinstance(self.stream, np.random.Generator)
-        return self.stream
 
 
 Deal = Callable[[Settings, DealInputs], Sequence[np.ndarray]]
@@ -76,20 +78,20 @@ def _deal_groups(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
             "partition group needs a groups column, and this dataset has none: add an array `groups` [T] to its .npz,"
             " or name the column of a set hf:FOLDER with --group-column"
         )
-    return by_group.by_group(inputs.groups, s.num_clients, inputs.generator)
+    return kinds.by_group(inputs.groups, s.num_clients, inputs.stream)
 
 
 KINDS: dict[str, Deal] = {
     "dirichlet": _deal_dirichlet,
     "official": _deal_dirichlet,
-    "dirichlet_equal": lambda s, i: equal_size.dirichlet_equal(i.labels, s.num_clients, s.alpha, i.generator),
-    "balanced_client": lambda s, i: equal_size.balanced_client(i.labels, s.num_clients, s.alpha, i.generator),
-    "quantity": lambda s, i: quantity.quantity(
-        i.labels, s.num_clients, s.alpha, i.generator, s.min_samples, s.rule, i.progress
+    "dirichlet_equal": lambda s, i: kinds.dirichlet_equal(i.labels, s.num_clients, s.alpha, i.stream),
+    "balanced_client": lambda s, i: kinds.balanced_client(i.labels, s.num_clients, s.alpha, i.stream),
+    "quantity": lambda s, i: kinds.quantity(
+        i.labels, s.num_clients, s.alpha, i.stream, s.min_samples, s.rule, i.progress
     ),
-    "iid": lambda s, i: quantity.iid(i.labels, s.num_clients, i.generator),
-    "shards": lambda s, i: label_limits.shards(i.labels, s.num_clients, s.shards_per_client, i.generator),
-    "classes": lambda s, i: label_limits.classes(i.labels, s.num_clients, s.classes_per_client, i.generator),
+    "iid": lambda s, i: kinds.iid(i.labels, s.num_clients, i.stream),
+    "shards": lambda s, i: kinds.shards(i.labels, s.num_clients, s.shards_per_client, i.stream),
+    "classes": lambda s, i: kinds.classes(i.labels, s.num_clients, s.classes_per_client, i.stream),
     "group": _deal_groups,
 }
 """Kind of partition -> how it deals the rows."""
@@ -155,7 +157,7 @@ def draw_partition(
     if partition is None:
         partition = _draw(settings, DealInputs(labels, groups, random_stream(kind, seed), progress))
         if entry is not None:
-            cache.publish(entry, lambda draft: save(partition, draft))
+            cache.publish(entry, lambda draft: np.savez(draft, **as_members(partition)))  # pyright: ignore[reportArgumentType]
     _refuse_empty_part(partition, settings, len(labels))
     return partition
 
@@ -222,17 +224,6 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
                 f"{name} ratio {ratio} of {num_samples} samples over {s.num_clients} clients leaves no {name} row: "
                 "use a larger ratio, fewer clients or a larger --min-samples"
             )
-
-
-def save(partition: Partition, file: Path) -> None:
-    """Writes `as_members` to an .npz file, which `from_rows.read` reads."""
-    np.savez(file, **as_members(partition))  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them
-
-
-def as_members(partition: Partition) -> dict[str, np.ndarray]:
-    """Returns the rows of all clients, concatenated, and each client's number of rows, by the name of the part."""
-    rows = {name: joined(part) for name, part in partition._asdict().items()}
-    return rows | {f"{name}_sizes": sizes(part) for name, part in partition._asdict().items()}
 
 
 def _load(file: Path, num_samples: int) -> Partition | None:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import quantity
-from fedvg_jax.data.partitions.client_rows import from_sizes, sizes
+from fedvg_jax.data.partitions.client_rows import from_sizes, joined, sizes
 
 Stream = np.random.Generator | np.random.RandomState
 
@@ -78,10 +77,29 @@ def hold_out(
     Returns:
         int32 (remaining, validation, test) rows.
     """
-    order = quantity.proportional_order(labels, stream) if stratified else stream.permutation(len(labels))
+    order = proportional_order(labels, stream) if stratified else stream.permutation(len(labels))
     num_test, num_val = int(test_ratio * len(labels)), int(val_ratio * len(labels))
     test, val, remaining = np.split(order.astype(np.int32), [num_test, num_test + num_val])
     return np.sort(remaining), val, test
+
+
+def proportional_order(labels: np.ndarray, stream: np.random.Generator | np.random.RandomState) -> np.ndarray:
+    """Returns all rows in a random order in which every contiguous range has the pool's labels in proportion.
+
+    Row j of the n_c shuffled rows of class c has the sort key (j + u_c) / n_c, with u_c uniform in [0, 1).
+
+    Args:
+        labels: int [T].
+        stream: consumed.
+    """
+    order = stream.permutation(len(labels))
+    shuffled = np.asarray(labels)[order]
+    by_class = np.argsort(shuffled, kind="stable")
+    _, first, inverse, counts = np.unique(
+        shuffled[by_class], return_index=True, return_inverse=True, return_counts=True
+    )
+    key = (np.arange(len(labels)) - first[inverse] + stream.random(len(counts))[inverse]) / counts[inverse]
+    return order[by_class[np.argsort(key, kind="stable")]]
 
 
 def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -> None:
@@ -93,3 +111,9 @@ def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -
             f"{source}: client {counts.argmin()} has {count}, and --min-samples is {min_samples}:"
             " use fewer clients or a smaller --min-samples"
         )
+
+
+def as_members(partition: Partition) -> dict[str, np.ndarray]:
+    """Returns the rows of all clients, concatenated, and each client's number of rows, by the name of the part."""
+    rows = {name: joined(part) for name, part in partition._asdict().items()}
+    return rows | {f"{name}_sizes": sizes(part) for name, part in partition._asdict().items()}

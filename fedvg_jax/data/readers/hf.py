@@ -322,11 +322,10 @@ def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.nd
 def _images(
     library: Any, splits: list[_Split], column: str, folder: Path, **how: Unpack[images.Decoding]
 ) -> np.ndarray:
-    """Returns uint8 [T, H, W, D]: decoded image files, or a column of pixels."""
+    """Returns uint8 [T, H, W, D] of a column of image files."""
     feature = splits[0].rows.features[column]
-    is_file = isinstance(feature, library.Image) or _is_encoded(library, feature)
-    if not is_file:
-        return _pixels(splits, column, folder, how.get("size"))
+    if not (isinstance(feature, library.Image) or _is_encoded(library, feature)):
+        raise UsageError(f"{folder}: column {column} holds no image files; cast it to datasets.Image, or name another")
     stored = [split.rows.data.column(column) for split in splits]
     ends = np.cumsum([len(part) for part in stored])
     starts = [0, *ends[:-1]]
@@ -343,18 +342,6 @@ def _images(
     num = int(ends[-1])
     are_grey = all(images.is_grey(*read(row)) for row in range(num))  # opens headers, up to the first with colours
     return images.stack(num, read, channels=1 if are_grey else 3, **how)
-
-
-def _pixels(splits: list[_Split], column: str, folder: Path, size: images.Size | None) -> np.ndarray:
-    """Returns a column of pixels 0..255 as uint8 [T, H, W, D]; grey images may be [H, W]."""
-    if size is not None:
-        raise UsageError(f"{folder}: column {column} holds pixels, which are not resized; leave out --image-size")
-    x = np.concatenate([np.asarray(split.rows.with_format("numpy")[:][column]) for split in splits])
-    whole = x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255
-    if x.ndim not in (3, 4) or not whole:
-        got = f"{x.dtype} {list(x.shape)}"
-        raise UsageError(f"{folder}: column {column} must hold images, or pixels 0..255 [H, W] or [H, W, D]; got {got}")
-    return x.astype(np.uint8)
 
 
 def _library() -> Any:

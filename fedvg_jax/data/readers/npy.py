@@ -1,4 +1,4 @@
-"""Reads xdata.npy and ydata.npy, the layout of the published code."""
+"""Reads folders of .npy files: xdata.npy and ydata.npy of the published code; and x.npy and y.npy, in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from fedvg_jax.core.files import reason, refuse_special
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, allocate, check, reading
+from fedvg_jax.data.arrays import Arrays, allocate, check, numbers, reading, with_groups
 
 FILES = ("xdata.npy", "ydata.npy")
 LAYOUT = " and ".join(FILES)
@@ -113,3 +113,41 @@ def _largest_character(names: np.ndarray) -> int:
     """Returns the largest character code of texts [n]; NumPy makes a broken `str` of codes above `sys.maxunicode`."""
     codes = np.frombuffer(names.tobytes(), np.dtype(np.uint32).newbyteorder(names.dtype.byteorder))
     return int(codes.max(initial=0))
+
+
+# --- memory maps: a data set may be larger than this machine's memory
+
+MAPPED_LAYOUT = (
+    "x.npy (uint8 [T, H, W] or [T, H, W, D], or floats [T, F]) and y.npy (integers [T])[, class_names.npy]"
+    "[, groups.npy]"
+)
+
+
+def is_mapped(path: Path) -> bool:
+    """Returns whether the path is a folder with x.npy."""
+    return (path / "x.npy").is_file()
+
+
+def load_mapped(path: Path) -> Arrays:
+    """Reads the files of the folder; x stays a memory map of x.npy, which must not change while it is used.
+
+    Args:
+        path: a folder with `MAPPED_LAYOUT`.
+
+    Raises:
+        UsageError: a file is missing, damaged or malformed.
+    """
+    x, y = np.asarray(_read_mapped(path / "x.npy")), np.array(_read_mapped(path / "y.npy"))
+    named = path / "class_names.npy"
+    if y.dtype.kind not in "iu" or not y.size:
+        raise UsageError(f"{path / 'y.npy'}: must hold integers [T], got {y.dtype} {list(y.shape)}")
+    names = texts(np.array(_read_mapped(named)), named) if named.is_file() else numbers(int(y.max()))
+    arrays = check(Arrays(path.resolve().name, x, y, tuple(names), len(y)), path)
+    groups = path / "groups.npy"
+    return with_groups(arrays, np.array(_read_mapped(groups)), groups) if groups.is_file() else arrays
+
+
+def _read_mapped(file: Path) -> np.ndarray:
+    if not file.is_file():
+        raise UsageError(f"{file.parent}: {file.name} missing; it must hold {MAPPED_LAYOUT}")
+    return open_array(file, "write it again")

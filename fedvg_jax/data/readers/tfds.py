@@ -15,8 +15,8 @@ import numpy as np
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import archive, cache, images
-from fedvg_jax.data.arrays import Arrays, check, reading
+from fedvg_jax.data import cache, images
+from fedvg_jax.data.arrays import Arrays, check, contents, reading
 
 PREFIX = "tfds:"
 LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
@@ -154,7 +154,7 @@ def _refuse_unsupported(prepared: Path) -> None:
 
 def _json(file: Path) -> Any:
     try:
-        return files.parse_json(archive.contents(file), file)
+        return files.parse_json(contents(file), file)
     except UsageError as error:
         raise UsageError(f"{error}; prepare the data set again") from None
 

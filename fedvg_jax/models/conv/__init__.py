@@ -16,9 +16,9 @@ where (i, j) is a *tap* of the kernel w and s the stride:
 - `planes`: images of a minibatch innermost, so that 6 to 64 channels keep a CPU's vector units busy; a convolution that
   is pooled next can compute the 2x2 pooling windows on an axis of their own (`--conv planes`; chosen on a CPU for few
   input channels, as in tinycnn, cnn and lenet5).
-- `selection`: the one of the first three with the fewest products.
-- `rewrite`: applies the `--conv` of a run to any function, for the current hardware (`core.hardware` holds the table).
-  Networks are written with `nn.Conv` and `nn.max_pool`, the package's and a user's alike.
+- `rewrite`: takes the one of the first three with the fewest products, and applies the `--conv` of a run to any
+  function, for the current hardware (`core.hardware` holds the table). Networks are written with `nn.Conv` and
+  `nn.max_pool`, the package's and a user's alike.
 - `laid`: images of such a function that stay innermost from one layer to the next.
 
 `lax` is XLA's own convolution, chosen on accelerators for images above 64 x 64 pixels.

@@ -20,7 +20,7 @@ from jax.extend import core
 
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Task
-from fedvg_jax.models.conv import laid, patches, selection, taps
+from fedvg_jax.models.conv import laid, patches, taps, winograd
 from fedvg_jax.models.conv.planes import first_max
 
 F = TypeVar("F", bound=Callable)
@@ -221,12 +221,26 @@ def _convolve(conv: str, x: Any, w: Any, *, dimension_numbers, batch_group_count
         return [laid.convolve(x, w, pads, axes, out, precision)]
     x = laid.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
     if is_plain:
-        convolve = selection.convolve if name == "winograd" else patches.convolve
+        convolve = _fewest_products if name == "winograd" else patches.convolve
         y = convolve(x, w, strides, pads, precision)
     else:
         y = _convolve_any(x, w, is_dense, **params)
     axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]  # of y, in the order of `out`: images, channels, space
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
+
+
+def _fewest_products(
+    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
+) -> Array:
+    """Convolves x with w by taps, by Winograd's minimal filtering, or by patches, whichever has the fewest products."""
+    if min(w.shape[2:]) >= winograd.MIN_CHANNELS:
+        size, filtered = x.shape[1:3], winograd.is_faster(x, w, strides, pads)
+        limit = winograd.num_products(size) if filtered else math.inf
+        if taps.is_faster(size, w.shape[:2], strides, pads, limit):
+            return taps.convolve(x, w, tuple(strides), tuple(map(tuple, pads)), precision)
+        if filtered:
+            return winograd.convolve(x, w, precision)
+    return patches.convolve(x, w, strides, pads, precision)
 
 
 def _has_images_innermost(conv: str, channels: int) -> bool:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.runs import client_memories, early_stopping, stop_signals
-from fedvg_jax.runs.record import checkpoint, history, provenance, resume, seals, verification
+from fedvg_jax.runs import client_memories, endings, stop_signals
+from fedvg_jax.runs.record import checkpoint, history, provenance, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import Record
 
@@ -320,12 +320,12 @@ def _find_start(
         raise verification.MisfitError(folder, misfits)
     manifest, summary = (_read_object(folder / name) for name in ("manifest.json", "summary.json"))
     if manifest:  # a run that was killed in its first seconds has none
-        resume.refuse_other_sources(folder, manifest, digests, given)
+        run_folder.refuse_other_sources(folder, manifest, digests, given)
     results = {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
     path = folder / "history.jsonl"
     lines = path.read_bytes() if path.exists() else b""
     records = history.parse(lines) if summary else []
-    is_over = len(records) == config.rounds or bool(early_stopping.reason(config, records))
+    is_over = len(records) == config.rounds or bool(endings.stop_reason(config, records))
     is_finished = is_over and summary.get("rounds") == len(records) and summary.get("stopped_by") is None
 
     def template(seal: checkpoint.SealEntries) -> Any:
@@ -341,7 +341,7 @@ def _find_start(
     stored, seal = restored
     lines = lines[: seal["history"][0]]
     start = Start(
-        client_memories.restore(state, stored["state"], config, seal["round"]),
+        client_memories.restore(state, stored["state"]),
         history.parse(lines),
         _best_model(seal["best"], stored["best"]) if seal["best"] else None,
         tuple(seal["seconds"]),

@@ -21,8 +21,6 @@ from fedvg_jax.core.types import UsageError
 FOLDER = "checkpoints"
 SEAL = "seal.json"
 FORMAT = 2
-READABLE = (1, 2)
-"""Format 1 has the CRC-32 of the history, format 2 its SHA-256."""
 
 DIGEST = "sha256"
 """Key of the digest that a JSON object holds of its other entries."""
@@ -35,13 +33,12 @@ def history_fits(sealed: Sequence[Any], text: bytes) -> bool:
     """Returns whether a history begins with the sealed lines; what follows them is not compared.
 
     Args:
-        sealed: size of these lines in bytes, and their SHA-256 (format 2) or CRC-32 (format 1).
+        sealed: size of these lines in bytes, and their SHA-256.
         text: of history.jsonl.
     """
     size, digest = sealed
     prefix = text[:size]
-    own = zlib.crc32(prefix) if isinstance(digest, int) else hashlib.sha256(prefix).hexdigest()
-    return len(prefix) == size and own == digest
+    return len(prefix) == size and hashlib.sha256(prefix).hexdigest() == digest
 
 
 def text_digest(text: str) -> str:
@@ -108,7 +105,7 @@ def read_seal(path: Path) -> SealEntries:
         seal = json.loads(text)
         crc = seal.pop("crc")
         if crc == zlib.crc32(json.dumps(seal).encode()):
-            if seal["format"] not in READABLE:
+            if seal["format"] != FORMAT:
                 raise RuntimeError(f"format {seal['format']}, this version reads {FORMAT}")
             return seal
     raise ValueError(f"{SEAL} is damaged")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history, resume, seals
+from fedvg_jax.runs.record import history, seals
 from fedvg_jax.runs.record.history import Record
 
 COMMAND = "python -m fedvg_jax.verify"
@@ -188,7 +188,7 @@ def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], repo
         return
     for name, seal in checkpoints.items():
         try:
-            changed = resume.differences(run_folder.config_from_json(seal["config"], name), config)
+            changed = run_folder.differences(run_folder.config_from_json(seal["config"], name), config)
         except UsageError as error:
             report.notes.append(f"{name}: {error}")
             continue

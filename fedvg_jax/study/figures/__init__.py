@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedvg_jax.study.cells import Study
-from fedvg_jax.study.figures import against, answers, curves, partitions, weights
+from fedvg_jax.study.figures import answers, clients, curves
 from fedvg_jax.study.figures.base import Drawing, Style
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
@@ -14,12 +14,11 @@ Figure = Callable[[Study, Style], list[Drawing] | str]
 FIGURES: dict[str, Figure] = {
     "curves": curves.learning_curves,
     "bytes": curves.accuracy_against_bytes,
-    "alphas": against.accuracy_against_alpha,
-    "weights": weights.client_weights,
-    "effective_clients": weights.effective_number,
-    "partitions": partitions.partitions,
+    "alphas": curves.accuracy_against_alpha,
+    "weights": clients.client_weights,
+    "effective_clients": clients.effective_number,
+    "partitions": clients.partitions,
     "classes": answers.recalls,
-    "calibration": answers.reliability,
     "clients": answers.client_accuracies,
 }
 """Value of --figures -> the function that draws them."""
@@ -32,7 +31,6 @@ CAPTIONS: dict[str, str] = {
     "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",
     "partitions": "The area of a point is the number of training rows of a client and a class.",
     "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
-    "calibration": "Accuracy of answers against the model's confidence; on the diagonal it is calibrated.",
     "clients": "Clients of all runs in the order of their accuracies, each on its own test rows in the final round.",
 }
 """Name of a drawing -> what it shows."""

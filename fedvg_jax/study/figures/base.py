@@ -1,4 +1,4 @@
-"""What the figures share: sizes, colours, labels that do not overlap, and files."""
+"""What the figures share: sizes, colours, the legend, and files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import one_line
@@ -187,61 +185,17 @@ def clean(axes: Axes, along: str = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def spread_positions(wanted: Sequence[float], gap: float) -> list[float]:
-    """Returns positions that are at least `gap` apart, in the order of the wanted ones, as close to them as possible.
-
-    The sum of squared moves is least: positions that would overlap form a group around the mean of what they want.
-
-    >>> spread_positions([1.0, 1.0, 9.0], 2.0)
-    [0.0, 2.0, 9.0]
-    """
-    from scipy.optimize import isotonic_regression
-
-    order, gaps = np.argsort(wanted, kind="stable"), gap * np.arange(len(wanted))
-    positions = np.empty(len(wanted))
-    positions[order] = isotonic_regression(np.asarray(wanted, float)[order] - gaps).x + gaps
-    return positions.tolist()
-
-
-def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], style: Style, share: float = 1.0) -> None:
-    """Writes a label beside the right end of every curve; labels move apart, with a thin line to their curve.
-
-    Args:
-        axes: its limits must be final.
-        ends: (x, y, text, colour) of every curve.
-        style: sizes.
-        share: height of the axes in units of a panel's.
-    """
-    if not ends:
-        return
-    inches = 0.72 * style.panel_height * share  # what titles and tick labels leave of a panel
-    gap = 1.25 * (style.font - 1) / 72 / inches
-    to_axes = axes.transData + axes.transAxes.inverted()
-    heights = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) for x, y, _, _ in ends]
-    positions = spread_positions(heights, gap)
-    overflow = max(0.0, max(positions) - 1)
-    for (x, _, text, colour), height, position in zip(ends, heights, positions, strict=True):
-        axes.annotate(
-            plain(text, 32),
-            xy=(x, height),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(1.04, position - overflow),
-            textcoords="axes fraction",
-            color=colour,
-            fontsize=style.font - 1,
-            va="center",
-            ha="left",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "lw": 0.5,
-                "ls": ":",  # not to be taken for data
-                "shrinkA": 0,
-                "shrinkB": 1,
-                "relpos": (0, 0.5),
-            },
-        )
+def add_legend(figure: Figure, style: Style) -> None:
+    """Names every label of the panels once, below them, where the figure grows by the height of the names."""
+    handles: dict[Any, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if handles:
+        inches = style.font / 72
+        columns = max(1, int(style.width / (0.55 * inches * (max(map(len, handles)) + 9))))  # 9 for the line
+        figure.set_figheight(figure.get_figheight() + 1.4 * inches * -(-len(handles) // columns))
+        options: dict[str, Any] = {"ncols": columns, "handlelength": 3, "frameon": False}
+        figure.legend([*handles.values()], [*handles], loc="outside lower center", **options)
 
 
 def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
@@ -250,6 +204,7 @@ def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
         lines = textwrap.wrap(one_line(drawn.title), TITLE_WIDTH, max_lines=3, placeholder=" …")
         title = "\n".join(plain(line, TITLE_WIDTH) for line in lines)
         drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=style.font + 1)
+    add_legend(drawn.figure, style)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in ("png", "pdf", "csv")]
     drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})

@@ -1,9 +1,9 @@
-"""Learning curves: the mean over runs with a band of one standard deviation."""
+"""Learning curves, with bands of one standard deviation, and the final result against a numeric setting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,18 +17,16 @@ from fedvg_jax.study.cells import (
     evaluations,
     majority,
     panels,
+    results,
     scenario_text,
     value_text,
 )
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.statistics import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-LARGEST_CLASS = "largest class"
-"""Label of the line of always answering the largest class."""
 
 
 class Curve(NamedTuple):
@@ -94,7 +92,7 @@ def learning_curves(
         figure, axes = base.grid(style, len(scenarios))
         rows = []
         for panel, scenario in zip(axes, scenarios, strict=True):
-            rows += _panel(study, panel, scenario, style, curve_of, label)
+            rows += _panel(study, panel, scenario, curve_of, label)
         figure.supylabel(metric_label(study), fontsize=style.font)
         against = "" if label == "round" else f" against {label}"
         title = f"Learning curves{against}{', ' + scenario_text(rest) if rest else ''}"
@@ -109,50 +107,37 @@ def metric_label(study: Study) -> str:
     return "test accuracy (%)" if study.metric == "accuracy" else "test loss"
 
 
-def _panel(study: Study, axes: Axes, scenario: Scenario, style: Style, curve_of, label: str) -> list[tuple]:
+def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -> list[tuple]:
     """Draws the curves of one scenario; returns the rows of the CSV file."""
     styles = base.line_styles(study.methods)
     curves = {m: c for m in study.methods if (c := curve_of(study, study.cell(m, scenario))) is not None}
-    rows, ends = [], []
+    rows = []
     for method, drawn in curves.items():
         line = styles[method]
         axes.plot(
             drawn.rounds, drawn.mean, color=line.colour, ls=line.dashes, marker=line.marker, ms=3,
-            markevery=max(1, len(drawn.rounds) // 6),
+            markevery=max(1, len(drawn.rounds) // 6), label=base.plain(method, 32),
         )  # fmt: skip
         axes.fill_between(
             drawn.rounds, drawn.mean - drawn.std, drawn.mean + drawn.std, color=line.colour, alpha=0.12, lw=0
         )
-        ends.append((drawn.rounds[-1], drawn.mean[-1], method, line.colour))
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
         rows += [(scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     axes.set_ylim(*limits(study, list(curves.values())))
-    ends += largest_class(study, axes, scenario)
+    draw_largest_class(study, axes, [scenario])
     base.clean(axes)
     axes.set(xlabel=label, title=_title(study, scenario))
     if label == "round":
         base.whole_numbers(axes.xaxis)
-    base.label_ends(axes, ends, style)
     return rows
 
 
-def largest_class(study: Study, axes: Axes, scenario: Scenario) -> list[tuple[float, float, str, str]]:
-    """Draws the accuracy of always answering the largest class where it is within the axes; returns its label.
-
-    Args:
-        study: what is reported.
-        axes: the vertical limits must be final.
-        scenario: of the panel.
-
-    Returns:
-        The end of the line as `base.label_ends` takes it, or none.
-    """
-    shares = [s for m in study.methods if (s := majority(study.cell(m, scenario))) is not None]
+def draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> None:
+    """Draws the mean accuracy of always answering the largest class where it is within the axes' final limits."""
+    shares = [s for m in study.methods for c in scenarios if (s := majority(study.cell(m, c))) is not None]
     low, high = axes.get_ylim()
-    if not shares or not low < shares[0] < high:
-        return []
-    axes.axhline(shares[0], color=base.GREY, lw=0.9, ls=":")
-    return [(axes.get_xlim()[1], shares[0], LARGEST_CLASS, base.GREY)]
+    if shares and low < np.mean(shares) < high:
+        axes.axhline(float(np.mean(shares)), color=base.GREY, lw=0.9, ls=":", label="largest class")
 
 
 def _title(study: Study, scenario: Scenario) -> str:
@@ -174,3 +159,67 @@ def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
     is_accuracy = study.metric == "accuracy"
     most, least = (100.5 if is_accuracy else np.inf), (0.0 if is_accuracy or low >= 0 else -np.inf)
     return max(least, low - margin), min(most, high + margin)
+
+
+def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure with the final result of every method against alpha, on a logarithmic axis."""
+    return against(study, style, "alpha", "alphas", r"Dirichlet $\alpha$ (small is skewed)", "log")
+
+
+def against(study: Study, style: Style, setting: str, name: str, label: str, scale: str) -> list[Drawing] | str:
+    """Returns a figure with the final result of every method against a numeric setting.
+
+    Args:
+        study: what is drawn.
+        style: sizes.
+        setting: dotted name.
+        name: of the drawing.
+        label: of the axis.
+        scale: of the axis, "log" or "linear".
+    """
+    varied = [scenario for scenario in study.scenarios if dict(scenario).get(setting) is not None]
+    if len({dict(scenario)[setting] for scenario in varied}) < 2:
+        return f"the runs have one value of {setting}; a sweep varies it with --{setting}"
+    groups: dict[Scenario, list[Scenario]] = {}
+    for scenario in varied:
+        groups.setdefault(tuple(pair for pair in scenario if pair[0] != setting), []).append(scenario)
+    figure, axes = base.grid(style, len(groups))
+    rows: list[tuple] = []
+    for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
+        panel.set_xscale(scale)
+        where = scenario_text(rest)
+        rows += [(where, *row) for row in _panel_against(study, panel, scenarios, setting, style)]
+        panel.set(xlabel=label, title=base.plain(where))
+    figure.supylabel(metric_label(study), fontsize=style.font)
+    columns = ("setting", "method", setting, "mean", "std", "n")
+    return [Drawing(name, f"Final result against {setting}", figure, columns, rows)]
+
+
+def _panel_against(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, style: Style) -> list[tuple]:
+    """Draws the lines of one panel; returns the rows of the CSV file."""
+    styles = base.line_styles(study.methods)
+    values = [dict(scenario)[setting] for scenario in scenarios]
+    rows = []
+    for method in study.methods:
+        points = [
+            (value, *mean_and_std(list(finals.values())), len(finals))
+            for value, scenario in zip(values, scenarios, strict=True)
+            if (finals := results(study, study.cell(method, scenario)))
+        ]
+        if not points:
+            continue
+        line = styles[method]
+        x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
+        options: dict[str, Any] = {"color": line.colour, "ls": line.dashes, "marker": line.marker}
+        options |= {"label": base.plain(method, 32)}
+        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **options)
+        rows += [(method, *point) for point in points]
+    draw_largest_class(study, axes, scenarios)
+    low, high = axes.get_ylim()
+    is_accuracy = study.metric == "accuracy"  # a mean minus its deviation may be below 0
+    axes.set_ylim(*((max(0.0, low), min(100.5, high)) if is_accuracy else (low, high)))
+    labels = [value_text(value) for value in values]
+    axes.set_xticks(values, labels, rotation=0 if style.panels_per_row > 1 else 45)
+    axes.minorticks_off()
+    base.clean(axes)
+    return rows

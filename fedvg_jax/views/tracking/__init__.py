@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.config import Config, method_name
 from fedvg_jax.config.options import tracker_names
@@ -27,7 +27,6 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.views.tracking.writers import Ending, TrackedRun, Writer
 
 if TYPE_CHECKING:
     from fedvg_jax.runs.simulation import Simulation
@@ -42,6 +41,46 @@ WRITERS = {
 """Name of a tracker -> the package that it needs, and the module of its writer."""
 
 _log_warning = logging.getLogger(__name__).warning
+
+
+Scalars = dict[int, dict[str, float]]
+"""round -> name of a metric -> value"""
+
+
+class TrackedRun(NamedTuple):
+    """A run that starts, as its trackers record it."""
+
+    name: str
+    group: str
+    """name of the sweep that the run is a point of; empty for a single run"""
+    folder: Path | None
+    """where the tracker may write; exists"""
+    settings: Mapping[str, Any]
+    """by dotted name, those that the run uses"""
+    stored: Mapping[str, Any]
+    """what the tracker returned as `stored` in an earlier part of the run"""
+    num_tracked: int
+    """rounds that are tracked already; later ones of an interrupted part may be there, too"""
+
+
+class Ending(NamedTuple):
+    """The end of a run."""
+
+    status: str
+    """finished, stopped or failed"""
+    summary: Mapping[str, float]
+    num_rounds: int
+
+
+class Writer(NamedTuple):
+    """The functions of one tracker, for one run. They may raise anything."""
+
+    place: str
+    """where the run is shown or stored, for the user"""
+    stored: Mapping[str, Any]
+    """what identifies the tracked run, as JSON values"""
+    log: Callable[[Scalars], None]
+    close: Callable[[Ending], None]
 
 
 def require(config: Config, has_folder: bool) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from fedvg_jax.views.tracking.writers import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
 
 EXPERIMENT = "fedvg_jax"
 """Name of the experiment unless MLFLOW_EXPERIMENT_NAME is set."""

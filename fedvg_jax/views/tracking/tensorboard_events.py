@@ -14,7 +14,7 @@ import socket
 import time
 from typing import Any
 
-from fedvg_jax.views.tracking.writers import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
 
 
 def open_writer(run: TrackedRun) -> Writer:

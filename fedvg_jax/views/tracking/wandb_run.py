@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Any
 
-from fedvg_jax.views.tracking.writers import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
 
 PROJECT = "fedvg_jax"
 """Name of the project unless WANDB_PROJECT is set."""

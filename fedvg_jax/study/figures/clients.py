@@ -1,16 +1,18 @@
-"""Clients' weights over rounds, and the effective number of clients that they amount to."""
+"""Clients: their weights over rounds, the effective number that these amount to, and the classes that they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.study.cells import Cell, Run, Study, panels, replicate_text, scenario_text
+from fedvg_jax.study.cells import Cell, Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.views.plots import weight_shares
+from fedvg_jax.views import plots
+from fedvg_jax.views.labels import partition_label
 
 MAX_PANELS = 8
 
@@ -36,10 +38,8 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         for panel, cell, run, replicate in zip(axes, cells, runs, chosen, strict=True):
             of_panel = _panel(panel, run, bold_client(run), style)
             rows += [(cell.method, *replicate, *row) for row in of_panel]
-            name = cell.method if shared else f"{cell.method}, {replicate_text(replicate)}"
-            panel.set(xlabel="round", title=base.plain(name, 40))
-        for panel, run in zip(axes, runs, strict=True):  # after all have drawn, because they share their limits
-            _label(panel, run, bold_client(run), style)
+            names = (cell.method, "" if shared else replicate_text(replicate), f"bold: client {bold_client(run)}")
+            panel.set(xlabel="round", title=base.plain(", ".join(filter(None, names)), 40))
         where = scenario_text(scenarios[0])
         part = f"first {len(cells)} of {len(recorded)} methods" if len(recorded) > len(cells) else ""
         seeds = replicate_text(chosen[0]) if shared else ""
@@ -73,7 +73,7 @@ def bold_client(run: Run) -> int:
 
 def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
     """Draws the clients of one run; returns the rows of the CSV file."""
-    ids, sizes, shares = weight_shares(run.records)
+    ids, sizes, shares = plots.weight_shares(run.records)
     rounds = np.array([record["round"] for record in run.records])
     rows = []
     for client, size, values in zip(ids, sizes, shares, strict=True):
@@ -92,16 +92,6 @@ def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
     base.whole_numbers(axes.xaxis)
     base.clean(axes)
     return rows
-
-
-def _label(axes, run: Run, bold: int, style: Style) -> None:
-    """Writes the name of the bold client beside its last weight."""
-    ids, _, shares = weight_shares(run.records)
-    weights = shares[list(ids).index(bold)]
-    present = np.flatnonzero(np.isfinite(weights))
-    if len(present):
-        end = run.records[present[-1]]["round"], weights[present[-1]], f"client {bold}", base.COLOURS[1]
-        base.label_ends(axes, [end], style, 0.9)
 
 
 def effective_clients(weights: Sequence[float]) -> float:
@@ -130,14 +120,15 @@ def effective_number(study: Study, style: Style) -> list[Drawing] | str:
             rounds = np.arange(1, len(values) + 1)
             look = styles[method]
             every = max(1, len(values) // 6)
-            panel.plot(rounds, values, color=look.colour, ls=look.dashes, marker=look.marker, ms=3, markevery=every)
+            panel.plot(
+                rounds, values, color=look.colour, ls=look.dashes, marker=look.marker, ms=3, markevery=every,
+                label=base.plain(method, 32),
+            )  # fmt: skip
             rows += [(scenario_text(scenario), method, int(r), v) for r, v in zip(rounds, values, strict=True)]
         panel.set_ylim(bottom=0)
         panel.set(xlabel="round", title=base.plain(scenario_text(scenario)))
         base.whole_numbers(panel.xaxis)
         base.clean(panel)
-        ends = [(len(values), values[-1], method, styles[method].colour) for method, values in lines.items()]
-        base.label_ends(panel, [end for end in ends if np.isfinite(end[1])], style)
     figure.supylabel(r"effective clients $1/\sum_k s_k^2$", fontsize=style.font)
     columns = ("setting", "method", "round", "effective_clients")
     return [Drawing("effective_clients", "Effective number of clients", figure, columns, rows)]
@@ -145,3 +136,55 @@ def effective_number(study: Study, style: Style) -> list[Drawing] | str:
 
 def _effective(records: Sequence[Record]) -> list[float]:
     return [effective_clients([weight or 0.0 for weight in record["weights"]]) for record in records]
+
+
+def partitions(study: Study, style: Style) -> list[Drawing] | str:
+    """Returns a figure of training rows by client and class, a panel per partition."""
+    runs = [(scenario, run) for scenario, run in _first_runs(study) if run.partition.get("counts")]
+    if not runs:
+        return "no run has a partition.json with the classes of its clients"
+    different = [(setting, run, np.array(run.partition["counts"]))
+                 for setting, run in _distinct_runs(runs, lambda run: run.partition["counts"])]  # fmt: skip
+    figure, axes = base.grid(style, len(different), 1.05)
+    largest = max(int(counts.max()) for *_, counts in different)
+    rows = []
+    for panel, (setting, run, counts) in zip(axes, different, strict=True):
+        plots.classes_of_clients(panel, counts, largest)
+        names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
+        if len(names) <= 12:
+            panel.set_yticks(range(len(names)), [base.plain(name, 14) for name in names])
+        panel.set(xlabel="client", ylabel="class", title=base.plain(setting or partition_label(run.config)))
+        cells = np.ndindex(*counts.shape)
+        rows += [(setting, k, names[c], int(counts[k, c])) for k, c in cells]
+    shown = " or ".join(
+        sorted({"area" if counts.size <= plots.MAX_BUBBLES else "darkness" for *_, counts in different})
+    )
+    title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
+    return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
+
+
+def _first_runs(study: Study) -> list[tuple[Scenario, Run]]:
+    """Returns the run of the smallest seed in every scenario, of the first method that has one."""
+    first = []
+    for scenario in study.scenarios:
+        cells = [study.cell(method, scenario) for method in study.methods]
+        if runs := next((cell.runs for cell in cells if cell.runs), None):
+            first.append((scenario, runs[min(runs)]))
+    return first
+
+
+def _distinct_runs(runs: Sequence[tuple[Scenario, Run]], key: Callable[[Run], Any]) -> list[tuple[str, Run]]:
+    """Returns the runs that differ in a key, each with the settings that it stands for.
+
+    These are the settings that all scenarios of one key share, if no scenario of another key has all of them, too.
+    Otherwise they are those of the first scenario.
+    """
+    different: list[tuple[str, Run]] = []
+    for scenario, run in runs:
+        alike = [other for other, its_run in runs if key(its_run) == key(run)]
+        if scenario != alike[0]:
+            continue
+        shared = tuple(pair for pair in scenario if all(pair in other for other in alike))
+        is_unique = sum(set(shared) <= set(other) for other, _ in runs) == len(alike)
+        different.append((scenario_text(shared if is_unique else scenario), run))
+    return different

@@ -1,7 +1,9 @@
-"""Partitions from a file or from Python arrays, fully checked."""
+"""Partitions in files and Python arrays: read, fully checked, and written."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,11 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import quiet_libraries
 from fedvg_jax.data.partitions.client_rows import pack
-from fedvg_jax.data.partitions.split import Partition, random_stream, refuse_small, split_clients
+from fedvg_jax.data.partitions.split import Partition, as_members, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
 
 LAYOUT = (
-    ".npz: `client` [T], every row's client or -1; or `train`, `val`, `test` rows with `train_sizes`, .. [N]; or the"
-    " rows of client k as `k`."
+    ".npz: `train`, `val`, `test` rows with `train_sizes`, .. [N]; or the rows of client k as `k`."
     ' .json: a list of N lists of rows, or {"0": rows, "1": ..}; or {"train": either of these, "val": .., "test": ..}.'
     " With training, validation and test rows, `num_rows` may be T, the rows of the pool"
 )
@@ -30,7 +31,7 @@ arrays.
 NUM_ROWS = "num_rows"
 """Member of a file: T, rows of the pool that it divides."""
 
-_MEMBERS = frozenset({"client", NUM_ROWS, *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
+_MEMBERS = frozenset({NUM_ROWS, *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
 
 _MAX_ROW = np.iinfo(np.int64).max
 
@@ -42,7 +43,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
 
     Args:
         file: an .npz or .json file with `LAYOUT`.
-        num_samples: T, rows of the pool. An array `client` must have this length; None skips this check.
+        num_samples: T, rows of the pool, which a file may name; None skips this check.
 
     Raises:
         UsageError: the file cannot be read, or does not hold `LAYOUT`.
@@ -128,11 +129,6 @@ def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
         raise TypeError(f"a list or an object is needed, got {type(members).__name__}")
     if members and all(_is_number(name) for name in members):
         return _by_number(members)
-    if "client" in members:
-        owner = np.asarray(members["client"])
-        if num_samples is not None and owner.shape != (num_samples,):
-            raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and the data set has {num_samples} rows")
-        return _rows_of_clients(owner)
     _check_num_rows(members.get(NUM_ROWS), num_samples)
     return Partition(*(_part(members, name) for name in Partition._fields))
 
@@ -164,17 +160,6 @@ def _lists(clients: list) -> list[np.ndarray]:
     if not all(isinstance(rows, list) for rows in clients):
         raise TypeError("a client's rows must be a list")
     return [np.array(rows, dtype=None if rows else np.int32) for rows in clients]
-
-
-def _rows_of_clients(owner: np.ndarray) -> Rows:
-    """Returns the rows of each client, given the client of each row, or -1."""
-    is_ids = owner.ndim == 1 and owner.size and owner.dtype.kind in "iu"
-    if not is_ids or owner.min() < -1 or owner.max() >= len(owner):
-        raise ValueError(f"client is {owner.dtype} {list(owner.shape)}, and must be ids [T], 0.. or -1")
-    ids = owner.astype(np.int64)
-    order = np.argsort(ids, kind="stable")
-    ends = np.cumsum(np.bincount(ids + 1))
-    return np.split(order, ends[:-1])[1:]
 
 
 def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
@@ -211,3 +196,41 @@ def _refuse_overlap(parts: Partition, num_samples: int, source: object) -> None:
     if (counts > 1).any():
         row = values[counts.argmax()]
         raise UsageError(f"{source}: row {row} occurs {counts.max()} times; give it once only")
+
+
+def write(file: Path, partition: Partition, num_samples: int | None = None) -> None:
+    """Writes the training, validation and test rows of every client, atomically.
+
+    Args:
+        file: ends in .npz or .json; an existing file is replaced.
+        partition: the rows.
+        num_samples: T, rows of the pool, so that the file is refused for another pool.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if file.suffix == ".npz":
+        text = _npz(as_members(partition) | ({} if num_samples is None else {NUM_ROWS: np.array(num_samples)}))
+    else:
+        parts = {name: [rows.tolist() for rows in part] for name, part in partition._asdict().items()}
+        text = _json(parts | ({} if num_samples is None else {NUM_ROWS: num_samples}))
+    with files.writing(file, "--export-partition"):
+        files.replace_bytes(files.export_target(file, "export_partition"), [text])
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    """Returns JSON with one line per client."""
+
+    def lines(rows: int | Sequence[int] | Sequence[Sequence[int]]) -> str:
+        if isinstance(rows, Sequence) and rows and not isinstance(rows[0], int):
+            return "[\n" + ",\n".join(json.dumps(client_rows) for client_rows in rows) + "\n]"
+        return json.dumps(rows)
+
+    members = ",\n".join(f"{json.dumps(name)}: {lines(rows)}" for name, rows in value.items())
+    return f"{{\n{members}\n}}\n".encode()
+
+
+def _npz(members: dict[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **members)  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them for allow_pickle
+    return buffer.getvalue()

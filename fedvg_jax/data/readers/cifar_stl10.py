@@ -1,7 +1,8 @@
-"""Reads CIFAR-10 and CIFAR-100: the official binary or python files, unpacked or not, or arrays in one .npz."""
+"""Reads CIFAR-10, CIFAR-100 and STL-10: the official files, unpacked or not, or CIFAR's arrays in one .npz."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import archive, cache
-from fedvg_jax.data.arrays import Arrays, pool
+from fedvg_jax.data.arrays import Arrays, contents, pool
 from fedvg_jax.data.readers import npz, pickles
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -65,8 +66,8 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
     if file.is_file() and file.suffix == ".npz":
         return cache.cached(name, [file], lambda: _arrays_of(file, name, published.class_names), cache_dir)
-    files, read = archive.find(data_dir, published.forms, published.layout, SOURCE)
-    return cache.cached(name, files, lambda: _decode(name, published, *read()), cache_dir)
+    place = archive.packed(data_dir, published.forms) or data_dir
+    return archive.load(name, place, cache_dir, partial(_read, name=name), SOURCE, published.forms)
 
 
 def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
@@ -79,17 +80,22 @@ def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
     return arrays
 
 
-def _decode(name: str, published: Published, form: int, parts: archive.Parts) -> Arrays:
-    decode, num_classes = published.decoders[form], len(published.class_names)
-    splits = [decode(content, source, num_classes) for source, content in parts]
-    x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
-    return pool(name, [(x, y), splits[-1]], published.class_names, parts[0][0])
+def _read(folder: Path, cache_dir: Path | None, *, name: str) -> Arrays:
+    published = SETS[name]
+    form, paths = archive.find(folder, published.forms, published.layout, SOURCE)
+
+    def decode() -> Arrays:
+        splits = [published.decoders[form](contents(path), path, len(published.class_names)) for path in paths]
+        x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
+        return pool(name, [(x, y), splits[-1]], published.class_names, paths[0])
+
+    return cache.cached(name, paths, decode, cache_dir)
 
 
 def _records(content: bytes, source: object, num_classes: int, *, labels: int) -> Split:
     """Decodes a binary file of records: `labels` label bytes, of which the last is the class, then the image."""
-    records = archive.records(content, labels + PIXELS, source, SOURCE)
-    return _images(records[:, labels:]), archive.labels(records[:, labels - 1], 0, num_classes, source, SOURCE)
+    records = _rows(content, labels + PIXELS, source, SOURCE)
+    return _images(records[:, labels:]), _labels_from(records[:, labels - 1], 0, num_classes, source, SOURCE)
 
 
 def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> Split:
@@ -102,9 +108,34 @@ def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> 
         raise UsageError(f"{source}: must hold {key.decode()!r}, a list of numbers; fetch {SOURCE} again")
     if len(labels) != len(data):
         raise UsageError(f"{source}: {len(data)} images but {len(labels)} labels; fetch {SOURCE} again")
-    return _images(np.asarray(data)), archive.labels(np.array(labels, object), 0, num_classes, source, SOURCE).astype(
-        np.int64
-    )
+    numbers = _labels_from(np.array(labels, object), 0, num_classes, source, SOURCE)
+    return _images(np.asarray(data)), numbers.astype(np.int64)
+
+
+def _rows(content: bytes, size: int, file: object, source: str) -> np.ndarray:
+    """Returns the records of a binary file, uint8 [n, size].
+
+    Raises:
+        UsageError: there is none, or an incomplete one.
+    """
+    data = np.frombuffer(content, np.uint8)
+    if not data.size or data.size % size:
+        got = f"{data.size} bytes is not a whole number of {size}-byte records"
+        raise UsageError(f"{file}: {got}; fetch {source} again")
+    return data.reshape(-1, size)
+
+
+def _labels_from(numbers: np.ndarray, first: int, num_classes: int, file: object, source: str) -> np.ndarray:
+    """Returns labels from 0 of a file whose labels count from `first`.
+
+    Raises:
+        UsageError: one is out of range.
+    """
+    wrong = numbers[(numbers < first) | (numbers >= first + num_classes)]
+    if wrong.size:
+        last = first + num_classes - 1
+        raise UsageError(f"{file}: labels must be {first}..{last}, got {wrong[0]}; fetch {source} again")
+    return numbers - first
 
 
 def _images(flat: np.ndarray) -> np.ndarray:
@@ -135,3 +166,48 @@ SETS = {
         " cifar-100-python/), cifar-100-binary.tar.gz, cifar-100-python.tar.gz, or cifar100.npz",
     ),
 }
+
+
+# --- STL-10
+
+STL_NAMES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+STL_FILES = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
+STL_SHAPE = (3, 96, 96)
+"""Axes of an image in the file: channels, columns, rows."""
+
+STL = archive.Form("stl10_binary", "stl10_binary.tar.gz", STL_FILES)
+STL_LAYOUT = f"{', '.join(STL_FILES)} (there or in {STL.folder}/), or {STL.archive}"
+STL_SOURCE = f"{STL.archive} of https://cs.stanford.edu/~acoates/stl10/"
+
+
+def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
+    """Reads STL-10's labelled images, x uint8 [13000, 96, 96, 3]; the first 5,000 are the training set.
+
+    Args:
+        data_dir: a folder with `STL_LAYOUT`, or the archive itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+
+    Raises:
+        UsageError: files missing or damaged.
+
+    Source: A. Coates, H. Lee, A. Y. Ng, An Analysis of Single Layer Networks in Unsupervised Feature Learning, 2011.
+    """
+    place = archive.packed(data_dir, [STL]) or data_dir
+    return archive.load("stl10", place, cache_dir, _read_stl10, STL_SOURCE, [STL])
+
+
+def _read_stl10(folder: Path, cache_dir: Path | None) -> Arrays:
+    _, paths = archive.find(folder, [STL], STL_LAYOUT, STL_SOURCE)
+
+    def split(images: Path, labels: Path) -> Split:
+        records = _rows(contents(images), math.prod(STL_SHAPE), images, STL_SOURCE)
+        x = records.reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1)
+        y = _labels_from(np.frombuffer(contents(labels), np.uint8), 1, len(STL_NAMES), labels, STL_SOURCE)
+        if len(x) != len(y):
+            raise UsageError(f"{labels}: {len(y)} labels for {len(x)} images; fetch {STL_SOURCE} again")
+        return x, y
+
+    def decode() -> Arrays:
+        return pool("stl10", [split(*paths[:2]), split(*paths[2:])], STL_NAMES, folder)
+
+    return cache.cached("stl10", paths, decode, cache_dir)

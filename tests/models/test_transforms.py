@@ -1,16 +1,17 @@
-"""The gradient accumulated over microbatches equals that of the whole minibatch."""
+"""Gradients by microbatches equal those of whole minibatches; formats of numbers keep dtypes and stay close."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import programs
 import pytest
 import worlds
 
 from fedvg_jax.core.types import Batch
-from fedvg_jax.models import microbatch
 from fedvg_jax.models import task as tasks
+from fedvg_jax.models import transforms
 from fedvg_jax.models.mlp import MLP
 
 WHOLE = tasks.classification(MLP(3, (5,)), 3, (2, 2, 3))
@@ -27,7 +28,7 @@ def model(x64):
 
 @functools.cache
 def by_microbatches(max_rows):
-    return microbatch.accumulate_gradients(WHOLE, max_rows)
+    return transforms.accumulate_gradients(WHOLE, max_rows)
 
 
 @pytest.mark.parametrize("real", [6, 3, 0])
@@ -45,7 +46,7 @@ def test_microbatch_of_padding_is_skipped():
     def loss(params, stats, x, mask, train):
         return jnp.where(mask, params["w"] * x.astype(float), 0).sum() / mask.sum().astype(float), stats
 
-    task = microbatch.accumulate_gradients(WHOLE._replace(loss=loss), 2)
+    task = transforms.accumulate_gradients(WHOLE._replace(loss=loss), 2)
     x, mask = jnp.array([3, 1, 0, 0, 0, 0]), jnp.arange(6) < 2
     gradient = jax.grad(lambda p: task.loss(p, {}, x, mask, True)[0])({"w": jnp.float32(5)})
     assert gradient["w"] == 2
@@ -88,3 +89,59 @@ def test_float_images_keep_their_gradient(model):
 @functools.cache
 def value_and_grad(task):
     return worlds.jit(lambda *args: jax.value_and_grad(task.loss, has_aux=True)(*args, True))
+
+
+WORLD = worlds.small()
+
+
+def functions(name):
+    """Returns functions of the parameters: the gradient of a batch with its statistics, outputs, and sums."""
+    task = transforms.compute_in(worlds.TASK, name)
+    _, stats = worlds.variables()
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:12]), WORLD.pool)
+    mask = jnp.arange(12) < 10
+    return {
+        "gradient": lambda params: jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True),
+        "predict": lambda params: task.predict(params, stats, batch),
+        "measure": lambda params: task.measure(params, stats, batch, mask),
+    }
+
+
+@pytest.fixture(scope="module")
+def results():
+    params, _ = worlds.variables()
+
+    def results_of(name):
+        return worlds.jit(lambda params: {part: f(params) for part, f in functions(name).items()})(params)
+
+    return {name: jax.tree.map(np.asarray, results_of(name)) for name in transforms.NAMES}
+
+
+@pytest.mark.parametrize("name", transforms.NAMES)
+def test_results_have_the_shapes_and_dtypes_of_float32(results, name):
+    def shape_and_dtype(leaf):
+        return leaf.shape, leaf.dtype
+
+    assert jax.tree.map(shape_and_dtype, results[name]) == jax.tree.map(shape_and_dtype, results["default"])
+
+
+def test_default_equals_highest_on_a_cpu(results):
+    jax.tree.map(np.testing.assert_array_equal, results["highest"], results["default"])
+
+
+@pytest.mark.parametrize("part", ["gradient", "predict", "measure"])
+def test_highest_asks_for_full_precision_in_every_product(part):
+    """A CPU computes the same either way."""
+    found = programs.equations(functions("highest")[part], worlds.variables().params)
+    precisions = [equation.params["precision"] for equation in found if equation.primitive.name == "dot_general"]
+    assert len(precisions) >= 2 and {*precisions} == {(jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)}
+
+
+def test_bfloat16_changes_results_within_its_rounding(results):
+    """A number is rounded by 2^-9 of itself; a few operations in a row stay within 2^-4 of the largest entry."""
+    for exact, rough in zip(jax.tree.leaves(results["default"]), jax.tree.leaves(results["bfloat16"]), strict=True):
+        if exact.dtype == np.float32:
+            assert np.abs(exact - rough).max() <= 2**-4 * max(1, np.abs(exact).max())
+    differ = jax.tree.map(lambda a, b: bool((a != b).any()), results["default"], results["bfloat16"])
+    (_, gradients), sums = differ["gradient"], differ["measure"]
+    assert all(jax.tree.leaves(gradients)) and differ["predict"] and sums["loss"]

@@ -1,4 +1,8 @@
-"""Messages about rounds in which clients or the loss diverged, or no client was averaged."""
+"""When a run ends before its last round: a target is reached, D_val improves no more, or it diverged.
+
+`stop_at` and `patience` are functions of the records alone, so a resumed run ends where an uninterrupted one does.
+`val_*` are measured on the rows that `select` names.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from fedvg_jax.core.types import Variables
-
-Record = dict[str, Any]
+from fedvg_jax.config import Config
+from fedvg_jax.config.options import stop_target
+from fedvg_jax.core.types import Task, Tree, UsageError, Variables
+from fedvg_jax.runs import contracts
+from fedvg_jax.runs.record.history import Record, primary_metric
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
 """entry of a record -> words for its clients"""
-
 
 EXPLOSION = 1000.0
 """A larger cross-entropy has exploded: it gives the right class a probability of e^-1000. On digits, runs of Scaffold
@@ -64,7 +70,7 @@ def _explosion(record: Record, limit: float) -> str:
     return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
 
 
-def error(records: Sequence[Record], variables: Variables | None = None, limit: float = math.inf) -> str:
+def divergence(records: Sequence[Record], variables: Variables | None = None, limit: float = math.inf) -> str:
     """Returns the error message for the first round in which a client or the loss diverged, "" if none did.
 
     Args:
@@ -92,7 +98,7 @@ def error(records: Sequence[Record], variables: Variables | None = None, limit: 
     )
 
 
-def warning(records: Sequence[Record]) -> str:
+def no_client_warning(records: Sequence[Record]) -> str:
     """Returns the warning for the first round that averaged no client, "" if there is none."""
     record = next((r for r in records if averaged_no_client(r)), None)
     if record is None:
@@ -106,11 +112,64 @@ def warning(records: Sequence[Record]) -> str:
 
 def is_finite(tree: Any) -> bool:
     """Returns whether all arrays of a pytree are finite."""
-    import jax
-
     return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def averaged_no_client(record: Record) -> bool:
     """Returns whether the record has weights and all are 0."""
     return bool(record["weights"]) and not any(record["weights"])
+
+
+# --- targets
+
+
+def stop_reason(config: Config, records: Sequence[Record]) -> str:
+    """Returns why a run ends after these records; "" where it goes on.
+
+    >>> records = [{"round": 5 * i, "val_loss": loss, "test_loss": loss} for i, loss in enumerate([4, 2, 3, 2], 1)]
+    >>> stop_reason(Config(stop_at="val_loss 2.5"), records), stop_reason(Config(patience=3), records)
+    ('val_loss 2 reached 2.5 in round 10', '')
+    >>> stop_reason(Config(patience=2), records)
+    'val_loss did not improve in 2 evaluations after round 10'
+    """
+    if not (config.stop_at or config.patience):
+        return ""
+    evaluated = [record for record in records if "test_loss" in record]
+    return _reached(config, evaluated) or _exhausted(config.patience, evaluated)
+
+
+def check_target(config: Config, task: Task, pool: Tree) -> None:
+    """Raises UsageError where evaluations of a task have no metric of the name in `stop_at`."""
+    wanted = stop_target(config)
+    if wanted is None:
+        return
+    sums = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), contracts.shapes_of_sums(task, pool))
+    names = [f"val_{name}" for name in task.metrics(sums)]
+    if wanted[0] not in names:
+        raise UsageError(f"stop_at {wanted[0]} is not measured by this task; use one of {', '.join(names)}")
+
+
+def _reached(config: Config, evaluated: Sequence[Record]) -> str:
+    wanted = stop_target(config)
+    if wanted is None:
+        return ""
+    name, target = wanted
+    sign = -1 if name.endswith(("loss", "error")) else 1
+    for record in evaluated:
+        if record.get(name) is not None and sign * record[name] >= sign * target:
+            return f"{name} {record[name]:.6g} reached {target:g} in round {record['round']}"
+    return ""
+
+
+def _exhausted(patience: int, evaluated: Sequence[Record]) -> str:
+    if not patience or not evaluated:
+        return ""
+    metric, sign, _ = primary_metric(evaluated[-1])
+    best, best_round, waited = -math.inf, evaluated[0]["round"], 0
+    for record in evaluated:
+        value = record[f"val_{metric}"]
+        if value is not None and sign * value > best:
+            best, best_round, waited = sign * value, record["round"], 0
+        elif (waited := waited + (record is not evaluated[0])) == patience:
+            return f"val_{metric} did not improve in {patience} evaluations after round {best_round}"
+    return ""

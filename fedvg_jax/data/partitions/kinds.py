@@ -1,0 +1,259 @@
+"""Kinds of partitions without a published random stream: equal sizes, sizes alone, few classes, and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.partitions import dirichlet
+from fedvg_jax.data.partitions.client_rows import from_sizes
+from fedvg_jax.data.partitions.split import proportional_order
+
+# --- without label skew
+
+
+def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
+    """Shuffles the rows and cuts them into clients whose sizes differ by at most 1.
+
+    >>> [len(rows) for rows in iid(np.zeros(8), 3, np.random.default_rng(0))]
+    [3, 3, 2]
+
+    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    """
+    counts = np.full(num_clients, len(labels) // num_clients)
+    counts[: len(labels) % num_clients] += 1
+    return from_sizes(stream.permutation(len(labels)), counts)
+
+
+def quantity(
+    labels: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    stream: np.random.Generator,
+    min_samples: int = 10,
+    rule: str = "redraw",
+    progress: dirichlet.Progress | None = None,
+) -> Sequence[np.ndarray]:
+    """Draws sizes n ~ T Dirichlet(alpha 1_K); every client has the pool's labels in proportion.
+
+    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c).
+
+    Args:
+        labels: int [T].
+        num_clients: K.
+        alpha: concentration, > 0.
+        stream: consumed.
+        min_samples: rows that every client has.
+        rule: "redraw" repeats until the minimum is met; "top_up" draws once and applies `dirichlet.top_up`.
+        progress: called with (draws done, maximum of draws).
+
+    Raises:
+        UsageError: as `dirichlet.bulk`.
+
+    Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
+    """
+    one_class, redraws = np.zeros(len(labels), np.int32), rule == "redraw"
+    rows = dirichlet.bulk(one_class, num_clients, alpha, stream, min_samples * redraws, progress=progress).rows
+    if not redraws:
+        rows = dirichlet.top_up(rows, min_samples, stream)
+    return from_sizes(proportional_order(labels, stream), [len(own) for own in rows])
+
+
+# --- label skew at equal sizes, of which FedAvg's weights are uniform
+
+
+def dirichlet_equal(
+    labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
+) -> list[np.ndarray]:
+    """Draws the published label skew with sizes T / K that differ by at most 1.
+
+    As published, p_c ~ Dirichlet(alpha 1_K) for each class c. Client k draws class c with probability q_kc ~ n_c p_ck.
+    In every turn, in random order, each client takes one row of a class drawn from its q_k among the classes with
+    remaining rows. The last turns take the remaining rows, whatever the q_k.
+
+    Args:
+        labels: int [T], 0..C-1.
+        num_clients: K.
+        alpha: concentration, > 0; small values give skewed clients.
+        stream: consumed; determines the outcome.
+
+    >>> rows = dirichlet_equal(np.array([0, 0, 1, 1, 1]), 2, 0.1, np.random.default_rng(0))
+    >>> sorted(len(client_rows) for client_rows in rows)
+    [2, 3]
+    """
+    rows = stream.permutation(len(labels))
+    classes, inverse, left = np.unique(labels[rows], return_inverse=True, return_counts=True)
+    piles = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(left)[:-1])
+    wants = np.log(left) + dirichlet.log_shares(stream, alpha, len(classes), num_clients).T
+    taken = np.zeros((num_clients, len(classes)), np.int64)
+    for turn in range(-(-len(labels) // num_clients)):
+        present = min(num_clients, len(labels) - turn * num_clients)
+        _take_turn(stream.permutation(num_clients)[:present], wants, left, taken, stream)
+    pieces = [np.split(pile, np.cumsum(taken[:-1, c])) for c, pile in enumerate(piles)]
+    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+
+
+def balanced_client(
+    labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
+) -> list[np.ndarray]:
+    """Gives client 0 equally many rows of every class that has any, and divides the others by `dirichlet_equal`.
+
+    Sizes differ by at most 1. In the paper's norm ablation, one client of ten is balanced: a good norm gives it the
+    largest weight.
+
+    Args:
+        labels: int [T].
+        num_clients: K >= 2.
+        alpha: concentration, > 0.
+        stream: consumed.
+
+    Raises:
+        UsageError: a class has too few rows.
+    """
+    size, (classes, counts) = len(labels) // num_clients, np.unique(labels, return_counts=True)
+    wanted = np.full(len(counts), size // len(counts))
+    wanted[stream.permutation(len(counts))[: size % len(counts)]] += 1
+    if (counts < wanted).any():
+        scarce = int(np.argmin(counts - wanted))
+        raise UsageError(
+            f"a balanced client of {size} rows needs {wanted[scarce]} of class {classes[scarce]}, which has"
+            f" {counts[scarce]}; use more clients"
+        )
+    members = [stream.permutation(np.flatnonzero(labels == c)) for c in classes]
+    balanced = np.concatenate([rows[:n] for rows, n in zip(members, wanted, strict=True)])
+    rest = np.setdiff1d(np.arange(len(labels)), balanced)
+    return [balanced, *(rest[rows] for rows in dirichlet_equal(labels[rest], num_clients - 1, alpha, stream))]
+
+
+def _take_turn(
+    waiting: np.ndarray, wants: np.ndarray, left: np.ndarray, taken: np.ndarray, stream: np.random.Generator
+) -> None:
+    """Takes one row for each client in `waiting`, in this order of precedence, in place.
+
+    Args:
+        waiting: int [k] client ids.
+        wants: [K, C] log probabilities.
+        left: int [C] remaining rows per class; decreased.
+        taken: int [K, C] rows taken; increased.
+        stream: consumed.
+    """
+    while len(waiting):
+        noise = stream.gumbel(size=(len(waiting), len(left)))  # argmax of log q + noise is a draw from q
+        drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)
+        by_class = np.argsort(drawn, kind="stable")
+        ordered = drawn[by_class]
+        rank = np.empty(len(drawn), np.int64)
+        rank[by_class] = np.arange(len(drawn)) - np.searchsorted(ordered, ordered)
+        served = rank < left[drawn]
+        taken[waiting[served], drawn[served]] += 1
+        left -= np.bincount(drawn[served], minlength=len(left))
+        waiting = waiting[~served]
+
+
+# --- few classes
+
+
+def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator) -> list[np.ndarray]:
+    """Sorts rows by label, cuts them into K s equal shards (sizes differ by at most 1), and deals s to each client.
+
+    A client holds at most s classes if no shard spans two classes, and at most 2 s if shards are smaller than classes.
+
+    Args:
+        labels: int [T].
+        num_clients: K.
+        per_client: s.
+        stream: consumed.
+
+    Raises:
+        UsageError: there are more shards than rows.
+
+    >>> rows = shards(np.array([0, 0, 1, 1]), 2, 1, np.random.default_rng(0))
+    >>> sorted(sorted(client_rows.tolist()) for client_rows in rows)
+    [[0, 1], [2, 3]]
+
+    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    """
+    if num_clients * per_client > len(labels):
+        raise UsageError(
+            f"shards_per_client must be at most {len(labels) // num_clients} for {num_clients} clients to share"
+            f" {len(labels)} rows, got {per_client}"
+        )
+    order = stream.permutation(len(labels))
+    pieces = np.array_split(order[np.argsort(labels[order], kind="stable")], num_clients * per_client)
+    hands = stream.permutation(len(pieces)).reshape(num_clients, per_client)
+    return [np.concatenate([pieces[i] for i in hand]) for hand in hands]
+
+
+def classes(labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator) -> list[np.ndarray]:
+    """Gives every client k different classes, and divides the rows of a class equally among its clients.
+
+    Each client in turn takes the k classes with the fewest clients so far, ties at random. Numbers of clients per
+    class differ by at most 1, and so do the clients' numbers of rows of a class.
+
+    Args:
+        labels: int [T].
+        num_clients: K.
+        per_client: k.
+        stream: consumed.
+
+    Raises:
+        UsageError: k exceeds the number of classes, or is so small that a class would have no client.
+
+    >>> rows = classes(np.array([0, 0, 1, 1]), 2, 2, np.random.default_rng(0))
+    >>> [len(client_rows) for client_rows in rows]
+    [2, 2]
+
+    Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022 (#C = k).
+    """
+    present = np.unique(labels)
+    if not len(present) <= num_clients * per_client or per_client > len(present):
+        least = -(-len(present) // num_clients)
+        raise UsageError(
+            f"classes_per_client must be {least}..{len(present)} for {num_clients} clients to hold all {len(present)}"
+            f" classes, got {per_client}"
+        )
+    clients_of: list[list[int]] = [[] for _ in present]
+    for client in range(num_clients):
+        order = stream.permutation(len(present))
+        fewest = order[np.argsort([len(clients_of[c]) for c in order], kind="stable")]
+        for c in fewest[:per_client]:
+            clients_of[c].append(client)
+    hands: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for label, owners in zip(present, clients_of, strict=True):
+        pieces = np.array_split(stream.permutation(np.flatnonzero(labels == label)), len(owners))
+        for client, piece in zip(stream.permutation(owners), pieces, strict=True):
+            hands[client].append(piece)
+    return [np.concatenate(hand) for hand in hands]
+
+
+# --- natural groups
+
+
+def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
+    """Assigns whole groups to clients: group i to client i, or shuffled groups in turn where clients are fewer.
+
+    Args:
+        groups: int [T], the group of every row.
+        num_clients: at most the number of groups.
+        stream: consumed.
+
+    Raises:
+        UsageError: fewer groups than clients.
+
+    >>> [rows.tolist() for rows in by_group(np.array([7, 5, 7]), 2, np.random.default_rng(0))]
+    [[1], [0, 2]]
+
+    Source: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
+    """
+    names, member = np.unique(groups, return_inverse=True)
+    if len(names) < num_clients:
+        raise UsageError(
+            f"partition group has {len(names)} groups for {num_clients} clients; use --clients {len(names)}"
+        )
+    order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
+    client_of = np.empty(len(names), np.int64)
+    client_of[order] = np.arange(len(names)) % num_clients
+    owner = client_of[member]
+    return from_sizes(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))

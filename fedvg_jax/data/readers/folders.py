@@ -1,0 +1,258 @@
+"""Reads folders of images: one sub-folder per class, the COVID-19 chest X-rays, and Tiny ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import archive, cache, images
+from fedvg_jax.data.arrays import Arrays, check, contents
+from fedvg_jax.data.readers import npy
+
+LAYOUT = "one sub-folder of images per class (in it, or in its folder images/)"
+
+IGNORED = ("Thumbs.db", "desktop.ini", "__MACOSX")
+"""Files that desktops add to folders and archives; hidden files (.DS_Store) are ignored too."""
+
+
+def load(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+    """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
+
+    Args:
+        data_dir: a folder with `LAYOUT`.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        how: see `images.Decoding`; a size is needed if images have several.
+
+    Raises:
+        UsageError: no such folder, a class without images, or a file among them that is not an image.
+    """
+    return decode(data_dir.resolve().name, data_dir, cache_dir, **how)
+
+
+def decode(name: str, root: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
+    """Decodes the images of each class, class after class; there is no official test set.
+
+    Args:
+        name: of the data set.
+        root: the folder of all files.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        how: see `images.Decoding`.
+    """
+    of_class = classes(root)
+    files = [file for members in of_class.values() for file in members]
+    y = np.repeat(np.arange(len(of_class)), [len(members) for members in of_class.values()])
+
+    def read() -> Arrays:
+        return check(Arrays(name, images.of_files(files, **how), y, tuple(of_class), len(y)), root)
+
+    arrays = cache.cached("folder", [cache.Folder(root, files), f"{how.get('size')}"], read, cache_dir)
+    return arrays._replace(name=name)
+
+
+def classes(data_dir: Path) -> dict[str, list[Path]]:
+    """Returns class name -> image files, both sorted by name."""
+    if not data_dir.is_dir():
+        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
+    of_class = {folder.name: images_in(folder) for folder in visible(data_dir) if folder.is_dir()}
+    if len(of_class) < 2:
+        raise UsageError(f"{data_dir}: holds {len(of_class)} sub-folders; it must hold {LAYOUT}")
+    return of_class
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Returns the image files of one class, sorted by name.
+
+    Raises:
+        UsageError: there is none, or there is a file or folder that is not an image.
+    """
+    inner = folder / "images"
+    folder = inner if inner.is_dir() else folder
+    files = list(visible(folder))
+    for file in files:
+        if not file.is_file() or file.suffix.lower() not in images.SUFFIXES:
+            kind = "file" if file.is_file() else "folder"
+            raise UsageError(f"{file}: a {kind} that is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere")
+    if not files:
+        raise UsageError(f"{folder}: holds no image; every class needs at least one")
+    return files
+
+
+def visible(folder: Path) -> Iterator[Path]:
+    """Yields the content of a folder sorted by name, without hidden and `IGNORED` files.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in IGNORED)
+        yield from sorted(members, key=lambda member: member.name)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+# --- COVID-19 chest X-rays
+
+XRAY_CLASSES = 4
+XRAY_SIZE = (244, 224)
+"""Height and width of the published arrays (244, not 224)."""
+
+XRAY_LAYOUT = f"four folders of images, one per class (there, in its only folder, or in its only .zip), or {npy.LAYOUT}"
+XRAY_SOURCE = (
+    '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
+    " https://doi.org/10.17632/9xkhgts2s6"
+)
+
+
+def load_covid19(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+    """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3] from images, or of the arrays' size.
+
+    Args:
+        data_dir: a folder with `XRAY_LAYOUT`, or the .zip itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        how: see `images.Decoding`; the size is `XRAY_SIZE` by default.
+
+    Raises:
+        UsageError: files missing or damaged, or another number of classes.
+
+    Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
+    """
+    if data_dir.is_dir() and npy.is_layout_of(data_dir):
+        if how.get("size"):
+            raise UsageError(f"{data_dir}: the arrays in xdata.npy have a fixed size; leave --image-size out")
+        return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(XRAY_CLASSES)])
+    how["size"] = how.get("size") or XRAY_SIZE
+    return archive.load("covid19", _only_zip(data_dir), cache_dir, _read_covid19, XRAY_SOURCE, **how)
+
+
+def _read_covid19(place: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
+    root = _only_folder(place)
+    names = [inner.name for inner in _folders(root)]
+    if len(names) != XRAY_CLASSES:
+        got = ", ".join(names[:6]) or "none"
+        raise UsageError(f"{root}: holds {len(names)} folders ({got}); put {XRAY_SOURCE} there: {XRAY_LAYOUT}")
+    return decode("covid19", root, cache_dir, **how)
+
+
+def _only_zip(data_dir: Path) -> Path:
+    """Returns the only .zip of a folder without sub-folders, otherwise the argument."""
+    if data_dir.is_file() or _folders(data_dir):
+        return data_dir
+    zips = [data_dir / file.name for file in visible(data_dir) if file.suffix.lower() == ".zip"]
+    return zips[0] if len(zips) == 1 else data_dir
+
+
+def _only_folder(place: Path) -> Path:
+    """Returns the only sub-folder, which archives often have around all others; otherwise the argument."""
+    inner = _folders(place)
+    return inner[0] if len(inner) == 1 else place
+
+
+def _folders(place: Path) -> list[Path]:
+    return [inner for inner in visible(place) if inner.is_dir()]
+
+
+# --- Tiny ImageNet
+
+TINY = archive.Form("tiny-imagenet-200", "tiny-imagenet-200.zip", ("wnids.txt",))
+TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {TINY.folder}/), or {TINY.archive}"
+TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+
+def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+    """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
+
+    Classes have the order of wnids.txt and the names of words.txt, if present. The images of a class, and those of the
+    validation set, are sorted by file name, so a row is the same image on every machine.
+
+    Args:
+        data_dir: a folder with `TINY_LAYOUT`, or the archive itself.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        how: see `images.Decoding`.
+
+    Raises:
+        UsageError: files are missing, damaged or inconsistent.
+
+    Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
+    """
+    place = archive.packed(data_dir, [TINY]) or data_dir
+    return archive.load("tinyimagenet", place, cache_dir, _read_tinyimagenet, TINY_SOURCE, **how)
+
+
+def _read_tinyimagenet(data_dir: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
+    root = archive.find(data_dir, [TINY], TINY_LAYOUT, TINY_SOURCE)[1][0].parent
+    wnids = _lines(root / "wnids.txt")
+    train = _train(root, wnids)
+    val = _val(root / "val", wnids)
+    files = [file for file, _ in train + val]
+    y = np.array([label for _, label in train + val])
+
+    def read() -> Arrays:
+        x = images.of_files(files, **how)
+        return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
+
+    texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
+    sources = cache.Folder(root, [*(file for file in texts if file.is_file()), *files])
+    return cache.cached("tinyimagenet", [sources, f"{how.get('size')}"], read, cache_dir)
+
+
+def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
+    """Returns (file, class) of the training set, class after class."""
+    rows, folder_by_size = [], {}
+    for label, wnid in enumerate(wnids):
+        of_class = root / "train" / wnid
+        if not of_class.is_dir():
+            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; fetch {TINY_SOURCE} again")
+        files = images_in(of_class)
+        folder_by_size.setdefault(len(files), of_class)
+        rows += [(file, label) for file in files]
+    if len(folder_by_size) > 1:
+        least, most = min(folder_by_size), max(folder_by_size)
+        raise UsageError(
+            f"{folder_by_size[least]}: {least} images, but other classes have {most}; fetch {TINY_SOURCE} again"
+        )
+    return rows
+
+
+def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
+    """Returns (file, class) of the validation set.
+
+    Lines of val_annotations.txt hold file name, class and four numbers, separated by tabs.
+    """
+    annotations = val / "val_annotations.txt"
+    number = {wnid: label for label, wnid in enumerate(wnids)}
+    labels = {}
+    for line in _lines(annotations):
+        name, wnid, *_ = [*line.split("\t"), ""]
+        if wnid not in number:
+            raise UsageError(
+                f"{annotations}: {name} has class {wnid!r}, which is not in wnids.txt; fetch {TINY_SOURCE} again"
+            )
+        labels[name] = number[wnid]
+    files = images_in(val)
+    if odd := sorted({file.name for file in files} ^ set(labels)):
+        raise UsageError(f"{annotations}: {odd[0]} is not in both this file and images/; fetch {TINY_SOURCE} again")
+    return [(file, labels[file.name]) for file in files]
+
+
+def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
+    """Returns the first word of each class, or its WordNet number; both if two classes share the word."""
+    words = root / "words.txt"
+    words_of = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line) if words.is_file() else {}
+    firsts = [words_of.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
+    return tuple(
+        f"{first} ({wnid})" if firsts.count(first) > 1 else first for first, wnid in zip(firsts, wnids, strict=True)
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        lines = [line.strip() for line in contents(file).decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: not a text file; fetch {TINY_SOURCE} again") from error
+    if not lines:
+        raise UsageError(f"{file}: empty; fetch {TINY_SOURCE} again")
+    return lines

@@ -343,6 +343,7 @@ def test_lost_terminal_changes_nothing_under_nohup():
 HANGING_UP = """
 import signal, time
 from fedvg_jax.runs import stop_signals
+stop_signals.MERGED = 0.0
 with stop_signals.end_at_once(lambda: "bye"):
     with stop_signals.say_at_once(lambda: "bye, too"):
         with stop_signals.catch_signals() as requests:

@@ -142,18 +142,6 @@ def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str
     return cells
 
 
-def chosen_points(points: Sequence[Point], chosen: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """Returns points with the chosen values of their cells.
-
-    Args:
-        points: of the sweep.
-        chosen: cell -> tuned setting -> value.
-    """
-    return [
-        point._replace(config=check(apply(point.config, chosen[cell_of(point.values)], "tune"))) for point in points
-    ]
-
-
 def _key(point: Point, tuned: Sequence[str]) -> tuple[str, str]:
     cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
     return cell, name_of({name: value for name, value in point.values.items() if name in tuned})
@@ -201,6 +189,13 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
         count = sum(map(len, runs_of.values()))
         choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
     return choices
+
+
+def chosen_points(points: Sequence[Point], choices: Mapping[str, Choice]) -> list[Point]:
+    """Returns the points of the sweep with the values that were chosen for their cells."""
+    chosen = [choices[cell_of(point.values)].values for point in points]
+    configs = [check(apply(point.config, values, "tune")) for point, values in zip(points, chosen, strict=True)]
+    return [point._replace(config=config) for point, config in zip(points, configs, strict=True)]
 
 
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:

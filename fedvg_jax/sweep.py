@@ -120,7 +120,7 @@ def opening_lines(command: CommandLine) -> list[str]:
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if command.grid:
-        tuned = ", ".join(name for axis in command.grid.tuning.axes for name in axis.names)
+        tuned = ", ".join(command.grid.tuning.settings)
         num_points, seeds = len(command.grid.points.points), count(len(command.grid.tuning.seeds), "seed")
         lines.append(f"tuning {tuned} first: {count(num_points)} with {seeds}, chosen on D_val")
     return lines

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import oracle
+import programs
 import pytest
 import worlds
 
@@ -14,6 +15,7 @@ from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine.local_training import Kept
+from fedvg_jax.runs import chunks
 
 WORLD = worlds.small()
 
@@ -111,7 +113,8 @@ def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
 # --- runs
 
 
-def test_a_run_sends_the_global_model_only():
+def test_a_run_sends_the_global_model_only(monkeypatch):
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     settings = config.Config(algorithm="ditto", clients=4, rounds=1, local_epochs=1, lanes="1", alpha=10.0)
     history = fv.run(settings, data=worlds.images(120))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(history.variables))

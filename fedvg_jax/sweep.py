@@ -281,7 +281,7 @@ def _work(command: CommandLine, share: Share) -> int:
     if "SUBMITIT_EXECUTOR" not in os.environ:
         workers.take_cores(share)
         workers.stop_without_parent()
-    phase = open_phase(command, command.phase)
+    phase = open_phase(command, command.phase if command.phase in phases(command) else "final")
     sim.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweeps
 

@@ -33,11 +33,8 @@ SETS = {
 }
 """Folder of results -> data set."""
 
-METHODS = ("methods_dermamnist", "methods_covid", "methods_tinyimagenet")
+METHODS = ("methods_dermamnist", "methods_covid")
 """Folders of results with the paper's 13 methods."""
-
-HIDDEN = ("hidden_dermamnist", "hidden_covid", "hidden_tinyimagenet")
-"""Folders of results with the methods of the primary contrasts and a head with hidden layers."""
 
 ALPHAS = ("0.05", "0.1", "0.5")
 
@@ -256,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="what", required=True)
     of_collect = commands.add_parser("collect", help="runs of a sweep's folder -> a folder of results")
     of_collect.add_argument("source", type=Path, metavar="DIR")
-    names = (*SETS, *METHODS, *HIDDEN)
+    names = (*SETS, *METHODS)
     of_collect.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     of_collect.add_argument("--command", required=True, help="that made the runs")
     of_collect.add_argument("--commit", required=True)

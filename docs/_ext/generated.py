@@ -43,8 +43,7 @@ def pieces() -> dict[str, str]:
             for folder in uses.SETS
             if uses.read(folder)
         },
-        **{folder: result_tables.methods_on_features(folder) for folder in uses.METHODS if uses.read(folder)},
-        "hidden": result_tables.hidden_layers(),
+        **{folder: result_tables.methods_on_features(folder) for folder in uses.METHODS},
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{
             f"controls_{name}_at_best_val": result_tables.controls(f"controls_{name}", choice="at_best_val")

@@ -327,23 +327,6 @@ def uses_of_validation(folder: str) -> str:
     return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{_source_of_run(folder)}\n"
 
 
-def hidden_layers() -> str:
-    """FedVG minus its four controls with hidden layers on the same features, without correction, with the sources."""
-    from benchmarks import uses
-
-    rows, sources = [], []
-    for folder in filter(uses.read, uses.HIDDEN):
-        title, values = uses.SETS[folder.replace("hidden", "features")], uses.read(folder)
-        for alpha in uses.ALPHAS:
-            gaps = [uses.against(values, alpha, uses.FEDVG, control) for control in uses.CONTROLS.values()]
-            accuracy = np.mean(list(values[alpha, uses.FEDVG].values()))
-            shown = [_interval(gap.mean, gap.low, gap.high) if gap else "–" for gap in gaps]
-            rows.append([title, alpha, f"{accuracy:.1f}", *shown])
-        sources.append(_source_of_run(folder))
-    head = ["features of", "alpha", "FedVG, %", "minus FedAvg", "minus uniform", "minus placebo"]
-    return "\n\n".join([table([*head, "minus FedAvg with server steps"], rows), *sources]) + "\n"
-
-
 def methods_on_features(folder: str) -> str:
     """Accuracies of the paper's methods on one data set, and what FedVG's weights add to each, with the source."""
     from benchmarks import uses

@@ -249,11 +249,11 @@ def run_sweep(
     replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
     from fedvg_jax.study import sweeps
 
-    plan = sweeps.plan(start, axes, replacements)
-    for point in plan.points.points:
-        tracking.require(point.config, out is not None)
-        _check_flags(point.config, task)
-    return sweeps.run(plan, folder, progress)
+    def check_config(config: Config) -> None:
+        tracking.require(config, out is not None)
+        _check_flags(config, task)
+
+    return sweeps.run_sweep(start, axes, replacements, folder, progress, check_config)
 
 
 def init_state(

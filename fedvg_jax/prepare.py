@@ -199,7 +199,9 @@ def write_features(argv: Sequence[str]) -> int:
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:
         feature_file.write(config.out, config, arrays, size, dtype, bar("computing features"))
-    console.print(f"features of {len(arrays.y):,} rows written to {config.out}", highlight=False, soft_wrap=True)
+    weights = "" if config.pretrained else f" (random weights, seed {config.seed})"
+    done = f"features of {len(arrays.y):,} rows written to {config.out}{weights}"
+    console.print(done, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,7 +96,7 @@ def run(command: CommandLine) -> int:
 
     console = Console()
     for line in opening_lines(command):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _say(console, line)
     sweep_folder.check_sources(command.points.points)
     tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
@@ -119,17 +120,10 @@ def opening_lines(command: CommandLine) -> list[str]:
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if command.grid:
-        lines += tuning_lines(command)
+        tuned = ", ".join(command.grid.tuning.settings)
+        num_points, seeds = len(command.grid.points.points), count(len(command.grid.tuning.seeds), "seed")
+        lines.append(f"tuning {tuned} first: {count(num_points)} with {seeds}, chosen on D_val")
     return lines
-
-
-def tuning_lines(command: CommandLine) -> list[str]:
-    """Returns what is printed of the tuning runs."""
-    assert command.grid is not None
-    grid, points = command.grid.tuning, command.grid.points.points
-    tuned = [name for axis in grid.axes for name in axis.names]
-    seeds = count(len(grid.seeds), "seed")
-    return [f"tuning {', '.join(tuned)} first: {count(len(points))} with {seeds}, chosen on D_val"]
 
 
 # --- phases
@@ -143,25 +137,60 @@ class Phase(NamedTuple):
     """folder of the points"""
     points: list[Point]
 
-    def is_done(self, point: Point) -> bool:
-        """Returns whether nothing is left to compute of a point."""
-        return sweep_folder.is_done(self.out, point)
+    def pending(self, points: Sequence[Point]) -> list[Point]:
+        """Returns those points of which something is left to compute."""
+        return [point for point in points if not sweep_folder.is_done(self.out, point)]
+
+
+def phases(command: CommandLine) -> dict[str, Phase]:
+    """Returns the phases of a sweep in their order, with the values that the points have before tuning."""
+    final = {"final": Phase("final", command.out, command.points.points)}
+    if command.grid is None:
+        return final
+    return {"tuning": Phase("tuning", command.out / tuning.FOLDER, command.grid.points.points), **final}
+
+
+def open_phase(command: CommandLine, name: str, log: Callable[[str], None] = lambda line: None) -> Phase:
+    """Makes or checks the folder of a phase; returns its points, with the values that tuning has chosen.
+
+    Args:
+        command: the sweep.
+        name: of the phase.
+        log: called with a line for the choice of every cell.
+    """
+    phase, grid = phases(command)[name], command.grid
+    content = sweep_folder.document(command.sweep, command.points)
+    if grid and name == "tuning":
+        sweep_folder.refuse_taken(command.out)
+        content = sweep_folder.document(grid.sweep, grid.points)
+    elif grid:
+        tried = phases(command)["tuning"]
+        choices = tuning.choose(tried.out, tried.points, grid.tuning)
+        for cell, choice in choices.items():
+            log(f"{cell}: {chosen_text(choice)}")
+        phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
+        content |= {"tuning": tuning.as_json(grid.tuning, choices)}
+    sweep_folder.open_folder(phase.out, content, phase.points)
+    return phase
+
+
+def chosen_text(choice: tuning.Choice) -> str:
+    """Returns the choice of a cell in words."""
+    values = ", ".join(f"{name} {value}" for name, value in choice.values.items()) or "nothing to choose"
+    score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
+    return f"{values} (validation {choice.metric} {score}, {choice.num_runs} runs)"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _run_phases(command: CommandLine, console: Console) -> int:
     """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
-    choices = {}
-    if command.grid:
-        phase = tuning_phase(command)
-        sweep_folder.refuse_taken(command.out)
-        content = sweep_folder.document(command.grid.sweep, command.grid.points)
-        sweep_folder.open_folder(phase.out, content, phase.points)
-        if stopped_by := _compute(command, phase, console):
-            return _say_stopped(console, stopped_by)
-        choices = tuning.choose(phase.out, phase.points, command.grid.tuning)
-        for line in chosen_lines(choices):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
-    phase = open_final(command, choices)
+    say = functools.partial(_say, console)
+    if command.grid and (stopped_by := _compute(command, open_phase(command, "tuning"), console)):
+        return _say_stopped(console, stopped_by)
+    phase = open_phase(command, "final", say)
     stopped_by = _compute(command, phase, console)
     from rich.console import Group
 
@@ -171,12 +200,13 @@ def _run_phases(command: CommandLine, console: Console) -> int:
     is_any_finished = isinstance(results, Group)
     if is_any_finished or not stopped_by:
         console.print(results, highlight=False)
-    console.print(f"folder of the sweep: {command.out}", highlight=False, soft_wrap=True)
+    say(f"folder of the sweep: {command.out}")
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    if command.shard:
-        console.print("the report is written by the command without --shard", highlight=False)
-    refusal = _draw_report(command.out, console) if command.shard is None and is_any_finished else None
+    is_shard = command.shard.count > 1
+    if is_shard:
+        say("the report is written by the command without --shard")
+    refusal = _draw_report(command.out, console) if is_any_finished and not is_shard else None
     sweep_folder.refuse_unfinished(command.out, _mine(command, phase))
     if refusal:
         raise refusal
@@ -184,69 +214,44 @@ def _run_phases(command: CommandLine, console: Console) -> int:
 
 
 def _say_stopped(console: Console, stopped_by: str) -> int:
-    console.print("the same command continues the sweep", highlight=False)
+    _say(console, "the same command continues the sweep")
     return stop_signals.exit_code(stopped_by)
-
-
-def tuning_phase(command: CommandLine) -> Phase:
-    """Returns the tuning runs of a sweep."""
-    assert command.grid is not None
-    return Phase("tuning", command.out / tuning.FOLDER, command.grid.points.points)
-
-
-def open_final(command: CommandLine, choices: Mapping[str, tuning.Choice]) -> Phase:
-    """Makes or checks the folder of the sweep; returns its points, with the values that were chosen."""
-    points, content = command.points.points, sweep_folder.document(command.sweep, command.points)
-    if command.grid:
-        points = tuning.chosen_points(points, {cell: choice.values for cell, choice in choices.items()})
-        content |= {"tuning": tuning.as_json(command.grid.tuning, choices)}
-    sweep_folder.open_folder(command.out, content, points)
-    return Phase("final", command.out, points)
-
-
-def chosen_lines(choices: Mapping[str, tuning.Choice]) -> list[str]:
-    """Returns a line for the choice of every cell."""
-    lines = []
-    for cell, choice in choices.items():
-        values = ", ".join(f"{name} {value}" for name, value in choice.values.items()) or "nothing to choose"
-        score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
-        lines.append(f"{cell}: {values} (validation {choice.metric} {score}, {choice.num_runs} runs)")
-    return lines
 
 
 def _mine(command: CommandLine, phase: Phase) -> list[Point]:
     """Returns the points that this command computes, in order; a phase of tuning needs those of all shards."""
     from fedvg_jax.study import sweeps
 
-    groups = sweeps.by_program(phase.points)
-    if command.shard:
-        mine = workers.shard(groups, command.shard)
-        names = {point.name for point in mine}
-        others = [point for point in phase.points if phase.name == "tuning" and point.name not in names]
-        groups = sweeps.by_program(mine) + sweeps.by_program(others)
+    mine = workers.shard(sweeps.by_program(phase.points), command.shard)
+    names = {point.name for point in mine}
+    others = [point for point in phase.points if phase.name == "tuning" and point.name not in names]
+    groups = sweeps.by_program(mine) + sweeps.by_program(others)
     return workers.own_first(groups, command.worker or Share(1, 1))
 
 
 def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None:
     """Computes the points of a phase; returns the signal that stopped it, or None."""
-    jobs = _num_jobs(command, [point for point in phase.points if not phase.is_done(point)])
-    has_workers = jobs > 1 or command.slurm is not None
+    num_jobs = _num_jobs(command, phase.pending(phase.points))
+    has_workers = num_jobs > 1 or command.slurm is not None
     if not has_workers:
         sim.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweep_progress, sweeps
 
-    mine = sorted(_mine(command, phase), key=lambda point: not phase.is_done(point))  # stable
-    pending = [point for point in mine if not phase.is_done(point)]
+    mine = _mine(command, phase)
+    unfinished = phase.pending(mine)
+    waiting = list(unfinished)
 
     def ended_elsewhere(own: Point | None = None) -> list[Point]:
         """Returns what other processes have finished since the last call."""
-        ended = [point for point in pending if point is not own and phase.is_done(point)]
-        pending[:] = [point for point in pending if point is not own and point not in ended]
-        return ended
+        others = [point for point in waiting if point is not own]
+        waiting[:] = phase.pending(others)
+        return [point for point in others if point not in waiting]
 
-    with sweep_progress.sweep_progress(console, mine, len(mine) - len(pending), ended_elsewhere) as observers:
+    with sweep_progress.sweep_progress(console, len(mine), len(mine) - len(waiting), ended_elsewhere) as observers:
         if not has_workers:
             return sweeps.compute(mine, phase.out, observers)[1]
+        if not unfinished:
+            return None
 
         def report_finished() -> None:
             for point in ended_elsewhere():
@@ -254,34 +259,21 @@ def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None
                 observers.on_records(point, [{"round": point.config.rounds}])
                 observers.on_end(point, sweeps.load([point], phase.out)[0].result)
 
-        return _share_out(command, jobs, phase, list(pending), report_finished, observers.log)
+        sweep_folder.clear_failures(phase.out, unfinished)
+        words = [*command.words, f"--phase={phase.name}"]
+        if command.slurm is None:
+            return workers.run_local([sys.executable, "-m", "fedvg_jax.sweep", *words], num_jobs, report_finished)
+        jobs = [[*words, f"--worker={i + 1}/{num_jobs}"] for i in range(num_jobs)]
+        folder = command.out / "submitit"
+        return workers.run_submitit(main, jobs, folder, command.slurm, report_finished, observers.log)
 
 
 def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
     """Returns the number of processes that compute the points."""
     if command.jobs is not None:
         return command.jobs
-    num_mine = len(pending) // (command.shard.count if command.shard else 1)
-    return 1 if command.slurm is not None else workers.auto_jobs(pending[:num_mine], hardware.without_jax())
-
-
-def _share_out(
-    command: CommandLine,
-    count: int,
-    phase: Phase,
-    pending: Sequence[Point],
-    on_poll: Callable[[], None],
-    log: Callable[[str], None],
-) -> str | None:
-    """Computes points in worker processes, or in jobs of submitit; returns the signal that stopped them."""
-    if not pending:
-        return None
-    words = [*command.words, f"--phase={phase.name}"]
-    sweep_folder.clear_failures(phase.out, pending)
-    if command.slurm is None:
-        return workers.run_local([sys.executable, "-m", "fedvg_jax.sweep", *words], count, on_poll)
-    jobs = [[*words, f"--worker={i + 1}/{count}"] for i in range(count)]
-    return workers.run_submitit(main, jobs, command.out / "submitit", command.slurm, on_poll, log)
+    mine = pending[: len(pending) // command.shard.count]
+    return 1 if command.slurm is not None else workers.auto_jobs(mine, hardware.without_jax())
 
 
 def _work(command: CommandLine, share: Share) -> int:
@@ -289,10 +281,7 @@ def _work(command: CommandLine, share: Share) -> int:
     if "SUBMITIT_EXECUTOR" not in os.environ:
         workers.take_cores(share)
         workers.stop_without_parent()
-    phase = tuning_phase(command) if command.grid else None
-    if command.phase != "tuning" or phase is None:
-        choices = tuning.choose(phase.out, phase.points, command.grid.tuning) if phase and command.grid else {}
-        phase = open_final(command, choices)
+    phase = open_phase(command, command.phase if command.phase in phases(command) else "final")
     sim.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweeps
 
@@ -314,7 +303,7 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
                     line = f"report: {report.write([out], out / 'report').paths[-1]}"
             except UsageError as error:
                 line, refusal = "no report", error
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    _say(console, line)
     return refusal
 
 
@@ -324,19 +313,15 @@ def _show_plan(command: CommandLine, console: Console) -> int:
     from fedvg_jax.study import sweeps
     from fedvg_jax.study.sweep_progress import duration
 
-    def log(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-    planned, final = [], Phase("final", command.out, command.points.points)
-    for phase in [tuning_phase(command), final] if command.grid else [final]:
-        groups = sweeps.by_program(phase.points)
-        mine = workers.shard(groups, command.shard) if command.shard else phase.points
-        planned += [(point, phase.is_done(point)) for point in mine]
-    points = [point for point, is_done in planned if not is_done]
+    planned, points = [], []
+    for phase in phases(command).values():
+        mine = workers.shard(sweeps.by_program(phase.points), command.shard)
+        planned += mine
+        points += phase.pending(mine)
     num_done = len(planned) - len(points)
     done = f"; {num_done} of {count(len(planned))} finished" if num_done else ""
     if not points:
-        log(f"nothing to compute{done}")
+        _say(console, f"nothing to compute{done}")
         return 0
     total = compiling = 0.0
     groups = sweeps.by_program(points)
@@ -344,11 +329,11 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         with console.status(f"timing program {i + 1} of {len(groups)}"):
             seconds, compile_seconds = _estimate(group)
         total, compiling = total + seconds, compiling + compile_seconds
-        log(f"program {i + 1}: {count(len(group))}, about {duration(seconds)}")
+        _say(console, f"program {i + 1}: {count(len(group))}, about {duration(seconds)}")
         for point in group:
-            log(f"  {point.name}")
+            _say(console, f"  {point.name}")
     work = f"{count(len(points))}, {count(len(groups), 'program')}"
-    log(f"{work}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
+    _say(console, f"{work}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
     return 0
 
 

@@ -162,14 +162,13 @@ def _check_sequences(arrays: Arrays, config: Config) -> None:
         raise UsageError(
             f"data: characters must be 0..{num_classes - 1}, as many as names; got {arrays.x.min()}..{arrays.x.max()}"
         )
-    if config.normalise != "none":
-        raise UsageError(f"normalise {config.normalise} is for pixels, x is {_shape(arrays.x)}; use none")
 
 
-def check_augmentation_fits(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config augments images and there are none."""
-    if config.augment != "none" and arrays.x.ndim != 4:
-        raise UsageError(f"augment {config.augment} is for images [T, H, W, D], x is {_shape(arrays.x)}; use none")
+def check_pixel_settings(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config augments or normalises images and there are none."""
+    for name, value in (("augment", config.augment), ("normalise", config.normalise)):
+        if value != "none" and arrays.x.ndim != 4:
+            raise UsageError(f"{name} {value} is for images [T, H, W, D], x is {_shape(arrays.x)}; use none")
 
 
 def _as_array(values: Any, name: str) -> np.ndarray:

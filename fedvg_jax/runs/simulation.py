@@ -290,7 +290,7 @@ def _make_population(
     """Reads the data set and draws the partition, unless the caller passed them."""
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
     arrays = spaced(arrays, config.max_rows)
-    user_data.check_augmentation_fits(arrays, config)
+    user_data.check_pixel_settings(arrays, config)
     is_given = partition is not None
     parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
     population = _Population(arrays, parts, make_shared(config, arrays, parts), is_given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -198,8 +198,17 @@ def majority(cell: Cell) -> float | None:
     """
     if cell.metric != "accuracy":
         return None
-    values = [value for run in cell.runs.values() if (value := majority_of_run(run)) is not None]
-    return sum(values) / len(values) if values else None
+    return mean(map(majority_of_run, cell.runs.values()))
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are known; None without any.
+
+    >>> mean([1.0, None, 2.0])
+    1.5
+    """
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def majority_of_run(run: Run) -> float | None:

@@ -87,6 +87,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     cells = {key: _with_lost_results(cell._replace(metric=metric)) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.point for folder in run_folders if folder.run]
+    local = [OF_GLOBAL_MODEL] if any(point.config and point.config.local for point in runs) else []
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
         title="; ".join(dict.fromkeys(named)),
@@ -95,7 +96,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + _local(runs) + _tuned(sweeps) + notes + mixed + unplaced + repeated),
+        notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + notes + mixed + unplaced + repeated),
     )
 
 
@@ -112,11 +113,6 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
                 " without --partition-seed draws one for every seed"
             ]
     return []
-
-
-def _local(points: Sequence[Point]) -> list[str]:
-    """Returns a line if tensors of some run stay with the clients."""
-    return [OF_GLOBAL_MODEL] if any(point.config and point.config.local for point in points) else []
 
 
 def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:
@@ -177,7 +173,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
         elif verification.is_run(folder):
             run_folders.append(_read_run(folder, Point(folder.name, None)))
         else:
-            inner = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_of_runs(path)]
+            inner = [p for p in sorted(folder.iterdir()) if (p / "sweep.json").exists() or verification.is_run(p)]
             if not inner:
                 points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
                 raise UsageError(
@@ -187,11 +183,6 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
             run_folders += deeper
             sweeps += more
     return run_folders, sweeps
-
-
-def _is_of_runs(folder: Path) -> bool:
-    """Returns whether a folder is a run or a sweep."""
-    return verification.is_run(folder) or (folder / "sweep.json").exists()
 
 
 def _read_sweep(folder: Path) -> _Sweep:
@@ -227,9 +218,8 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
         return _Folder(empty, None, f"{name}: {lacking}")
     try:
         history = History.load(folder)
-        partition, manifest, layers, failed = (
-            _document(folder / f"{stem}.json") for stem in ("partition", "manifest", "layers", "failure")
-        )
+        paths = [folder / f"{stem}.json" for stem in ("partition", "manifest", "layers", "failure")]
+        partition, manifest, layers, failed = (files.read_json(path) if path.exists() else None for path in paths)
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
     assert history.config is not None
@@ -244,10 +234,6 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
     if is_failed:
         return _Folder(point, None, failure=f"{name}: {_failure(history, failed)}")
     return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), passed_objects(point)))
-
-
-def _document(path: Path) -> Any:
-    return files.read_json(path) if path.exists() else None
 
 
 def _failure(history: History, document: Any) -> str:

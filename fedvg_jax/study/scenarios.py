@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, declare, flatten, presets, shorthands
@@ -77,11 +77,10 @@ def _used(config: Config) -> Mapping[str, Any]:
 
 def varying(points: Sequence[Point]) -> list[str]:
     """Returns the settings with more than one value, among the runs that use them."""
-    values: dict[str, list[Any]] = {}
+    values: dict[str, set[Any]] = {}
     for settings in map(used_settings, points):
         for name, value in settings.items():
-            if value not in values.setdefault(name, []):
-                values[name].append(value)
+            values.setdefault(name, set()).add(value)
     return [name for name, several in values.items() if len(several) > 1]
 
 
@@ -102,12 +101,12 @@ def places(points: Sequence[Point]) -> list[Place]:
     """
     fixed = {name for point in points for name in used_settings(point) if name not in point.tuned}
     placed = _places(points, fixed)
-    values: dict[tuple[str, Scenario, str], list[Any]] = {}
+    values: dict[tuple[str, Scenario, str], set[Any]] = {}
     for point, place in zip(points, placed, strict=True):
         settings = used_settings(point)
         for name in settings.keys() & {*point.tuned} - fixed:
-            values.setdefault((place.method, place.scenario, name), []).append(settings[name])
-    pooled = {name for (_, _, name), several in values.items() if any(value != several[0] for value in several)}
+            values.setdefault((place.method, place.scenario, name), set()).add(settings[name])
+    pooled = {name for (_, _, name), several in values.items() if len(several) > 1}
     return _places(points, fixed | pooled) if pooled else placed
 
 
@@ -135,7 +134,9 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
             for name in of_method
             if name in settings and not _goes_without_saying(name, settings[name], base)
         ]
-        result.append(Place(", ".join(filter(None, [base, *details])), scenario, _replicate(settings)))
+        partition_seed = settings.get("partition_seed", Config.partition_seed)
+        replicate = (settings["seed"], partition_seed) if "seed" in settings else None
+        result.append(Place(", ".join(filter(None, [base, *details])), scenario, replicate))
     columns = [tuple(name for name, _ in place.scenario) for place in result]
     whole = {names for names, point in zip(columns, points, strict=True) if point.config}
     is_named = [bool(point.config or point.values or point.base) for point in points]
@@ -164,12 +165,6 @@ def _short(name: str, base: str) -> str:
     """
     group, _, rest = name.partition(".")
     return rest if group in base or group == "hyper" else name
-
-
-def _replicate(settings: Mapping[str, Any]) -> Replicate | None:
-    if "seed" not in settings:
-        return None
-    return settings["seed"], settings.get("partition_seed", Config.partition_seed)
 
 
 def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,25 +239,17 @@ def mixtures(points: Sequence[Point], placed: Sequence[Place], declared: Sequenc
             each of its values.
     """
     lines = []
-    names = list(dict.fromkeys(name for place in placed for name, _ in place.scenario))
-    for name in names:
-        by_method: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for place in placed for name, _ in place.scenario):
+        by_method: dict[str, dict[Any, None]] = {}  # keys as an ordered set
         for place in placed:
-            value = dict(place.scenario).get(name)
-            if value not in by_method.setdefault(place.method, []):
-                by_method[place.method].append(value)
-        first = next(iter(by_method.values()))
-        differs = any(not _same(values, first) for values in by_method.values())
+            by_method.setdefault(place.method, {})[dict(place.scenario).get(name)] = None
+        differs = len({frozenset(values) for values in by_method.values()}) > 1
         if (declared and name not in declared) or (not declared and differs):
             lines.append(f"mixed settings: {name} is {_by_value(by_method)}")
     return lines
 
 
-def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(value in others for value in some)
-
-
-def _by_value(by_method: Mapping[str, Sequence[Any]]) -> str:
+def _by_value(by_method: Mapping[str, Iterable[Any]]) -> str:
     """Returns the values of a setting with the methods that have each."""
     methods: dict[str, list[str]] = {}
     for method, values in by_method.items():

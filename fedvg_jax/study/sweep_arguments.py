@@ -27,9 +27,6 @@ HIDDEN = ("worker", "phase")
 OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", *HIDDEN)
 """Flags that are no settings of a run."""
 
-EXECUTION = ("jobs", "executor", "slurm", "out", *HIDDEN)
-"""Flags that a worker does not get as they are."""
-
 EXECUTORS = ("processes", "submitit")
 
 SHARED = ("cache_dir", "trust_cache", "deterministic", "track")
@@ -56,8 +53,8 @@ class CommandLine(NamedTuple):
     dry_run: bool = False
     jobs: int | None = None
     """processes; None: as `workers.auto_jobs`"""
-    shard: Share | None = None
-    """the part of the points to compute; None for all"""
+    shard: Share = Share(1, 1)
+    """the part of the points to compute"""
     slurm: dict[str, Any] | None = None
     """parameters of submitit's executor; None without it"""
     worker: Share | None = None
@@ -65,7 +62,7 @@ class CommandLine(NamedTuple):
     phase: str = ""
     """of a worker: the part of the sweep that it computes"""
     words: tuple[str, ...] = ()
-    """the command line of a worker, without its share and phase"""
+    """the command line, with its folder"""
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
@@ -75,7 +72,6 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         UsageError: for an option that cannot work at some point, or that no point uses.
     """
     flags = split_flags(argv)
-    words = [word for name, values in flags.items() if name not in EXECUTION for word in _joined(name, values)]
     own = {name: _single(name, flags.pop(name)) for name in (*OWN, *HIDDEN) if name in flags}
     slurm = workers.parse_options(flags.pop("slurm", []))
     tuned = {name: flags.pop(name) for name in list(flags) if name.startswith("tune ")}
@@ -100,11 +96,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         grid=grid,
         dry_run="dry_run" in own,
         jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
-        shard=workers.parse_share(own["shard"], "--shard") if "shard" in own else None,
+        shard=workers.parse_share(own.get("shard", "1/1"), "--shard"),
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
         phase=own.get("phase", ""),
-        words=(*words, f"--out={out}"),
+        words=(*argv, *(() if "out" in own else (f"--out={out}",))),
     )
 
 
@@ -145,13 +141,6 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
         Layer(settings, "command line"),
     )
     return Sweep(all_axes, layers, title=file.title)
-
-
-def _joined(name: str, values: Sequence[str]) -> list[str]:
-    """Returns a flag as words of a command line."""
-    flag, *setting = name.split(" ")
-    flag = f"--{flag.replace('_', '-')}"
-    return [f"{flag}={values[0]}"] if len(values) == 1 and not setting else [flag, *setting, *values]
 
 
 def _number(name: str, text: str, words: str = "") -> int:

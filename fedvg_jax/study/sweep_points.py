@@ -12,6 +12,7 @@ points share, as a run's file has them, and
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -147,13 +148,6 @@ def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
     return tuple(parsed)
 
 
-def check_distinct(axes: Sequence[Axis]) -> None:
-    """Raises UsageError for a setting on two axes."""
-    names = [name for axis in axes for name in axis.names]
-    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise UsageError(f"{repeated[0]} is on two axes; give all its values on one")
-
-
 def read_file(path: Path, scale: str = "full") -> SweepFile:
     """Returns the settings and axes of a sweep's file.
 
@@ -168,13 +162,20 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
         raise UsageError(f"unknown scale {scale!r}{suggestion(scale, SCALES)}")
     content = read_toml(path)
     tiny = _inside(content, "tiny")
+    given = {name.removeprefix("axes.") for name in tiny if scale == "tiny"}  # each replaces an axis or a setting
     if scale == "tiny":
         if not tiny:
             raise UsageError(f"{path} has no table [tiny]; leave out --scale, or add one with the settings to replace")
-        content = _without(content, tiny) | tiny
-    zips = _tables(content.pop("zip", []), f"{path}: zip")
-    if scale == "tiny" and "zip" not in tiny:
-        _refuse_zipped(tiny, zips, path)
+        content = {name: v for name, v in content.items() if name.removeprefix("axes.") not in given} | tiny
+    zips = content.pop("zip", [])
+    if not isinstance(zips, list) or not all(isinstance(table, dict) for table in zips):
+        raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
+    zips = [dotted(table) for table in zips]
+    zipped_names = {name for table in zips for name in table}
+    if "zip" not in tiny and (both := sorted(given & zipped_names)):
+        raise UsageError(
+            f"{path}: [tiny] has {both[0]}, which a [[zip]] of the full size varies; add zip = [] to [tiny]"
+        )
     crossed = _table(content, "axes", path)
     title = content.pop("title", "")
     if not isinstance(title, str):
@@ -184,7 +185,6 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
     if type(budget) is not int or budget < 0:
         raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
     axes = (*(zipped(table, f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
-    check_distinct(axes)
     if several := [name for name, value in content.items() if isinstance(value, list) and name != "tune_seeds"]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
     return SweepFile(content, axes, title, tune, content.pop("tune_seeds", None), budget)
@@ -203,27 +203,6 @@ def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
     if alone != {}:
         raise UsageError(f"{path}: {table} must be a table [{table}] of settings with their values; got {alone!r:.100}")
     return entries
-
-
-def _without(content: Mapping[str, Any], tiny: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the full size's settings and axes except those that the tiny one has, as axis or as setting."""
-    given = {name.removeprefix("axes.") for name in tiny}
-    return {name: value for name, value in content.items() if name.removeprefix("axes.") not in given}
-
-
-def _refuse_zipped(tiny: Mapping[str, Any], zips: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Raises UsageError for a setting or an axis of the tiny size that a [[zip]] of the full size would override."""
-    given = {name.removeprefix("axes.") for name in tiny}
-    if zipped_names := [name for table in zips for name in table if name in given]:
-        raise UsageError(
-            f"{path}: [tiny] has {zipped_names[0]}, which a [[zip]] of the full size varies; add zip = [] to [tiny]"
-        )
-
-
-def _tables(value: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
-        raise UsageError(f"{where} must be tables [[zip]]; got {str(value)[:100]}")
-    return [dotted(table) for table in value]
 
 
 def _values(name: str, given: Any, source: str) -> list[Any]:
@@ -252,17 +231,8 @@ def refuse_set(config: Config) -> None:
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 
-def unset_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with None in place of an empty path: a TOML file has no other value for a path that is not set.
-
-    >>> unset_paths({"data_dir": "", "image_size": ""})
-    {'data_dir': None, 'image_size': ''}
-    """
-    return {name: None if name in _PATHS and value == "" else value for name, value in settings.items()}
-
-
-_PATHS = ("data_dir", "pretrained", "init", "partition_file", "validation.data_dir")
-"""Paths that the points of a sweep may have."""
+PATHS = ("data_dir", "pretrained", "init", "partition_file", "validation.data_dir")
+"""Paths that the points of a sweep may have; an empty one is not set, for which TOML has no other value."""
 
 
 def seeds(name: str, value: Any) -> list[Any]:
@@ -350,7 +320,9 @@ def make_points(sweep: Sweep) -> Points:
     >>> merged
     {'method=fedavg,fedprox.mu=1': 'method=fedavg'}
     """
-    check_distinct(sweep.axes)
+    on_axes = collections.Counter(name for axis in sweep.axes for name in axis.names)
+    if repeated := [name for name, number in on_axes.items() if number > 1]:
+        raise UsageError(f"{repeated[0]} is on two axes; give all its values on one")
     count = math.prod(len(axis.values) for axis in sweep.axes)
     if count > MAX_POINTS:
         raise UsageError(f"the axes cross to {count:,} points; {MAX_POINTS:,} are the most of one sweep")
@@ -427,7 +399,8 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
         _refuse_contradiction(config, layers[-1].settings)
     for layer in layers:
         meant = shorthands.meaning(layer.settings)
-        own = {n: value for n, value in unset_paths(layer.settings).items() if n not in presets.SHORTHANDS}
+        own = {n: value for n, value in layer.settings.items() if n not in SHORTHANDS}
+        own |= {name: None for name in PATHS if own.get(name) == ""}
         if "method" in layer.settings and own.get("weighting") == "native":
             del own["weighting"]  # the method's own
         if "partition_seed" in own:

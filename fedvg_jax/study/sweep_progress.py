@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 @contextlib.contextmanager
 def sweep_progress(
     console: Console,
-    points: Sequence[Point],
+    num_points: int,
     num_done: int,
     ended_elsewhere: Callable[[Point], Sequence[Point]] = lambda point: (),
 ) -> Iterator[Observers]:
@@ -43,8 +43,8 @@ def sweep_progress(
 
     Args:
         console: where to print.
-        points: of the sweep, the finished ones first.
-        num_done: how many are finished.
+        num_points: of the sweep.
+        num_done: those that are finished.
         ended_elsewhere: called with every point that this process has computed; returns what other processes have
             finished since the last call.
     """
@@ -55,7 +55,7 @@ def sweep_progress(
         if not num_ended:
             return "time left unknown"
         pace = (time.perf_counter() - started) / num_ended
-        return f"about {duration(pace * (len(points) - num_done - num_ended))} left"
+        return f"about {duration(pace * (num_points - num_done - num_ended))} left"
 
     def log(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
@@ -63,7 +63,7 @@ def sweep_progress(
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     shown = TextColumn("{task.fields[text]}", markup=False)
     with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("points", total=len(points), completed=num_done, text="")
+        bar = progress.add_task("points", total=num_points, completed=num_done, text="")
         rounds = progress.add_task("rounds", total=None, text="")
 
         def start(point: Point) -> None:
@@ -75,7 +75,7 @@ def sweep_progress(
         def end(point: Point, result: History | Failure) -> None:
             nonlocal num_ended
             num_ended += 1 + len(ended_elsewhere(point))
-            log(f"{num_done + num_ended}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
+            log(f"{num_done + num_ended}/{num_points}  {point.name}: {result_text(result)}, {left()}")
             progress.update(bar, completed=num_done + num_ended, text=left())
 
         yield Observers(start, count, end, log)

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ from fedvg_jax.study.sweep_points import (
     Axis,
     Layer,
     Point,
-    Points,
     Sweep,
     combinations,
     make_points,
@@ -66,16 +65,11 @@ class SweepResult(NamedTuple):
     result: History | Failure
 
 
-def program_key(config: Config) -> tuple:
-    """Returns a value that is equal for points of one program, except for the shapes of their partitions."""
-    return programs.static_settings(config), data_key(config)
-
-
 def by_program(points: Sequence[Point]) -> list[list[Point]]:
-    """Returns the points in groups of one program each, in the order of their first points."""
+    """Returns the points in groups of one program each, up to shapes of partitions, in the order of first points."""
     groups: dict[tuple, list[Point]] = {}
     for point in points:
-        groups.setdefault(program_key(point.config), []).append(point)
+        groups.setdefault((programs.static_settings(point.config), data_key(point.config)), []).append(point)
     return list(groups.values())
 
 
@@ -84,18 +78,15 @@ def compute(
     out: Path | None,
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
     replacements: Mapping[str, Any] = {},
-    waits: bool = True,
     retries: bool = True,
 ) -> tuple[dict[str, History | Failure], str | None]:
-    """Computes the points that are neither finished nor held by another process.
+    """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
 
     Args:
         points: in the order in which to compute them.
         out: folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory.
         observers: what is called while the sweep is going on.
         replacements: arguments of `simulation.simulation` other than the config, the same for all points.
-        waits: whether to wait for points that other processes compute. If such a process dies, its point is computed
-            here.
         retries: whether points that failed before this call are computed again. Points that fail during the call, in
             whichever process, are not.
 
@@ -113,8 +104,7 @@ def compute(
                 busy.append(point)
             if work.stops:
                 return work.results, work.stops[0]
-        pending = busy if waits else []
-        if pending:
+        if pending := busy:
             time.sleep(POLL_SECONDS)
     return work.results, None
 
@@ -130,11 +120,10 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
     return results
 
 
-def for_point(point: Point, replacements: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `simulation.simulation` for a point: the values on its axes win."""
-    own = {name.removeprefix(HYPER): value for name, value in point.values.items() if name.startswith(HYPER)}
-    hyper = {**(replacements.get("hyper") or {}), **own}
-    return {**replacements, "hyper": hyper} if hyper else dict(replacements)
+def with_hyper_values(values: Mapping[str, Any], replacements: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `simulation.simulation` with the hyperparameters among the values of axes, which win."""
+    own = {name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)}
+    return {**replacements, "hyper": {**(replacements.get("hyper") or {}), **own} or None}
 
 
 def data_key(config: Config) -> tuple:
@@ -208,7 +197,7 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     """Returns the simulation of a point, in its folder."""
     config = _config_in(work.folder(point), point.config)
-    arguments = for_point(point, work.replacements)
+    arguments = with_hyper_values(point.values, work.replacements)
     is_given = arguments.get("data") is not None
     if not is_given:
         key = data_key(config)
@@ -314,9 +303,8 @@ def shared_by_points(axes: Sequence[Axis], replacements: Mapping[str, Any]) -> d
     >>> shared_by_points([Axis(("hyper.T",), ((0.1,),)), Axis(("hyper.U",), ((1,), (2,)))], {"hyper": {"V": 3}})
     {'hyper': {'V': 3, 'T': 0.1}}
     """
-    own = {axis.names[0].removeprefix(HYPER): axis.values[0][0] for axis in axes if len(axis.values) == 1}
-    hyper = {**(replacements.get("hyper") or {}), **own}
-    return {**replacements, "hyper": hyper or None}
+    single = {axis.names[0]: axis.values[0][0] for axis in axes if len(axis.values) == 1}
+    return with_hyper_values(single, replacements)
 
 
 def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
@@ -333,10 +321,10 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
     for argument, settings in REPLACED.items():
         given = replacements.get(argument)
         is_split = argument == "partition" and isinstance(given, tuple)
-        for name in (*settings, *(OF_SPLIT if is_split else ())) if given is not None else ():
-            if any(name in point.values for point in points):
+        for name in (*settings, *(OF_SPLIT if is_split else ())):
+            if given is not None and any(name in point.values for point in points):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    arguments = [for_point(point, replacements) for point in points]
+    arguments = [with_hyper_values(point.values, replacements) for point in points]
     if all(value is None for value in arguments[0].values()):
         return
     sim = simulation.simulation(points[0].config, **arguments[0])
@@ -347,55 +335,51 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
             merge_hyperparameters(point.config, sim.algorithm, sim.weighting, argument["hyper"], own)
 
 
-class Plan(NamedTuple):
-    """What a call from Python asks for."""
-
-    sweep: Sweep
-    points: Points
-    replacements: Mapping[str, Any]
-    """arguments of `simulation.simulation` other than the config"""
-    given: Mapping[str, str]
-    """what identifies the objects that all points share"""
-
-
-def plan(start: Config, axes: Mapping[Any, Any], replacements: Mapping[str, Any]) -> Plan:
-    """Returns the points of a sweep, checked.
+def run_sweep(
+    start: Config,
+    axes: Mapping[Any, Any],
+    replacements: Mapping[str, Any],
+    out: Path | None,
+    progress: bool,
+    check_config: Callable[[Config], None],
+) -> list[SweepResult]:
+    """Returns the results of a sweep, in the order of its points; those that a signal left out are missing.
 
     Args:
         start: settings that all points share.
-        axes: as those of `run_sweep`.
+        axes: as those of `fedvg_jax.run_sweep`.
         replacements: arguments of `simulation.simulation` other than the config.
+        out: folder of the sweep; None keeps the results in memory.
+        progress: whether to print a line for every run, or bars on a terminal.
+        check_config: raises UsageError for settings of a point that cannot work.
     """
     refuse_set(start)
     settings, own = split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
     parsed = parse_axes(settings)
     follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
-    layers = (Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else ()
-    sweep = Sweep(parsed, layers, start)
-    points = make_points(sweep)
-    points = points._replace(points=with_hyper(points.points, own))
+    sweep = Sweep(parsed, (Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else (), start)
+    of_settings = make_points(sweep)
+    points = with_hyper(of_settings.points, own)
     given = provenance.describe(shared_by_points(own, replacements))
-    return Plan(sweep._replace(axes=(*sweep.axes, *own)), points, replacements, given)
-
-
-def run(plan: Plan, out: Path | None, progress: bool) -> list[SweepResult]:
-    """Returns the results of a sweep, in the order of its points; those that a signal left out are missing.
-
-    Args:
-        plan: what to compute.
-        out: folder of the sweep; None keeps the results in memory.
-        progress: whether to print a line for every run, or bars on a terminal.
-    """
-    points = plan.points.points
-    if plan.replacements.get("data") is None:
+    for point in points:
+        check_config(point.config)
+    if replacements.get("data") is None:
         sweep_folder.check_sources(points)
-    check(points, plan.replacements)
+    check(points, replacements)
     if out:
-        content = {**sweep_folder.document(plan.sweep, plan.points), "given": plan.given}
-        sweep_folder.open_folder(out, content, points)
+        content = sweep_folder.document(sweep._replace(axes=(*parsed, *own)), of_settings._replace(points=points))
+        sweep_folder.open_folder(out, {**content, "given": given}, points)
     ordered = [point for group in by_program(points) for point in group]
-    with _observers(ordered, out, progress) as observers:
-        results, stopped_by = compute(ordered, out, observers, plan.replacements)
+    with contextlib.ExitStack() as stack:
+        observers = Observers()
+        if progress:
+            from rich.console import Console
+
+            from fedvg_jax.study.sweep_progress import sweep_progress
+
+            num_done = sum(sweep_folder.is_done(out, point) for point in points) if out else 0
+            observers = stack.enter_context(sweep_progress(Console(), len(points), num_done))
+        results, stopped_by = compute(ordered, out, observers, replacements)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
     if stopped_by is not None:
@@ -403,21 +387,3 @@ def run(plan: Plan, out: Path | None, progress: bool) -> list[SweepResult]:
     if out:
         return load(points, out)
     return [SweepResult(p.name, p.values, results[p.name]) for p in points if p.name in results]
-
-
-@contextlib.contextmanager
-def _observers(points: Sequence[Point], out: Path | None, progress: bool) -> Iterator[Observers]:
-    """Yields what a sweep reports to: standard output, or nothing."""
-    if not progress:
-        yield Observers()
-        return
-    from rich.console import Console
-
-    from fedvg_jax.study import sweep_progress
-
-    def is_done(point: Point) -> bool:
-        return out is not None and sweep_folder.is_done(out, point)
-
-    ordered = sorted(points, key=lambda point: not is_done(point))
-    with sweep_progress.sweep_progress(Console(), ordered, sum(map(is_done, points))) as observers:
-        yield observers

@@ -21,6 +21,7 @@ from fedvg_jax.study.cells import (
     column_value,
     majority,
     majority_of_run,
+    mean,
     panels,
     results,
     rounds_to,
@@ -170,9 +171,7 @@ def marks(cell: Cell) -> str:
 
 
 def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
-    shares = [majority(study.cell(method, scenario)) for method in study.methods] if scenario is not None else []
-    known = [share for share in shares if share is not None]
-    value = sum(known) / len(known) if known else None
+    value = None if scenario is None else mean(majority(study.cell(method, scenario)) for method in study.methods)
     return Entry(number(value).text, (value, None, None))
 
 
@@ -263,9 +262,8 @@ def clients(study: Study) -> Table | None:
 
     def entry(cell: Cell, key: str) -> Entry:
         recorded = [run.records[-1].get(key) for run in cell.runs.values()]
-        values = [100 * value for value in recorded if value is not None]
-        mean = number(_mean(values))
-        return mean if len(values) == len(recorded) else mean._replace(text=f"{mean.text} {UNRECORDED}")
+        shown = number(mean(None if value is None else 100 * value for value in recorded))
+        return shown._replace(text=f"{shown.text} {UNRECORDED}") if None in recorded else shown
 
     titles = {
         key: f"{MODELS[name]}: {title}"
@@ -365,14 +363,13 @@ def cost(study: Study, chosen: Options) -> Table:
         default, _ = statistics.mean_and_std(list(results(study, base).values()))
         target = default if chosen.target is None else chosen.target
         reached = [r for run in runs if (r := rounds_to(study, run, target)) is not None]
-        times = [seconds(run) for run in runs]
         sent = [bytes_sent(run) for run in runs]
         return [
             spread_of(study, cell._replace(missing=(), failures=())),
             number(target, study.digits),
             _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
-            number(_mean([t for t in times if t is not None]), 1),
-            number(None if None in sent else _mean([size / 1e6 for size in sent if size]), 1),
+            number(mean(map(seconds, runs)), 1),
+            number(None if None in sent else mean(size and size / 1e6 for size in sent), 1),
         ]
 
     header, rows = per_cell(study, columns, entries)
@@ -385,16 +382,12 @@ def cost(study: Study, chosen: Options) -> Table:
     return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
 def _rounds(reached: Sequence[int], runs: int) -> Entry:
     """Returns the mean round of the runs that reach the target, with their number where it is not all."""
-    mean = _mean(reached)
-    if mean is None:
+    first = mean(reached)
+    if first is None:
         return Entry("not reached" if runs else "–", (None, 0))
-    return Entry(f"{mean:.1f}" + (f" ({len(reached)} of {runs})" if len(reached) < runs else ""), (mean, len(reached)))
+    return Entry(f"{first:.1f}" + f" ({len(reached)} of {runs})" * (len(reached) < runs), (first, len(reached)))
 
 
 # --- runs

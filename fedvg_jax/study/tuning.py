@@ -38,6 +38,11 @@ class Tuning(NamedTuple):
     budget: int = 0
     """combinations that every cell tries, drawn at random from its grid; 0 for the whole grid"""
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The tuned settings."""
+        return tuple(name for axis in self.axes for name in axis.names)
+
 
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0, source: str = "tune") -> Tuning | None:
     """Returns what is tuned; None for nothing.
@@ -78,9 +83,8 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
             those of the points; or a tuned setting decides whether an axis is used, so that the cells of the tuning
             runs are not the sweep's.
     """
-    tuned = [name for axis in tuning.axes for name in axis.names]
     for axis in sweep.axes:
-        if both := set(axis.names) & set(tuned):
+        if both := set(axis.names) & set(tuning.settings):
             raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
         if len(axis.names) > 1 and set(axis.names) & set(RANGED):
             raise UsageError(f"seeds are zipped with {', '.join(axis.names)}, so nothing can be tuned; cross them")
@@ -89,8 +93,13 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
     grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
     points = make_points(grid)
-    _refuse_other_cells(sweep._replace(axes=kept), tuning, points.points, tuned)
-    return grid, points._replace(points=_within_budget(points.points, tuned, tuning.budget))
+    cells = {cell_of(point.values) for point in make_points(sweep._replace(axes=kept)).points}
+    if others := cells ^ by_cell(points.points, tuning.settings).keys():
+        raise UsageError(
+            f"tuned {', '.join(tuning.settings)} and the axes {', '.join(name for axis in kept for name in axis.names)}"
+            f" do not combine: only some values have the cell {min(others)}; make the tuned settings axes"
+        )
+    return grid, points._replace(points=_within_budget(points.points, tuning.settings, tuning.budget))
 
 
 def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
@@ -104,59 +113,25 @@ def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
         )
 
 
-def _refuse_other_cells(plain: Sweep, tuning: Tuning, points: Sequence[Point], tuned: Sequence[str]) -> None:
-    """Raises UsageError unless the tuning runs have the cells of the sweep, which get the chosen values.
-
-    Args:
-        plain: the sweep without its seeds.
-        tuning: what is tuned.
-        points: the tuning runs.
-        tuned: the tuned settings.
-    """
-    cells = {cell_of(point.values) for point in make_points(plain).points}
-    others = cells ^ by_cell(points, tuned).keys()
-    if others:
-        raise UsageError(
-            f"tuned {', '.join(tuned)} and the axes {', '.join(name for axis in plain.axes for name in axis.names)} do"
-            f" not combine: only some values have the cell {min(others)}; make the tuned settings axes"
-        )
-
-
 def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:
     """Returns the points of at most `budget` combinations of every cell, drawn with the cell's name as the seed."""
     if not budget:
         return list(points)
-    kept: set[tuple[str, str]] = set()
+    kept: set[str] = set()
     for cell, of_cell in by_cell(points, tuned).items():
-        drawn = random.Random(cell).sample(list(of_cell), min(budget, len(of_cell)))
-        kept |= {(cell, combination) for combination in drawn}
-    return [point for point in points if _key(point, tuned) in kept]
+        for combination in random.Random(cell).sample(list(of_cell), min(budget, len(of_cell))):
+            kept |= {point.name for point in of_cell[combination]}
+    return [point for point in points if point.name in kept]
 
 
 def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str, list[Point]]]:
     """Returns the tuning runs by cell and by combination of tuned values."""
     cells: dict[str, dict[str, list[Point]]] = {}
     for point in points:
-        cell, combination = _key(point, tuned)
+        cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
+        combination = name_of({name: value for name, value in point.values.items() if name in tuned})
         cells.setdefault(cell, {}).setdefault(combination, []).append(point)
     return cells
-
-
-def chosen_points(points: Sequence[Point], chosen: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """Returns points with the chosen values of their cells.
-
-    Args:
-        points: of the sweep.
-        chosen: cell -> tuned setting -> value.
-    """
-    return [
-        point._replace(config=check(apply(point.config, chosen[cell_of(point.values)], "tune"))) for point in points
-    ]
-
-
-def _key(point: Point, tuned: Sequence[str]) -> tuple[str, str]:
-    cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
-    return cell, name_of({name: value for name, value in point.values.items() if name in tuned})
 
 
 class Choice(NamedTuple):
@@ -188,19 +163,25 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
             combination of a cell diverged.
     """
     sweep_folder.refuse_unfinished(out, points, "tuning run")
-    tuned = [name for axis in tuning.axes for name in axis.names]
     choices = {}
-    for cell, runs_of in by_cell(points, tuned).items():
+    for cell, runs_of in by_cell(points, tuning.settings).items():
         scores = {name: _score(out, runs) for name, runs in runs_of.items()}
         finished = {name: score for name, score in scores.items() if score is not None}
         if not finished:
             raise UsageError(f"every value of {cell} diverged in a tuning run; give other values to --tune")
         best = max(finished, key=lambda name: finished[name][1])
         metric, quality = finished[best]
-        values = {name: value for name, value in runs_of[best][0].values.items() if name in tuned}
+        values = {name: value for name, value in runs_of[best][0].values.items() if name in tuning.settings}
         count = sum(map(len, runs_of.values()))
         choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
     return choices
+
+
+def chosen_points(points: Sequence[Point], choices: Mapping[str, Choice]) -> list[Point]:
+    """Returns the points of the sweep with the values that were chosen for their cells."""
+    chosen = [choices[cell_of(point.values)].values for point in points]
+    configs = [check(apply(point.config, values, "tune")) for point, values in zip(points, chosen, strict=True)]
+    return [point._replace(config=config) for point, config in zip(points, configs, strict=True)]
 
 
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def test_unusable_data_are_refused_in_one_line(data, message):
 @pytest.mark.parametrize(
     ("data", "settings", "message"),
     [
-        ((FLOATS, LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
+        ((FLOATS, LABELS), {"normalise": "half"}, "normalise half is for images"),
+        ((np.zeros((6, 2, 2, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         (

@@ -32,6 +32,7 @@ def table_config(**settings) -> Config:
         (table_config(model="cnn"), "model cnn takes images.*use mlp"),
         (text_config(partition="dirichlet"), "partition dirichlet needs class labels.*use iid, quantity, group"),
         (text_config(augment="flip"), "augment flip is for images"),
+        (text_config(normalise="half"), "normalise half is for images.*use none"),
         (text_config(corrupt={"kind": "rotate"}), "corrupt.kind rotate is for images.*use label_flip, label_noise"),
         (text_config(validation={"rho": 0.5}), "validation.rho 0.5 needs class labels"),
         (

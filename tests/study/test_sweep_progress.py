@@ -16,7 +16,7 @@ def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_he
     monkeypatch.setattr(sweep_progress.time, "perf_counter", lambda: now[0])
     points = [Point(f"seed={i}", {"seed": i}, Config(seed=i, rounds=10)) for i in range(8)]
     console = Console(file=text, width=200)
-    with sweep_progress.sweep_progress(console, points, 1, lambda point: points[2:3]) as observers:
+    with sweep_progress.sweep_progress(console, len(points), 1, lambda point: points[2:3]) as observers:
         observers.on_start(points[1])
         now[0] = 100.0
         observers.on_end(points[1], Failure("diverged", 3, "not finite"))

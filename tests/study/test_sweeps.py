@@ -93,27 +93,8 @@ class Killed(BaseException):
     """Ends a sweep as a kill does: nothing more is written."""
 
 
-def test_sweep_killed_in_its_second_point_and_started_again_has_the_same_histories(base, whole, tmp_path):
-    points, chunks = open_sweep(base, tmp_path / "out"), 0
-
-    def kill(point, records):
-        nonlocal chunks
-        chunks += 1
-        if chunks == 4:  # the first of the second point
-            raise Killed
-
-    with pytest.raises(Killed):
-        sweeps.compute(points, tmp_path / "out", sweeps.Observers(on_records=kill))
-    results = fedvg_jax.run_sweep(base, AXES, tmp_path / "out")
-    assert histories(results) == histories(whole[1])
-    for result in results:
-        assert not verification.check(tmp_path / "out" / "points" / result.name).misfits
-
-
-def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_path, monkeypatch):
+def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(base, tmp_path, monkeypatch):
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
-    if missing := report.missing_packages():
-        pytest.skip(f"reports need {', '.join(missing)}")
     monkeypatch.setattr(tables, "seconds", lambda run: 1.0)
     swept = dataclasses.replace(base, checkpoint_every=2)
     changed = {"seed": [0, 1]}
@@ -129,6 +110,11 @@ def test_report_of_a_killed_sweep_has_the_bytes_of_an_undisturbed_one(base, tmp_
             sweeps.compute(points, folders[1], sweeps.Observers(on_records=kill))
     results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
     assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2]
+    assert histories(results[1]) == histories(results[0])
+    for result in results[1]:
+        assert not verification.check(folders[1] / "points" / result.name).misfits
+    if missing := report.missing_packages():
+        pytest.skip(f"reports need {', '.join(missing)}")
     written = [report_bytes(folder) for folder in folders]
     assert list(written[0]) == list(written[1])
     assert [name for name in written[0] if written[0][name] != written[1][name]] == []
@@ -151,20 +137,6 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(bas
     assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
 
 
-def test_point_that_another_process_holds_is_left_to_it(base, tmp_path):
-    out = tmp_path / "out"
-    points = open_sweep(base, out)
-    folder = sweep_folder.point_folder(out, points[1].name)
-    folder.mkdir()
-    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
-        assert is_mine
-        computed, stopped_by = sweeps.compute(points, out, waits=False)
-    assert set(computed) == {p.name for p in points} - {points[1].name} and stopped_by is None
-    assert not sweep_folder.is_done(out, points[1])
-    computed, _ = sweeps.compute(points, out)  # its process has ended
-    assert list(computed) == [points[1].name]
-
-
 def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, monkeypatch):
     out = tmp_path / "out"
     points = open_sweep(base, out)
@@ -173,8 +145,8 @@ def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, m
     other = files.claimed(folder / sweep_folder.CLAIM)
     other.__enter__()
     monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: other.__exit__(None, None, None))
-    computed, _ = sweeps.compute(points, out)
-    assert list(computed) == [points[1].name, points[0].name]
+    computed, stopped_by = sweeps.compute(points, out)
+    assert list(computed) == [points[1].name, points[0].name] and stopped_by is None
 
 
 def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, tmp_path, monkeypatch):

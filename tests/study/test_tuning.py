@@ -65,7 +65,10 @@ def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
 
 def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
     points = sweep_points.make_points(SWEEP).points
-    chosen = tuning.chosen_points(points, {"alpha=0.5": {"lr": 0.1}, "alpha=5": {"lr": 0.3}})
+    choices = {
+        cell: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2) for cell, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
+    }
+    chosen = tuning.chosen_points(points, choices)
     assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
     assert [p.name for p in chosen] == [p.name for p in points]
 

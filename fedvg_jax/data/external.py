@@ -7,14 +7,17 @@ once more in random order, at most 5,000. STL-10 gives 9 (500 + 50) = 4,950 imag
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
 from fedvg_jax.data.arrays import Arrays, is_features
+from fedvg_jax.data.readers import npz
 
 CIFAR100 = {
     "bus": "automobile",
@@ -34,6 +37,9 @@ STL10 = {name: name for name in ("airplane", "bird", "cat", "deer", "dog", "hors
     "car": "automobile"
 }
 """STL-10's classes -> nine classes of CIFAR-10. STL-10 has no frog, CIFAR-10 no monkey."""
+
+MANIFEST = ("model", "weights", "shape", "normalise")
+"""Entries of a manifest of features that D_val and the clients share."""
 
 COPIES, MAX_IMAGES = 50, 5000
 """In the published code: images of every class that come first, and the maximum of all images."""
@@ -74,6 +80,30 @@ def load(
             )
         return x, mapped[rows]
     return resized(x, shape, data_dir), mapped[rows]
+
+
+def refuse_other_network(path: Path, own: Path) -> None:
+    """Raises UsageError for features made otherwise than those of the clients, by the manifests of both files.
+
+    Args:
+        path: .npz file of D_val; of a file without a manifest nothing is known.
+        own: .npz file of the clients' data.
+    """
+    theirs, ours = _manifest(path), _manifest(own)
+    for name in MANIFEST:
+        if name in theirs and name in ours and theirs[name] != ours[name]:
+            raise UsageError(
+                f"{path}: features of {name} {theirs[name]}, those of {own} of {ours[name]}; features of D_val and of"
+                " the clients must come from one network and size"
+            )
+
+
+def _manifest(file: Path) -> dict[str, Any]:
+    """Returns the manifest that `prepare features` wrote into an .npz file; {} where another program made it."""
+    try:
+        return dict(json.loads(str(npz.read(file, ["manifest"])["manifest"])))
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def order(labels: np.ndarray, copies: str, stream: np.random.Generator) -> np.ndarray:

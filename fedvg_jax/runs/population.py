@@ -103,6 +103,9 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         images = external.load(options.source, options.data_dir, arrays, options.classes, cache_dir)
+        own = config.data_dir
+        if is_features(arrays.x) and own and own.is_file() and options.data_dir.is_file():
+            external.refuse_other_network(options.data_dir, own)
         shared = validation.from_outside(arrays, *images, options.copies, seed)
     if options.size or options.fraction < 1:
         shared = validation.subset(shared, options.size, options.fraction, seed)

@@ -12,7 +12,7 @@ from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import external
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import feature_file, registry
+from fedvg_jax.runs import feature_file, registry, simulation
 
 RNG = np.random.default_rng(0)
 NAMES = ("ant", "bee", "cat")
@@ -132,6 +132,19 @@ def test_external_rows_of_another_kind_are_refused(features, images):
     for target, source in ((features, images[0]), (images[0], features)):
         with pytest.raises(UsageError, match="must come from one network"):
             external.load("npz", source, data.load("npz", target))
+
+
+def test_features_of_another_network_are_no_validation_set(features, tmp_path):
+    first, second, third = (tmp_path / f"{name}.npz" for name in ("first", "second", "third"))
+    members = dict(np.load(features))
+    for file, weights in ((first, "aa"), (second, "aa"), (third, "bb")):
+        np.savez(file, manifest=np.array(json.dumps({"model": "tinycnn", "weights": weights})), **members)
+    settings = {"dataset": "npz", "data_dir": first, "model": "linear", "clients": 3, "val_ratio": 0.0, "alpha": 10.0}
+    np.savez(foreign := tmp_path / "foreign.npz", manifest=np.arange(3), **members)
+    for file in (features, second, foreign):
+        simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": file}))
+    with pytest.raises(UsageError, match=r"third.npz: features of weights bb, those of .*first.npz of aa"):
+        simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": third}))
 
 
 @pytest.mark.parametrize(

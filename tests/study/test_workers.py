@@ -65,7 +65,7 @@ def test_worker_has_as_many_devices_as_one_process_alone(monkeypatch):
 
 
 WORKER = """
-import sys, time
+import os, pathlib, sys, time
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import workers
 
@@ -73,7 +73,8 @@ with stop_signals.catch_signals() as requests:
     workers.stop_without_parent()
     while not requests.save:
         time.sleep(0.01)
-print(*requests.save, file=open(f"{sys.argv[1]}/{sys.argv[-1][0]}", "w"))
+    pathlib.Path(sys.argv[1], sys.argv[-1][0]).write_text(" ".join(map(str, requests.save)))
+    os._exit(0)  # outside of the block, a further request would end it
 """
 """Waits for a request of a checkpoint, and writes it to a file of the worker's number."""
 

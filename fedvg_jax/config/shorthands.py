@@ -64,8 +64,9 @@ _generated = Config.__init__
 def _construct(self: Config, *args: Any, **settings: Any) -> None:
     """Applies the arguments `method` and `fidelity` of `Config`.
 
-    Settings given beside a shorthand win. A group is given as a dict of the settings to change. A dataclass is refused
-    beside a shorthand that sets some of it, because which of its values were chosen cannot be known.
+    Settings given beside a shorthand win. A group may be given as a dict of the settings to change. Of a group given as
+    a dataclass, the values that differ from the defaults win. A default that contradicts the shorthand is refused,
+    because whether it was chosen cannot be known.
     """
     given = {name: settings.pop(name, None) for name in presets.SHORTHANDS}
     given = {name: value for name, value in given.items() if value is not None}
@@ -110,7 +111,15 @@ def _fill_group(name: str, given: Any, default: Any, values: Mapping[str, Any]) 
         names = {f.name for f in dataclasses.fields(default)}
         merged = {**values, **given}
         return dataclasses.replace(default, **merged) if merged.keys() <= names else merged
-    if values:
-        names = ", ".join(f"{name}.{inner}" for inner in values)
-        raise UsageError(f"the shorthand sets {names}; give {name} as a dict of the settings to change")
-    return given
+    if type(given) is not type(default):
+        return given  # refused when the settings are checked
+    changes = {}
+    for inner, value in values.items():
+        chosen, usual = getattr(given, inner), getattr(default, inner)
+        if chosen == usual and value != usual:
+            raise UsageError(
+                f"the shorthand sets {name}.{inner} to {value!r}, and the {type(default).__name__} given has"
+                f" the default {usual!r}; give {name} as a dict of the settings to change"
+            )
+        changes[inner] = value if chosen == usual else chosen
+    return dataclasses.replace(given, **changes)

@@ -53,7 +53,7 @@ def export_target(path: Path, setting: str = "export") -> Path:
     return target
 
 
-def replace_bytes(path: Path, pieces: Iterable[bytes | memoryview], draft: Path | None = None) -> None:
+def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
     """Replaces the content of `path` by `pieces`; a crash at any instant leaves the old or the new content.
 
     Args:

@@ -94,9 +94,8 @@ class Choices(NamedTuple):
     With jax 0.10.2, two CPU devices at work at once gave gradients of ResNet-18 that were off by 1e-3 and differed
     between calls, in float64 only. On a busy machine of two cores the same program gave the same bits in 8 calls of a
     training step and 6 of scoring, and smaller programs in hundreds, so the cause is unknown and may be a race.
-    jax's issue 39741 reports a compiled CPU program whose results
-    differ between calls with more than one thread, in jax 0.11.0. Double precision on a CPU is for comparisons, where
-    one device suffices."""
+    jax's issue 39741 reports a compiled CPU program whose results differ between calls with more than one thread, in
+    jax 0.11.0. Double precision on a CPU is for comparisons, where one device suffices."""
     rows_per_scoring_pass: Mapping[str, int]
     """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
     group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.

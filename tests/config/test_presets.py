@@ -7,7 +7,7 @@ from files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config, FedDyn, presets
+from fedvg_jax.config import Config, FedDyn, FedProx, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import registry
 from fedvg_jax.study.sweep_points import parse_axes
@@ -80,7 +80,8 @@ def test_shorthands_in_python_equal_those_of_the_command_line():
         assert settings == expected, (method, fidelity)
 
 
-def test_group_given_whole_is_refused_beside_a_shorthand_that_sets_some_of_it():
+def test_group_given_whole_is_refused_where_its_default_contradicts_the_shorthand():
+    assert Config(method="fedprox", fedprox=FedProx(mu=0.5)).fedprox.mu == 0.5
     with pytest.raises(UsageError, match="give feddyn as a dict"):
         Config(fidelity="official", feddyn=FedDyn(alpha=0.3))
     made = Config(fidelity="official", feddyn={"alpha": 0.3}, server_stats="averaged")

@@ -3,7 +3,8 @@
 Tensors reach jax by DLPack, without a copy where jax has their device and they are aligned.
 """
 
-# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportMissingImports=false
 # without PyTorch, pyright takes this file for it
 
 from __future__ import annotations

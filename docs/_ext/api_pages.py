@@ -172,9 +172,8 @@ def summary(thing) -> str:
 
 
 def public_names(module: ModuleType) -> tuple[str, ...]:
-    """What a namespace promises, except modules: `__all__`, or else the functions and classes that it defines."""
-    defined = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
-    names = getattr(module, "__all__", [name for name in defined if not name.startswith("_")])
+    """What a namespace promises, except modules: `__all__`, or else the names that a package imports."""
+    names = getattr(module, "__all__", sorted(name for name in vars(module) if not name.startswith("_")))
     return tuple(name for name in names if not isinstance(getattr(module, name), ModuleType))
 
 

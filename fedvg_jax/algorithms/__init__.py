@@ -1,40 +1,24 @@
 """Federated algorithms: a module for each, with a factory that returns an `Algorithm`; parts for one's own."""
 
-from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
-from fedvg_jax.algorithms.ditto import ditto
-from fedvg_jax.algorithms.elastic import elastic
-from fedvg_jax.algorithms.fedavg import fedavg
-from fedvg_jax.algorithms.feddecorr import feddecorr
-from fedvg_jax.algorithms.feddyn import feddyn
-from fedvg_jax.algorithms.fednova import fednova
-from fedvg_jax.algorithms.fedntd import fedntd
-from fedvg_jax.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedvg_jax.algorithms.fedprox import fedprox
-from fedvg_jax.algorithms.losses import features_of, forward, mean_over_rows
-from fedvg_jax.algorithms.moon import moon
-from fedvg_jax.algorithms.scaffold import scaffold
-
-__all__ = [
-    "ditto",
-    "elastic",
-    "features_of",
-    "fedadagrad",
-    "fedadam",
-    "fedavg",
-    "fedavgm",
-    "feddecorr",
-    "feddyn",
-    "fednova",
-    "fedntd",
-    "fedprox",
-    "fedyogi",
-    "forward",
-    "mean_over_rows",
-    "moon",
-    "no_correction",
-    "no_memory",
-    "no_probe",
-    "no_report",
-    "no_residual",
-    "scaffold",
-]
+from fedvg_jax.algorithms.base import no_correction as no_correction
+from fedvg_jax.algorithms.base import no_memory as no_memory
+from fedvg_jax.algorithms.base import no_probe as no_probe
+from fedvg_jax.algorithms.base import no_report as no_report
+from fedvg_jax.algorithms.base import no_residual as no_residual
+from fedvg_jax.algorithms.ditto import ditto as ditto
+from fedvg_jax.algorithms.elastic import elastic as elastic
+from fedvg_jax.algorithms.fedavg import fedavg as fedavg
+from fedvg_jax.algorithms.feddecorr import feddecorr as feddecorr
+from fedvg_jax.algorithms.feddyn import feddyn as feddyn
+from fedvg_jax.algorithms.fednova import fednova as fednova
+from fedvg_jax.algorithms.fedntd import fedntd as fedntd
+from fedvg_jax.algorithms.fedopt import fedadagrad as fedadagrad
+from fedvg_jax.algorithms.fedopt import fedadam as fedadam
+from fedvg_jax.algorithms.fedopt import fedavgm as fedavgm
+from fedvg_jax.algorithms.fedopt import fedyogi as fedyogi
+from fedvg_jax.algorithms.fedprox import fedprox as fedprox
+from fedvg_jax.algorithms.losses import features_of as features_of
+from fedvg_jax.algorithms.losses import forward as forward
+from fedvg_jax.algorithms.losses import mean_over_rows as mean_over_rows
+from fedvg_jax.algorithms.moon import moon as moon
+from fedvg_jax.algorithms.scaffold import scaffold as scaffold

@@ -15,27 +15,18 @@ Where to look:
 - `images`, `archive`, `cache`: decoding, reading inside archives, and the cache of decoded data sets.
 """
 
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.datasets import NAMES, SOURCES, Source, load
-from fedvg_jax.data.partitions.draw import KINDS as PARTITIONS
-from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.partitions.exchange import read as read_partition
-from fedvg_jax.data.partitions.exchange import write as write_partition
-from fedvg_jax.data.partitions.split import Partition
-from fedvg_jax.data.validation import Shared, from_clients, from_outside
+from fedvg_jax.data.arrays import Arrays as Arrays
+from fedvg_jax.data.datasets import NAMES as NAMES
+from fedvg_jax.data.datasets import SOURCES as SOURCES
+from fedvg_jax.data.datasets import Source as Source
+from fedvg_jax.data.datasets import load as load
+from fedvg_jax.data.partitions import draw, exchange
+from fedvg_jax.data.partitions.draw import draw_partition as draw_partition
+from fedvg_jax.data.partitions.split import Partition as Partition
+from fedvg_jax.data.validation import Shared as Shared
+from fedvg_jax.data.validation import from_clients as from_clients
+from fedvg_jax.data.validation import from_outside as from_outside
 
-__all__ = [
-    "NAMES",
-    "PARTITIONS",
-    "SOURCES",
-    "Arrays",
-    "Partition",
-    "Shared",
-    "Source",
-    "draw_partition",
-    "from_clients",
-    "from_outside",
-    "load",
-    "read_partition",
-    "write_partition",
-]
+PARTITIONS = draw.KINDS
+read_partition = exchange.read
+write_partition = exchange.write

@@ -1,51 +1,30 @@
 """Weightings: factories, the signals they measure, and the functions that a user's own weighting is built from."""
 
-from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.aggregation import aggregate
-from fedvg_jax.weightings.baselines import fitted, fltrust, inverse_samples, permuted, val_accuracy, val_loss
-from fedvg_jax.weightings.basic import (
-    broadcast_weights,
-    by_scalar,
-    given,
-    mix,
-    no_detail,
-    samples,
-    shares,
-    uniform,
-)
-from fedvg_jax.weightings.family import generalised, generalised_weights
-from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
-from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher
-from fedvg_jax.weightings.signals import gradient_norms, validation_gradients
-from fedvg_jax.weightings.streaming import mean_terms, select_terms, single_term
-
-__all__ = [
-    "aggregate",
-    "broadcast_weights",
-    "by_scalar",
-    "fedvg",
-    "fisher_trace",
-    "fitted",
-    "fltrust",
-    "generalised",
-    "generalised_weights",
-    "given",
-    "gradient_norms",
-    "inverse_norm_weights",
-    "inverse_samples",
-    "joint_fisher",
-    "mean_terms",
-    "mix",
-    "no_detail",
-    "permuted",
-    "sampled_joint_fisher",
-    "samples",
-    "select_terms",
-    "shares",
-    "signals",
-    "single_term",
-    "uniform",
-    "val_accuracy",
-    "val_loss",
-    "validation_gradients",
-]
+from fedvg_jax.weightings import signals as signals
+from fedvg_jax.weightings.aggregation import aggregate as aggregate
+from fedvg_jax.weightings.baselines import fitted as fitted
+from fedvg_jax.weightings.baselines import fltrust as fltrust
+from fedvg_jax.weightings.baselines import inverse_samples as inverse_samples
+from fedvg_jax.weightings.baselines import permuted as permuted
+from fedvg_jax.weightings.baselines import val_accuracy as val_accuracy
+from fedvg_jax.weightings.baselines import val_loss as val_loss
+from fedvg_jax.weightings.basic import broadcast_weights as broadcast_weights
+from fedvg_jax.weightings.basic import by_scalar as by_scalar
+from fedvg_jax.weightings.basic import given as given
+from fedvg_jax.weightings.basic import mix as mix
+from fedvg_jax.weightings.basic import no_detail as no_detail
+from fedvg_jax.weightings.basic import samples as samples
+from fedvg_jax.weightings.basic import shares as shares
+from fedvg_jax.weightings.basic import uniform as uniform
+from fedvg_jax.weightings.family import generalised as generalised
+from fedvg_jax.weightings.family import generalised_weights as generalised_weights
+from fedvg_jax.weightings.fedvg import fedvg as fedvg
+from fedvg_jax.weightings.fedvg import inverse_norm_weights as inverse_norm_weights
+from fedvg_jax.weightings.fisher import fisher_trace as fisher_trace
+from fedvg_jax.weightings.fisher import joint_fisher as joint_fisher
+from fedvg_jax.weightings.fisher import sampled_joint_fisher as sampled_joint_fisher
+from fedvg_jax.weightings.signals import gradient_norms as gradient_norms
+from fedvg_jax.weightings.signals import validation_gradients as validation_gradients
+from fedvg_jax.weightings.streaming import mean_terms as mean_terms
+from fedvg_jax.weightings.streaming import select_terms as select_terms
+from fedvg_jax.weightings.streaming import single_term as single_term

@@ -67,11 +67,6 @@ class Choices(NamedTuple):
     """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
     small_image_pixels: int
     """Largest height x width of a small image."""
-    contiguous_patches: bool
-    """Whether convolutions on few channels copy each patch in two contiguous runs rather than tap by tap.
-
-    With its gradient, a 7x7 stride 2 kernel on 3 channels takes 0.76 of the time at 28 to 64 pixels, a 3x3 kernel 0.97
-    at 32; one CPU core, 16 to 32 images."""
     fusion_barriers: bool
     """Whether `models.layers.fusion_barrier` keeps XLA from recomputing a residual stream in every network block.
 
@@ -144,7 +139,6 @@ CPU = Choices(
     small_image_conv="winograd",
     large_image_conv="winograd",
     small_image_pixels=64 * 64,
-    contiguous_patches=True,
     fusion_barriers=True,
     max_lanes=1,
     bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
@@ -166,7 +160,6 @@ ACCELERATOR = Choices(
     small_image_conv="gemm",
     large_image_conv="lax",
     small_image_pixels=64 * 64,
-    contiguous_patches=False,
     fusion_barriers=False,
     max_lanes=4,
     bytes_per_client=None,

@@ -111,14 +111,6 @@ def test_num_products_counts_pairs_of_an_output_and_a_live_tap(case):
     assert taps.num_products(size, kernel, stride, pads) == windows[:: stride[0], :: stride[1]].sum()
 
 
-@pytest.mark.parametrize(("kernel", "strides"), [((2, 4), (1, 1)), ((3, 3), (2, 3))], ids=str)
-def test_both_ways_to_copy_patches_give_the_same_patches(kernel, strides):
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9, 8, 3)))
-    out = [(n - k) // s + 1 for n, k, s in zip((9, 8), kernel, strides, strict=True)]
-    copies = patches._patches_by_tap, patches._contiguous_patches
-    np.testing.assert_array_equal(*worlds.jit(lambda x: [copy(x, kernel, out, strides) for copy in copies])(x))
-
-
 @pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (5, 5)])
 def test_winograd_s_matrices_filter_any_signal(m, r):
     """y_i = sum_j w_j d_(i + j) in one dimension and float64; B^T is exact in any binary format."""

@@ -12,15 +12,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.models.conv import taps
-
-_MAX_CHANNELS = 15
-"""Channels up to which patches are copied in contiguous runs: with more, a tap's channels are a long run already."""
-
-_MAX_SLICES = 1.5
-"""Slices for contiguous runs (one per row and column of outputs), per tap of the kernel, up to which they beat a slice
-per tap; measured as `core.hardware.Choices.contiguous_patches` says."""
 
 
 def convolve(
@@ -51,10 +43,7 @@ def convolve(
     out = [taps.output_size(*dim) for dim in zip(size, kernel, strides, pads, strict=True)]
     (a, b), (c, d) = box = taps.live_box(size, kernel, strides, pads)
     x, w = pad_to_box(x, box, out, strides, pads), w[a:b, c:d]
-    few_slices = sum(out) < _MAX_SLICES * w.shape[0] * w.shape[1]
-    contiguous = hw.choices().contiguous_patches and x.shape[3] <= _MAX_CHANNELS and few_slices
-    patches = (_contiguous_patches if contiguous else _patches_by_tap)(x, w.shape[:2], out, strides)
-    return _matmul(patches, w.reshape(-1, w.shape[3]), precision)
+    return _matmul(_patches(x, w.shape[:2], out, strides), w.reshape(-1, w.shape[3]), precision)
 
 
 def pad_to_box(x: Array, box, out, strides, pads) -> Array:
@@ -66,7 +55,7 @@ def pad_to_box(x: Array, box, out, strides, pads) -> Array:
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
 
 
-def _patches_by_tap(x: Array, kernel: Sequence[int], out: Sequence[int], strides: Sequence[int]) -> Array:
+def _patches(x: Array, kernel: Sequence[int], out: Sequence[int], strides: Sequence[int]) -> Array:
     """Returns the patches [N, P, Q, r s C], a strided slice of the images for every tap."""
     rows, columns = (s * (o - 1) + 1 for o, s in zip(out, strides, strict=True))
     slices = [
@@ -75,20 +64,6 @@ def _patches_by_tap(x: Array, kernel: Sequence[int], out: Sequence[int], strides
         for j in range(kernel[1])
     ]
     return slices[0] if len(slices) == 1 else jnp.concatenate(slices, -1)
-
-
-def _contiguous_patches(x: Array, kernel: Sequence[int], out: Sequence[int], strides: Sequence[int]) -> Array:
-    """Returns the patches [N, P, Q, r s C], copied in two contiguous runs each.
-
-    A slice for every column of outputs, then, with height before width, a slice for every row of outputs. A slice per
-    tap would copy runs of only C numbers.
-    """
-    n, _, width, channels = x.shape
-    run, lines = kernel[1] * channels, x.reshape(n, -1, width * channels)
-    begins = [strides[1] * channels * q for q in range(out[1])]
-    columns = jnp.stack([lines[:, :, begin : begin + run] for begin in begins], 1).reshape(n, out[1], -1)
-    begins = [strides[0] * run * p for p in range(out[0])]
-    return jnp.stack([columns[:, :, begin : begin + kernel[0] * run] for begin in begins], 1)
 
 
 def _matmul(patches: Array, matrix: Array, precision) -> Array:

@@ -87,8 +87,8 @@ def test_patches_and_taps_equal_lax_in_value_and_gradients(x64, case):
     ["3x3 padded, many outputs", "unequal strides and padding", "7x7 stride 2 on 2 pixels: dead taps all round"],
 )
 def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
-    """vmap batches each primitive by itself: these cases have every one of them (both ways to copy patches, strided
-    slices, padding, cropping, one tap and several)."""
+    """vmap batches each primitive by itself: these cases have every one of them (strided slices,
+    padding, cropping, one tap and several)."""
     assert_equals_lax(case, arrays(case), jax.vmap)
 
 

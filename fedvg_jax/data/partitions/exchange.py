@@ -209,28 +209,13 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
     Raises:
         UsageError: the file cannot be written.
     """
+    count = {} if num_samples is None else {NUM_ROWS: num_samples}
     if file.suffix == ".npz":
-        text = _npz(as_members(partition) | ({} if num_samples is None else {NUM_ROWS: np.array(num_samples)}))
+        buffer = io.BytesIO()
+        np.savez(buffer, **as_members(partition), **count)  # pyright: ignore[reportArgumentType]
+        content = buffer.getvalue()
     else:
         parts = {name: [rows.tolist() for rows in part] for name, part in partition._asdict().items()}
-        text = _json(parts | ({} if num_samples is None else {NUM_ROWS: num_samples}))
+        content = json.dumps(parts | count).encode()
     with files.writing(file, "--export-partition"):
-        files.replace_bytes(files.export_target(file, "export_partition"), [text])
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    """Returns JSON with one line per client."""
-
-    def lines(rows: int | Sequence[int] | Sequence[Sequence[int]]) -> str:
-        if isinstance(rows, Sequence) and rows and not isinstance(rows[0], int):
-            return "[\n" + ",\n".join(json.dumps(client_rows) for client_rows in rows) + "\n]"
-        return json.dumps(rows)
-
-    members = ",\n".join(f"{json.dumps(name)}: {lines(rows)}" for name, rows in value.items())
-    return f"{{\n{members}\n}}\n".encode()
-
-
-def _npz(members: dict[str, np.ndarray]) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, **members)  # pyright: ignore[reportArgumentType]  NumPy's stub mistakes them for allow_pickle
-    return buffer.getvalue()
+        files.replace_bytes(files.export_target(file, "export_partition"), [content])

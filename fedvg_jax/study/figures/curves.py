@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -113,14 +113,9 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -
     curves = {m: c for m in study.methods if (c := curve_of(study, study.cell(m, scenario))) is not None}
     rows = []
     for method, drawn in curves.items():
-        line = styles[method]
-        axes.plot(
-            drawn.rounds, drawn.mean, color=line.colour, ls=line.dashes, marker=line.marker, ms=3,
-            markevery=max(1, len(drawn.rounds) // 6), label=base.plain(method, 32),
-        )  # fmt: skip
-        axes.fill_between(
-            drawn.rounds, drawn.mean - drawn.std, drawn.mean + drawn.std, color=line.colour, alpha=0.12, lw=0
-        )
+        axes.plot(drawn.rounds, drawn.mean, ms=3, markevery=max(1, len(drawn.rounds) // 6), **styles[method])
+        low, high, colour = drawn.mean - drawn.std, drawn.mean + drawn.std, styles[method]["color"]
+        axes.fill_between(drawn.rounds, low, high, color=colour, alpha=0.12, lw=0)
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
         rows += [(scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     axes.set_ylim(*limits(study, list(curves.values())))
@@ -208,11 +203,8 @@ def _panel_against(study: Study, axes: Axes, scenarios: list[Scenario], setting:
         ]
         if not points:
             continue
-        line = styles[method]
         x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-        options: dict[str, Any] = {"color": line.colour, "ls": line.dashes, "marker": line.marker}
-        options |= {"label": base.plain(method, 32)}
-        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **options)
+        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **styles[method])
         rows += [(method, *point) for point in points]
     draw_largest_class(study, axes, scenarios)
     low, high = axes.get_ylim()

@@ -14,7 +14,7 @@ import socket
 import time
 from typing import Any
 
-from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Scalars, TrackedRun, Writer
 
 
 def open_writer(run: TrackedRun) -> Writer:
@@ -47,9 +47,6 @@ def open_writer(run: TrackedRun) -> Writer:
 
         write(*({"step": number, "summary": summary(values)} for number, values in scalars.items()))
 
-    def close(ending: Ending) -> None:
-        file.close()
-
     write({"file_version": "brain.Event:2"})
     if run.num_tracked:
         write({"step": run.num_tracked + 1, "session_log": SessionLog(status=SessionLog.START)})
@@ -58,4 +55,4 @@ def open_writer(run: TrackedRun) -> Writer:
         text = "\n".join(f"    {line}" for line in lines)  # indented, Markdown shows it as it is
         plain = {n: v if isinstance(v, (bool, int, float)) else str(v) for n, v in run.settings.items()}
         write({"summary": text_pb("settings/text_summary", text)}, {"summary": hparams_pb(plain, trial_id=run.name)})
-    return Writer(str(run.folder), {}, log, close)
+    return Writer(str(run.folder), {}, log, close=lambda *ending: file.close())

@@ -18,7 +18,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps, tables
+from fedvg_jax.study import cells, report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -95,7 +95,7 @@ class Killed(BaseException):
 
 def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(base, tmp_path, monkeypatch):
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
-    monkeypatch.setattr(tables, "seconds", lambda run: 1.0)
+    monkeypatch.setattr(cells, "seconds", lambda run: 1.0)
     swept = dataclasses.replace(base, checkpoint_every=2)
     changed = {"seed": [0, 1]}
     folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.study.cells import Cell, Run, Scenario, Study, panels, replicate_text, scenario_text
+from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.views import plots
@@ -29,7 +29,8 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         cells = [study.cell(method, scenarios[0]) for method in study.methods]
-        recorded = [cell for cell in cells if cell.runs and any(r["clients"] for r in _first(cell).records)]
+        first = [cell.runs[min(cell.runs)].records if cell.runs else [] for cell in cells]  # of the smallest seed
+        recorded = [cell for cell, records in zip(cells, first, strict=True) if any(r["clients"] for r in records)]
         cells = recorded[:MAX_PANELS]
         shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
         chosen = [min(shared or cell.runs) for cell in cells]
@@ -50,11 +51,6 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         stem = "weights" if i == 0 else f"weights-{i + 1}"
         drawn.append(Drawing(stem, title, figure, WEIGHTS, rows))
     return drawn or "no record has clients"
-
-
-def _first(cell: Cell) -> Run:
-    """Returns the run of the smallest seed."""
-    return cell.runs[min(cell.runs)]
 
 
 def bold_client(run: Run) -> int:

@@ -70,7 +70,7 @@ def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monk
     a_run(monkeypatch, settings(tmp_path), given={"weighting"})
     assert [name for name, _ in fake] == ["open", "log", "log", "close"] and rounds_of(fake) == [1, 2, 3, 4]
     run = fake[0][1]
-    assert (run.name, run.group, run.num_tracked) == ("alpha=1", "sweep", 0)
+    assert (run.name, run.group, run.stored["rounds"]) == ("alpha=1", "sweep", 0)
     assert (run.settings["weighting"], run.settings["algorithm"]) == ("own weighting", "fedavg")
     assert run.settings["rounds"] == 4 and not {"out", "track", "fedprox.mu"} & run.settings.keys()
     expected = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5, "seconds": 0.1, "clients/effective": 2.0}
@@ -83,7 +83,7 @@ def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch
         a_run(monkeypatch, settings(tmp_path), last=3, error=KeyboardInterrupt())
     a_run(monkeypatch, settings(tmp_path), first=3, last=5)
     opened = [value for name, value in fake if name == "open"]
-    assert opened[1].stored["id"] == "run 1" and opened[1].num_tracked == 3
+    assert opened[1].stored["id"] == "run 1" and opened[1].stored["rounds"] == 3
     assert rounds_of(fake) == [1, 2, 3, 4, 5]
     assert [value[0] for name, value in fake if name == "close"] == ["failed", "finished"]
 

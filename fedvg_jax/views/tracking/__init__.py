@@ -51,9 +51,8 @@ class TrackedRun(NamedTuple):
     settings: Mapping[str, Any]
     """by dotted name, those that the run uses"""
     stored: Mapping[str, Any]
-    """what the tracker returned as `stored` in an earlier part of the run"""
-    num_tracked: int
-    """rounds that are tracked already; later ones of an interrupted part may be there, too"""
+    """what the tracker returned as `stored` in an earlier part of the run; and `rounds`, the number of rounds that are
+    tracked already; later ones of an interrupted part may be there, too"""
 
 
 class Writer(NamedTuple):
@@ -210,7 +209,7 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], gi
     method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     group = out.parent.parent.name if out and out.parent.name == "points" else ""
-    return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored), stored["rounds"])
+    return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored))
 
 
 def _read(folder: Path | None) -> dict[str, dict[str, Any]]:

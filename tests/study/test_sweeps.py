@@ -39,7 +39,7 @@ def open_sweep(base, out, swept=AXES):
     """The points of a sweep in a folder made for them."""
     sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, base)
     points = sweep_points.make_points(sweep)
-    sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
+    sweep_folder.open_folder(out, sweep_folder.document(points), points.points)
     return points.points
 
 
@@ -247,7 +247,7 @@ def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(
             with pytest.raises(UsageError, match="holds a sweep with other points"):
                 open_sweep(base, tmp_path / "out", swept)
         assert first.result()
-    assert len(sweep_folder.read_document(tmp_path / "out")["points"]) == 2
+    assert len(sweep_folder.read(tmp_path / "out").points) == 2
 
 
 def test_missing_data_are_refused_before_the_first_point(base, tmp_path):

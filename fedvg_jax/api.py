@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -115,25 +116,25 @@ def run(
     _check_flags(settings, task)
     config = shared_start.choose_folder(settings, run_folder.resolve)
     tracking.require(config, config.out is not None)
-    if not isinstance(metrics or {}, Mapping) or not all(isinstance(name, str) for name in metrics or {}):
+    metrics = metrics or {}
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
-    functions = [*callbacks, *(metrics or {}).values()] if isinstance(callbacks, Sequence) else [None]
+    functions = [*callbacks, *metrics.values()] if isinstance(callbacks, Sequence) else [None]
     if not all(map(callable, functions)):
         raise UsageError("callbacks and metrics must be functions; see the arguments of run")
     for number, callback in enumerate(callbacks):
         checks.takes(callback, ("record", "state"), f"callbacks[{number}]")
-    for name, metric in (metrics or {}).items():
+    for name, metric in metrics.items():
         checks.takes(metric, ("model", "data"), f"metric '{name}'")
-    for name in metrics or {}:
         if history.is_reserved(name) or name in evaluation_records.names(config):
             raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
     replacements |= {"selection": selection, "hyper": hyper, "initial": initial}
     if progress:
-        sim, finished = _run_with_progress(config, replacements, metrics or {}, callbacks)
+        finished = _run_with_progress(config, replacements, metrics, callbacks)
     else:
         sim = simulation.simulation(config, **replacements)
-        finished = tracking.run_simulation(sim._replace(metrics=metrics or {}), callbacks=callbacks)
+        finished = tracking.run_simulation(sim._replace(metrics=metrics), callbacks=callbacks)
     if config.export and processes.is_first():
         pretrained.save(config.export, finished.variables, config.model)
     stopped_by = finished.summary["stopped_by"]
@@ -175,27 +176,19 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
             files.export_target(config.export)
 
 
-def _run_with_progress(
-    config: Config, replacements: Mapping[str, Any], metrics, callbacks
-) -> tuple[Simulation, History]:
+def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics, callbacks) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
 
-    from fedvg_jax.views import display
+    from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    with display.preparation_progress(console) as bar:
-        sim = simulation.simulation(
-            config, **replacements, progress=bar("drawing a partition"), reading=bar("decoding images")
-        )
-    console.print(display.start_text(sim), highlight=False, soft_wrap=True, markup=False)
-    print_line = functools.partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    sim = display.prepare(console, config, **replacements)._replace(metrics=metrics)
+    log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
-        finished = tracking.run_simulation(
-            sim._replace(metrics=metrics), callbacks=callbacks, on_records=show, log=print_line
-        )
+        finished = tracking.run_simulation(sim, callbacks=callbacks, on_records=show, log=log)
     display.print_results(console, finished)
-    return sim, finished
+    return finished
 
 
 def run_sweep(
@@ -249,11 +242,7 @@ def run_sweep(
     replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
     from fedvg_jax.study import sweeps
 
-    def check_config(config: Config) -> None:
-        tracking.require(config, out is not None)
-        _check_flags(config, task)
-
-    return sweeps.run_sweep(start, axes, replacements, folder, progress, check_config)
+    return sweeps.run_sweep(start, axes, replacements, folder, progress, lambda config: _check_flags(config, task))
 
 
 def init_state(
@@ -283,8 +272,8 @@ def init_state(
     >>> int(state.round), state.variables.params["w"].tolist()
     (0, [0.0, 0.0])
     """
-    given = {"variables": variables, "local": local}
-    return federated_round.init_state(task, algorithm, num_clients, jax.random.key(seed), hyper, **given)
+    key = jax.random.key(seed)
+    return federated_round.init_state(task, algorithm, num_clients, key, hyper, variables=variables, local=local)
 
 
 def make_schedule(
@@ -327,15 +316,11 @@ def make_schedule(
     counts = {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}
     for name, value in {**counts, "number": number, "seed": seed}.items():
         least = 1 if name in counts else 0
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
             raise UsageError(f"{name} must be a whole number >= {least}; got {value!r}")
     if cohort_size > num_clients:
         raise UsageError(f"cohort_size must be at most the number of clients, {num_clients}; got {cohort_size}")
-    if (
-        isinstance(probe_ratio, bool)
-        or not isinstance(probe_ratio, (int, float, np.number))
-        or not 0 <= probe_ratio <= 1
-    ):
+    if isinstance(probe_ratio, bool) or not isinstance(probe_ratio, numbers.Real) or not 0 <= probe_ratio <= 1:
         raise UsageError(f"probe_ratio must be a number from 0 to 1; got {probe_ratio!r}")
     executor = executor or executors.lanes(1)
     return schedule.make(
@@ -390,32 +375,24 @@ def evaluate(
             raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
         data = model.data
     if isinstance(data, Data):
-        parts = chunks.evaluation_tables(data).items()
+        tables, measure = chunks.evaluation_tables(data), _jitted_evaluate(task)
         if isinstance(model, Simulation) and model.host_pool and data is model.data:
-            in_pieces = host_pool.compile_evaluation(model.host_pool, task, variables, [rows for _, rows in parts])
-            sums = {part: jax.device_get(in_pieces(variables, data.pool, rows)) for part, rows in parts}
-            metrics = {part: _floats(task.metrics(of_part)) for part, of_part in sums.items()}
-        else:
-            metrics = {part: _metrics(task, variables, data.pool, rows) for part, rows in parts}
+            measure = host_pool.compile_evaluation(model.host_pool, task, variables, list(tables.values()))
+        metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     kind = type(data).__name__
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*data)
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
-    numbers = np.arange(checks.num_rows(data, "data"), dtype=np.int32)
-    rows = schedule.split_into_minibatches(numbers, batch_size, keep_single=True)
+    all_rows = np.arange(checks.num_rows(data, "data"), dtype=np.int32)
+    rows = schedule.split_into_minibatches(all_rows, batch_size, keep_single=True)
     with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
-        return _metrics(task, variables, jax.tree.map(jax.numpy.asarray, data), rows)
+        return _metrics(task, _jitted_evaluate(task)(variables, jax.tree.map(jax.numpy.asarray, data), rows))
 
 
-def _metrics(task: Task, variables: Variables, pool: Tree, rows) -> dict[str, float]:
-    sums = _jitted_evaluate(task)(variables, pool, rows)
-    return _floats(task.metrics(jax.device_get(sums)))
-
-
-def _floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
+def _metrics(task: Task, sums: Tree) -> dict[str, float]:
+    return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
 
 
 @stored

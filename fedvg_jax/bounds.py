@@ -20,6 +20,7 @@ from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Attack, Config, Corrupt, Robust, Tuning, Validation
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.views import output
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,17 +44,8 @@ class Bound(NamedTuple):
     """First round in which the model diverged, where `nonfinite` is "skip"; such rounds leave the model as it was."""
 
 
-class Job(NamedTuple):
-    """One model to train."""
-
-    kind: str
-    client: int | None
-    rows: np.ndarray
-    """Training rows, [n] int."""
-
-
 def measure(config: Config, on_bound: Callable[[Bound, int], None] = lambda bound, total: None) -> list[Bound]:
-    """Returns every bound of a run's data and model: pooled, validation, and each client alone.
+    """Returns the bounds of a run's data and model: pooled, validation, and each client alone.
 
     Args:
         config: settings of the run; those of the federation (algorithm, weights, attacks, ...) have no effect.
@@ -62,14 +54,21 @@ def measure(config: Config, on_bound: Callable[[Bound, int], None] = lambda boun
     Raises:
         UsageError: as `fedvg_jax.run`; or a model diverged, and `nonfinite` is "raise".
     """
+    import numpy as np
+
     from fedvg_jax.runs import simulation
 
     federated = simulation.simulation(dataclasses.replace(config, **_WITHOUT_FEDERATION))
-    jobs = list(_jobs(federated))
+    table = np.asarray(federated.data.val)
+    jobs: list[Job] = [
+        ("pooled", None, np.concatenate(federated.partition.train)),
+        ("validation", None, table[table >= 0]),
+    ]
+    jobs += [("alone", client, rows) for client, rows in enumerate(federated.partition.train)]
     bounds = []
     for bound in _train(federated, jobs):
         bounds.append(bound)
-        on_bound(bounds[-1], len(jobs))
+        on_bound(bound, len(jobs))
     return bounds
 
 
@@ -128,15 +127,8 @@ NOT_OF_BOUNDS = {
 """Settings of a run that bounds do not have -> the reason."""
 
 
-def _jobs(federated: Simulation) -> Iterator[Job]:
-    """Yields the models to train, with their rows."""
-    import numpy as np
-
-    table = np.asarray(federated.data.val)
-    yield Job("pooled", None, np.concatenate(federated.partition.train))
-    yield Job("validation", None, table[table >= 0])
-    for client, rows in enumerate(federated.partition.train):
-        yield Job("alone", client, rows)
+Job = tuple[str, int | None, "np.ndarray"]
+"""Kind and client of a bound, and the training rows of its model, [n] int."""
 
 
 def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
@@ -150,7 +142,7 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
     rounds = max(1, round(config.rounds * config.join_ratio))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
     single = _single(federated, alone)
-    width = simulation.fitting_width(alone.batch_size, max(len(job.rows) for job in jobs))
+    width = simulation.fitting_width(alone.batch_size, max(len(rows) for *_, rows in jobs))
     executor = registry.make_executor(alone)
 
     def with_rows(rows: np.ndarray) -> Simulation:
@@ -158,19 +150,19 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
         schedule = simulation.make_schedule(alone, single.arrays, parts, executor, width, federated.task)
         return single._replace(schedule=schedule)
 
-    programs = chunks.compile_programs(with_rows(jobs[0].rows))
-    for job in jobs:
-        trained = chunks.run_chunks(with_rows(job.rows), programs, single.state, 0, single=False)
+    programs = chunks.compile_programs(with_rows(jobs[0][-1]))
+    for kind, client, rows in jobs:
+        trained = chunks.run_chunks(with_rows(rows), programs, single.state, 0, single=False)
         records = [record for _, new in trained for record in new]
         if "test_accuracy" not in records[-1]:
             raise UsageError("bounds compare accuracies, and this task measures none; use a classification task")
         diverged = next((record["round"] for record in records if "diverged" in record), None)
         if diverged and config.nonfinite == "raise":
             raise UsageError(
-                f"the model of {_name(job)} diverged in round {diverged}; use a smaller --lr, or --nonfinite skip,"
-                " which leaves out such rounds"
+                f"the model of {_name(kind, client)} diverged in round {diverged}; use a smaller --lr, or --nonfinite"
+                " skip, which leaves out such rounds"
             )
-        yield Bound(job.kind, job.client, len(job.rows), records[-1]["test_accuracy"], diverged)
+        yield Bound(kind, client, len(rows), records[-1]["test_accuracy"], diverged)
 
 
 def _single(federated: Simulation, alone: Config) -> Simulation:
@@ -191,8 +183,8 @@ def _single(federated: Simulation, alone: Config) -> Simulation:
     return single._replace(data=federated.data)
 
 
-def _name(of: Job | Bound) -> str:
-    return {"pooled": "all rows", "validation": "the validation set"}.get(of.kind, f"client {of.client}")
+def _name(kind: str, client: int | None) -> str:
+    return {"pooled": "all rows", "validation": "the validation set"}.get(kind, f"client {client}")
 
 
 def _show(config: Config) -> int:
@@ -205,11 +197,7 @@ def _show(config: Config) -> int:
 
     command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
     with contextlib.ExitStack() as reserved:
-        out = config.out or run_folder.reserve_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"))
-        if config.out:
-            run_folder.refuse_taken(out)
-        else:
-            reserved.callback(run_folder.remove_unused, out)
+        out = command.new_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"), reserved)
         command.start_jax(config)
         console = Console()
         with Progress(console=console) as progress:
@@ -223,9 +211,11 @@ def _show(config: Config) -> int:
         table.add_row(name.replace("_", ", "), f"{100 * value:.2f}%")
     console.print(table)
     for bound in (bound for bound in bounds if bound.diverged):
-        line = f"the model of {_name(bound)} diverged, first in round {bound.diverged}; such rounds left it as it was"
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"written to {out / 'bounds.json'}", highlight=False, soft_wrap=True)
+        model = _name(bound.kind, bound.client)
+        output.say(
+            console, f"the model of {model} diverged, first in round {bound.diverged}; such rounds left it as it was"
+        )
+    output.say(console, f"written to {out / 'bounds.json'}")
     return 0
 
 

@@ -30,6 +30,7 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, command_line, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.views import output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,8 +68,7 @@ of weights and rows, and the settings. `--dataset npz --data-dir FILE.npz --mode
   --pretrained FILE    weights of the model; without it, and without --init RUN, they are random
   --image-size S       size that images are resized to for the model, e.g. 96 or 96x128
   --normalise NAME     pixels as the weights expect them
-  --float32            features in 32 bits; the default is 16
-"""
+  --float32            features in 32 bits; the default is 16"""
 
 MAX_CLASSES = 30
 """Rows of the table of classes; of more classes it shows the largest."""
@@ -84,20 +84,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 for an error, described in one line; 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    writes_features = words[:1] == ["features"]
     if "--help-all" in words:
         sim.print_help(words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "")
-        return 0
-    if words[:1] == ["features"] and {"-h", "--help"} & set(words):
-        print(FEATURES_HELP, end="")
-        return 0
-    if {"-h", "--help"} & set(words):
-        print(
-            f"{__doc__}\nData sets: {', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER\nAll options: {PROG} --help-all"
-        )
-        return 0
-    if words[:1] == ["features"]:
+    elif {"-h", "--help"} & set(words):
+        names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
+        print(FEATURES_HELP if writes_features else f"{__doc__}\nData sets: {names}\nAll options: {PROG} --help-all")
+    elif writes_features:
         return sim.guarded(lambda: write_features(words[1:]))
-    return sim.guarded(lambda: prepare(*parse(words)))
+    else:
+        return sim.guarded(lambda: prepare(*parse(words)))
+    return 0
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, bool]:
@@ -153,17 +150,20 @@ def prepare(config: Config, downloads: bool) -> int:
         {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
     with display.preparation_progress(console) as bar:
         arrays = simulation.load_data(config, bar("decoding images"))
-    console.print(*headline(arrays), sep="\n", highlight=False, soft_wrap=True)
+    output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
+    if in_paper := presets.NUM_IMAGES.get(arrays.name):
+        is_whole = in_paper == len(arrays.y)
+        output.say(console, "as many as the paper" if is_whole else f"the paper counts {in_paper:,}")
     console.print(class_table(arrays))
     with display.preparation_progress(console) as bar:
         partition = population.make_partition(config, arrays, bar("drawing a partition"))
     if config.export_partition:
         exchange.write(config.export_partition, partition, len(arrays.y))
-        console.print(f"partition written to {config.export_partition}", highlight=False, soft_wrap=True, markup=False)
+        output.say(console, f"partition written to {config.export_partition}")
     title = f"{config.clients} clients, partition {labels.partition_label(config)}"
-    console.print(title, *client_sizes(arrays, partition), sep="\n", highlight=False, soft_wrap=True)
+    output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
-    console.print(draw(folder, arrays, partition, f"{arrays.name}: {title}"), highlight=False, soft_wrap=True)
+    output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
     return 0
 
 
@@ -200,20 +200,8 @@ def write_features(argv: Sequence[str]) -> int:
     with display.preparation_progress(console) as bar:
         feature_file.write(config.out, config, arrays, size, dtype, bar("computing features"))
     weights = "" if config.pretrained else f" (random weights, seed {config.seed})"
-    done = f"features of {len(arrays.y):,} rows written to {config.out}{weights}"
-    console.print(done, highlight=False, soft_wrap=True)
+    output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
-
-
-def headline(arrays: Arrays) -> list[str]:
-    """Returns a line on the rows, and one that compares their number with the paper's where it has the set."""
-    from fedvg_jax.views import display
-
-    in_paper = presets.NUM_IMAGES.get(arrays.name)
-    lines = [f"{arrays.name}: {display.data_text(arrays)}"]
-    if in_paper:
-        lines.append("as many as the paper" if in_paper == len(arrays.y) else f"the paper counts {in_paper:,}")
-    return lines
 
 
 def class_table(arrays: Arrays) -> Table:
@@ -228,13 +216,12 @@ def class_table(arrays: Arrays) -> Table:
     train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
     largest = np.sort(np.argsort(-(train + others), kind="stable")[:MAX_CLASSES])
     table = Table(show_footer=True)
-    totals = ("all", f"{train.sum():,}", f"{others.sum():,}", f"{arrays.y.size:,}", "")
-    for column, total in zip(("class", "training", "other splits", labels.unit(arrays), "share"), totals, strict=True):
-        is_name = column == "class"
-        width = None if is_name else max(len(column), len(total))
-        table.add_column(
-            column, total, justify="left" if is_name else "right", no_wrap=True, min_width=width, max_width=32
-        )
+    table.add_column("class", "all", no_wrap=True, max_width=32)
+    totals = {"training": f"{train.sum():,}", "other splits": f"{others.sum():,}"}
+    totals |= {labels.unit(arrays): f"{arrays.y.size:,}", "share": ""}
+    for column, total in totals.items():
+        width = max(len(column), len(total))
+        table.add_column(column, total, justify="right", no_wrap=True, min_width=width, max_width=32)
     for c in largest:
         count = train[c] + others[c]
         row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
@@ -271,13 +258,10 @@ def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
     from fedvg_jax.views import plots
 
     path = folder / "clients.png"
-    try:
+    with files.writing(path, "--out"), plots.drawing():
         folder.mkdir(parents=True, exist_ok=True)
-        with plots.drawing():
-            plots.clients(arrays, partition, title).savefig(path, dpi=150, facecolor="white")
-        return f"drawn: {path}"
-    except OSError as error:
-        raise UsageError(f"cannot write {path} ({error.strerror or error}); choose another --out") from None
+        plots.clients(arrays, partition, title).savefig(path, dpi=150, facecolor="white")
+    return f"drawn: {path}"
 
 
 if __name__ == "__main__":

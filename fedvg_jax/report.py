@@ -12,12 +12,10 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config.command_line import parse_path
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.config.command_line import FoldersParser, parse_path
 
 PROG = "python -m fedvg_jax.report"
 
@@ -33,12 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument(
-        "dirs", metavar="DIR", nargs="+", type=parse_path, help="folder of a sweep, of a run, or of runs"
-    )
+    options = " [--out DIR] [--baseline METHOD] [--partial]"
+    parser = FoldersParser(PROG, __doc__, "DIR", "folder of a sweep, of a run, or of runs", options)
     parser.add_argument(
         "--out", type=parse_path, metavar="DIR", help="folder to write; default: report in the first DIR"
     )
@@ -56,7 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--partial", action="store_true", help="report what is finished, and mark the cells")
     parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
     parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
-    parser.error = _raise_usage_error
     return parser
 
 
@@ -67,20 +60,13 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be an accuracy in (0, 1], such as 0.9; got {text[:50]!r}") from None
 
 
-def _raise_usage_error(message: str) -> NoReturn:
-    raise UsageError(f"{message}; usage: {PROG} DIR [DIR ...] [--out DIR] [--baseline METHOD] [--partial]")
-
-
 def write(argv: Sequence[str]) -> int:
     """Writes a report and prints its paths; returns the exit code.
 
     Raises:
         UsageError: as `fedvg_jax.views.report.write`.
     """
-    try:
-        arguments = _parser().parse_args(argv)
-    except SystemExit:  # --help
-        return 0
+    arguments = _parser().parse_args(argv)
     from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))

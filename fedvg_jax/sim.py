@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib.util
 import os
@@ -16,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
@@ -30,8 +31,6 @@ from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from fedvg_jax.runs.simulation import Simulation
 
 PROG = "python -m fedvg_jax.sim"
 
@@ -64,13 +63,13 @@ def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
     values, others = launch.split(words)
     processes = launch.parse(values)
-    command = read_command_line(others)
+    config, unused = read_command_line(others)
     if processes is None:
-        return simulate(*command)
-    if command.config.dry_run:
+        return simulate(config, unused)
+    if config.dry_run:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
-    _set_environment(command.config)
-    return launch.run(processes, lambda: simulate(*command, is_shared=True), lambda: lost_message(command.config))
+    _set_environment(config)
+    return launch.run(processes, lambda: simulate(config, unused, is_shared=True), lambda: lost_message(config))
 
 
 def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -> bool:
@@ -112,29 +111,19 @@ def guarded(command: Callable[[], int]) -> int:
 # --- parsing
 
 
-class CommandLine(NamedTuple):
-    """What a command line asks for."""
-
-    config: Config
-    """Resolved and checked."""
-    unused: Sequence[str] = ()
-    """Settings of the TOML file that this run does not use."""
-
-
 def parse(argv: Sequence[str]) -> Config:
     """Returns the resolved settings of a command line."""
-    return read_command_line(argv).config
+    return read_command_line(argv)[0]
 
 
-def read_command_line(argv: Sequence[str]) -> CommandLine:
-    """Returns the resolved settings of a command line, and those of its file that the run does not use.
+def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
+    """Returns the resolved settings of a command line, and the names of those of its file that the run does not use.
 
     Raises:
         UsageError: for a setting that cannot work, and for a flag that the run does not use. A file may hold settings
             of other methods, because the runs of a sweep share it.
     """
     values = command_line.parse(argv, PROG)
-    named = {name: values.pop(name) for name in presets.SHORTHANDS if name in values}
     path = values.get("config")
     file = configs.read_toml(path) if path else {}
     if "config" in file:
@@ -144,13 +133,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     resumed = values.get("resume") or file.get("resume", run_folder.AUTO)
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
-    named_in_file = {name: file.pop(name) for name in presets.SHORTHANDS if name in file}
-    config = configs.apply(config, shorthands.meaning(named_in_file) | file, str(path))
-    config = configs.apply(config, shorthands.meaning(named), "shorthand")
-    config = configs.apply(config, values, "command line")
+    config = shorthands.apply_with_shorthands(config, file, str(path))
+    config = shorthands.apply_with_shorthands(config, values, "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     configs.refuse_unused(config, values)
-    return CommandLine(config, configs.unused(config, [name for name in file if name not in values]))
+    return config, configs.unused(config, [name for name in file if name not in values])
 
 
 def refuse_options(config: Config, command: str, reasons: Mapping[str, str]) -> None:
@@ -182,15 +169,9 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
 
     _set_environment(config)
     console = Console()
-
-    def log(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
+    log = functools.partial(output.say, console)
     with contextlib.ExitStack() as reserved:
-
-        def choose(settings: Config) -> Config:
-            return _choose_folder(settings, log, reserved)
-
+        choose = functools.partial(_choose_folder, log=log, reserved=reserved)
         if is_shared:
             from fedvg_jax.core import processes
             from fedvg_jax.runs import shared_start
@@ -206,12 +187,15 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
                 return _show_plan(config, console, unused)
             config = choose(config)
 
+        out = config.out
+        assert out is not None, "it is chosen"
+
         def message() -> str:
             reserved.close()  # removes the folder if it is empty
-            return exit_message(_run_folder(config))
+            return exit_message(out)
 
         with stop_signals.say_at_once(message):
-            return _train(config, console, log, unused)
+            return _train(config, out, console, log, unused)
 
 
 def _check_outputs(config: Config) -> None:
@@ -237,17 +221,21 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
         return config
     if wants_resume:
         log("no run with these settings to resume; starting a new one")
+    return dataclasses.replace(config, out=new_folder(config, reserved))
+
+
+def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:
+    """Returns the folder of a new run.
+
+    Args:
+        config: `out` names the folder; without it, one is made.
+        reserved: removes a folder that is made here, if nothing is written to it.
+    """
     if config.out is None:
         out = run_folder.reserve_folder(config)
         reserved.callback(run_folder.remove_unused, out)
-        return dataclasses.replace(config, out=out)
+        return out
     run_folder.refuse_taken(config.out)
-    return config
-
-
-def _run_folder(config: Config) -> Path:
-    """Returns `out`, which `simulate` sets for every run."""
-    assert config.out is not None
     return config.out
 
 
@@ -274,7 +262,7 @@ def _saved_round(out: Path) -> str:
     return f"round {last} is saved" if last else "no round is saved yet"
 
 
-def _train(config: Config, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
+def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
     """Trains, draws and exports; returns the exit code."""
     from fedvg_jax.core import processes
 
@@ -282,9 +270,10 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         starting.enter_context(collection.paused())
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
-            sim, out = _prepare(config, console, unused), _run_folder(config)
-        from fedvg_jax.views import display
+            start_jax(config)
+            from fedvg_jax.views import display
 
+            sim = display.prepare(console, config, unused)
         with display.round_progress(console, config.rounds) as show:
 
             def on_records(records: list[history.Record]) -> None:
@@ -308,7 +297,7 @@ def _train(config: Config, console: Console, log: Callable[[str], None], unused:
         log(f"model written to {config.export}")
     if not finished.summary["interrupted"]:
         return 0
-    log(f"resume with: {PROG} --resume {config.out}")
+    log(f"resume with: {PROG} --resume {out}")
     return stop_signals.exit_code(finished.summary["stopped_by"])
 
 
@@ -319,29 +308,17 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
     """
     num_done = seals.newest_round(Path(config.resume)) if config.resume else 0
     if config.resume:
-        left = f"{config.rounds - num_done} of {config.rounds} rounds are left"
-        console.print(f"{config.resume}: {left}", highlight=False, soft_wrap=True, markup=False)
+        output.say(console, f"{config.resume}: {config.rounds - num_done} of {config.rounds} rounds are left")
     if num_done == config.rounds:
         return 0
-    sim = _prepare(config, console, unused)
+    start_jax(config)
     from fedvg_jax.views import display, dry_run
 
+    sim = display.prepare(console, config, unused)
     with console.status("compiling, and timing a sample of each part"):
         prediction = dry_run.predict(sim, num_done)
     console.print(display.plan_table(prediction))
     return 0
-
-
-def _prepare(config: Config, console: Console, unused: Sequence[str]) -> Simulation:
-    """Starts jax, reads the data, and shows the start of the run."""
-    start_jax(config)
-    from fedvg_jax.runs import simulation
-    from fedvg_jax.views import display
-
-    with display.preparation_progress(console) as bar:
-        sim = simulation.simulation(config, progress=bar("drawing a partition"), reading=bar("decoding images"))
-    console.print(display.start_text(sim, unused), highlight=False, soft_wrap=True, markup=False)
-    return sim
 
 
 def _set_environment(config: Config) -> None:

@@ -27,11 +27,13 @@ from fedvg_jax.study.sweep_folder import count
 from fedvg_jax.study.sweep_points import RANGED
 from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
+from fedvg_jax.views.output import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedvg_jax.study.sweep_points import Point
+
 
 HELP = f"""usage: {PROG} [OPTIONS]
 
@@ -96,7 +98,7 @@ def run(command: CommandLine) -> int:
 
     console = Console()
     for line in opening_lines(command):
-        _say(console, line)
+        say(console, line)
     sweep_folder.check_sources(command.points.points)
     tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
@@ -108,8 +110,8 @@ def run(command: CommandLine) -> int:
 
 def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and combinations that repeat a point."""
-    points, merged = command.points
-    lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in command.sweep.axes]
+    sweep, points, merged = command.points
+    lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     if merged:
         repeated, kept = next(iter(merged.items()))
@@ -119,10 +121,9 @@ def opening_lines(command: CommandLine) -> list[str]:
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
-    if command.grid:
-        tuned = ", ".join(command.grid.tuning.settings)
-        num_points, seeds = len(command.grid.points.points), count(len(command.grid.tuning.seeds), "seed")
-        lines.append(f"tuning {tuned} first: {count(num_points)} with {seeds}, chosen on D_val")
+    if command.tuning and command.tuning_runs:
+        num_runs, seeds = count(len(command.tuning_runs.points)), count(len(command.tuning.seeds), "seed")
+        lines.append(f"tuning {', '.join(command.tuning.settings)} first: {num_runs} with {seeds}, chosen on D_val")
     return lines
 
 
@@ -142,12 +143,11 @@ class Phase(NamedTuple):
         return [point for point in points if not sweep_folder.is_done(self.out, point)]
 
 
-def phases(command: CommandLine) -> dict[str, Phase]:
+def phases(command: CommandLine) -> list[Phase]:
     """Returns the phases of a sweep in their order, with the values that the points have before tuning."""
-    final = {"final": Phase("final", command.out, command.points.points)}
-    if command.grid is None:
-        return final
-    return {"tuning": Phase("tuning", command.out / tuning.FOLDER, command.grid.points.points), **final}
+    runs = command.tuning_runs
+    first = [Phase("tuning", command.out / tuning.FOLDER, runs.points)] if runs else []
+    return [*first, Phase("final", command.out, command.points.points)]
 
 
 def open_phase(command: CommandLine, name: str, log: Callable[[str], None] = lambda line: None) -> Phase:
@@ -158,18 +158,17 @@ def open_phase(command: CommandLine, name: str, log: Callable[[str], None] = lam
         name: of the phase.
         log: called with a line for the choice of every cell.
     """
-    phase, grid = phases(command)[name], command.grid
-    content = sweep_folder.document(command.sweep, command.points)
-    if grid and name == "tuning":
+    tried, phase = phases(command)[0], phases(command)[-1]
+    content = sweep_folder.document(command.points)
+    if command.tuning_runs and name == "tuning":
         sweep_folder.refuse_taken(command.out)
-        content = sweep_folder.document(grid.sweep, grid.points)
-    elif grid:
-        tried = phases(command)["tuning"]
-        choices = tuning.choose(tried.out, tried.points, grid.tuning)
+        phase, content = tried, sweep_folder.document(command.tuning_runs)
+    elif command.tuning:
+        choices = tuning.choose(tried.out, tried.points, command.tuning)
         for cell, choice in choices.items():
             log(f"{cell}: {chosen_text(choice)}")
         phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
-        content |= {"tuning": tuning.as_json(grid.tuning, choices)}
+        content |= {"tuning": tuning.as_json(command.tuning, choices)}
     sweep_folder.open_folder(phase.out, content, phase.points)
     return phase
 
@@ -181,32 +180,29 @@ def chosen_text(choice: tuning.Choice) -> str:
     return f"{values} (validation {choice.metric} {score}, {choice.num_runs} runs)"
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
 def _run_phases(command: CommandLine, console: Console) -> int:
     """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
-    say = functools.partial(_say, console)
-    if command.grid and (stopped_by := _compute(command, open_phase(command, "tuning"), console)):
+    if command.tuning and (stopped_by := _compute(command, open_phase(command, "tuning"), console)):
         return _say_stopped(console, stopped_by)
-    phase = open_phase(command, "final", say)
+    phase = open_phase(command, "final", functools.partial(say, console))
     stopped_by = _compute(command, phase, console)
-    from rich.console import Group
+    from fedvg_jax.study import markup, tables
+    from fedvg_jax.study.collect import collect
 
-    from fedvg_jax.study import sweep_progress
-
-    results = sweep_progress.result_table(command.out)
-    is_any_finished = isinstance(results, Group)
-    if is_any_finished or not stopped_by:
-        console.print(results, highlight=False)
-    say(f"folder of the sweep: {command.out}")
+    study = refusal = None
+    try:
+        study = collect([command.out], partial=True)
+        console.print(markup.terminal(tables.accuracy(study)), highlight=False)
+    except UsageError as error:  # of a sweep without a finished point
+        if not stopped_by:
+            console.print(str(error), highlight=False, markup=False, emoji=False)
+    say(console, f"folder of the sweep: {command.out}")
     if stopped_by:
         return _say_stopped(console, stopped_by)
-    is_shard = command.shard.count > 1
-    if is_shard:
-        say("the report is written by the command without --shard")
-    refusal = _draw_report(command.out, console) if is_any_finished and not is_shard else None
+    if command.shard.count > 1:
+        say(console, "the report is written by the command without --shard")
+    elif study:
+        refusal = _draw_report(command.out, console)
     sweep_folder.refuse_unfinished(command.out, _mine(command, phase))
     if refusal:
         raise refusal
@@ -214,7 +210,7 @@ def _run_phases(command: CommandLine, console: Console) -> int:
 
 
 def _say_stopped(console: Console, stopped_by: str) -> int:
-    _say(console, "the same command continues the sweep")
+    say(console, "the same command continues the sweep")
     return stop_signals.exit_code(stopped_by)
 
 
@@ -231,7 +227,11 @@ def _mine(command: CommandLine, phase: Phase) -> list[Point]:
 
 def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None:
     """Computes the points of a phase; returns the signal that stopped it, or None."""
-    num_jobs = _num_jobs(command, phase.pending(phase.points))
+    num_jobs = command.jobs
+    if num_jobs is None:
+        pending = phase.pending(phase.points)
+        mine = pending[: len(pending) // command.shard.count]
+        num_jobs = 1 if command.slurm is not None else workers.auto_jobs(mine, hardware.without_jax())
     has_workers = num_jobs > 1 or command.slurm is not None
     if not has_workers:
         sim.start_jax(phase.points[0].config)
@@ -268,20 +268,12 @@ def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None
         return workers.run_submitit(main, jobs, folder, command.slurm, report_finished, observers.log)
 
 
-def _num_jobs(command: CommandLine, pending: Sequence[Point]) -> int:
-    """Returns the number of processes that compute the points."""
-    if command.jobs is not None:
-        return command.jobs
-    mine = pending[: len(pending) // command.shard.count]
-    return 1 if command.slurm is not None else workers.auto_jobs(mine, hardware.without_jax())
-
-
 def _work(command: CommandLine, share: Share) -> int:
     """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it."""
     if "SUBMITIT_EXECUTOR" not in os.environ:
         workers.take_cores(share)
         workers.stop_without_parent()
-    phase = open_phase(command, command.phase if command.phase in phases(command) else "final")
+    phase = open_phase(command, command.phase)
     sim.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweeps
 
@@ -303,7 +295,7 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
                     line = f"report: {report.write([out], out / 'report').paths[-1]}"
             except UsageError as error:
                 line, refusal = "no report", error
-    _say(console, line)
+    say(console, line)
     return refusal
 
 
@@ -314,14 +306,14 @@ def _show_plan(command: CommandLine, console: Console) -> int:
     from fedvg_jax.study.sweep_progress import duration
 
     planned, points = [], []
-    for phase in phases(command).values():
+    for phase in phases(command):
         mine = workers.shard(sweeps.by_program(phase.points), command.shard)
         planned += mine
         points += phase.pending(mine)
     num_done = len(planned) - len(points)
     done = f"; {num_done} of {count(len(planned))} finished" if num_done else ""
     if not points:
-        _say(console, f"nothing to compute{done}")
+        say(console, f"nothing to compute{done}")
         return 0
     total = compiling = 0.0
     groups = sweeps.by_program(points)
@@ -329,11 +321,11 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         with console.status(f"timing program {i + 1} of {len(groups)}"):
             seconds, compile_seconds = _estimate(group)
         total, compiling = total + seconds, compiling + compile_seconds
-        _say(console, f"program {i + 1}: {count(len(group))}, about {duration(seconds)}")
+        say(console, f"program {i + 1}: {count(len(group))}, about {duration(seconds)}")
         for point in group:
-            _say(console, f"  {point.name}")
+            say(console, f"  {point.name}")
     work = f"{count(len(points))}, {count(len(groups), 'program')}"
-    _say(console, f"{work}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
+    say(console, f"{work}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
     return 0
 
 

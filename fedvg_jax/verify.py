@@ -15,11 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import parse_runs
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import verification
-from fedvg_jax.views import output
 
 PROG = verification.COMMAND
 
@@ -27,25 +26,20 @@ PROG = verification.COMMAND
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if all folders fit, 1 if not, 2 for a usage error."""
     words = list(sys.argv[1:] if argv is None else argv)
-    with output.lasting():
-        try:
-            reports = {run: verification.check(run) for run in parse_runs(words, PROG, __doc__)}
-        except UsageError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        for run, report in reports.items():
-            show(run, report)
+    return sim.guarded(lambda: verify(parse_runs(words, PROG, __doc__)))
+
+
+def verify(runs: Sequence[Path]) -> int:
+    """Checks run folders, prints a line for each finding, and returns the exit code: 1 if something does not fit."""
+    reports = {run: verification.check(run) for run in runs}
+    for run, report in reports.items():
+        for line in report.misfits:
+            print(f"{run}: {line}")
+        for line in report.notes:
+            print(f"{run}: note: {line}")
+        if not report.misfits:
+            print(f"{run}: all fits")
     return int(any(report.misfits for report in reports.values()))
-
-
-def show(run: Path, report: verification.Findings) -> None:
-    """Prints a report, a line for each finding."""
-    for line in report.misfits:
-        print(f"{run}: {line}")
-    for line in report.notes:
-        print(f"{run}: note: {line}")
-    if not report.misfits:
-        print(f"{run}: all fits")
 
 
 if __name__ == "__main__":

@@ -137,8 +137,9 @@ def _panel(study: Study, axes: Axes, group: Group, style: Style) -> None:
     low, high = min(0.0, *ends), max(0.0, *ends)
     reach = high - low
     for place, bar in enumerate(group.bars):
-        look, hatch = styles[bar.method], HATCHES[study.methods.index(bar.method) % len(HATCHES)]
-        axes.barh(place, bar.mean, 0.72, color=look.colour, alpha=0.35, edgecolor=look.colour, hatch=hatch, lw=0.8)
+        hatch = HATCHES[study.methods.index(bar.method) % len(HATCHES)]
+        colour = styles[bar.method]["color"]
+        axes.barh(place, bar.mean, 0.72, color=colour, alpha=0.35, edgecolor=colour, hatch=hatch, lw=0.8)
         if np.isfinite(bar.std):
             deviations = [[min(bar.std, bar.mean - span[0])], [min(bar.std, span[1] - bar.mean)]]
             axes.errorbar([bar.mean], [place], xerr=deviations, color="black", lw=0.8, capsize=2)

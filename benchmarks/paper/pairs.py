@@ -21,13 +21,11 @@ def integrations(study: Study, style: Style) -> list[Drawing] | str:
             curves = {m: c for m in (name, base.with_fedvg(name)) if (c := curve(study, study.cell(m, scenario)))}
             panel.set_ylim(*limits(study, list(curves.values())))
             for method, line in curves.items():
-                look = styles[method]
                 marker = "o" if len(line.rounds) == 1 else None  # one point is no line
-                dashes = "--" if method == name else "-"
-                label = base.plain(method, 32)
-                panel.plot(line.rounds, line.mean, color=look.colour, ls=dashes, marker=marker, ms=3, label=label)
+                look = styles[method] | {"ls": "--" if method == name else "-", "marker": marker}
+                panel.plot(line.rounds, line.mean, ms=3, **look)
                 panel.fill_between(
-                    line.rounds, line.mean - line.std, line.mean + line.std, color=look.colour, alpha=0.12, lw=0
+                    line.rounds, line.mean - line.std, line.mean + line.std, color=look["color"], alpha=0.12, lw=0
                 )
                 values = zip(line.rounds, line.mean, line.std, strict=True)
                 rows += [(scenario_text(scenario), method, int(r), m, s, line.n) for r, m, s in values]

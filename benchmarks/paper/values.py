@@ -116,8 +116,7 @@ def against_paper(study: Study) -> Table | None:
         stated = values.get((cell.method, cell.scenario))
         ours = list(results(study, cell, "max").values())
         mean, std = statistics.mean_and_std(ours)
-        bare = cell._replace(missing=(), failures=())
-        shown = [tables.spread_of(study, bare), tables.spread_of(study, bare, "max")]
+        shown = [tables.spread_of(study, cell), tables.spread_of(study, cell, "max")]
         if not stated or not ours:
             return [*shown, Entry("–", (None, None)), number(None), number(None)]
         theirs = Entry(f"{stated[0]:.2f}" + (f" ± {stated[1]:.2f}" if stated[1] is not None else ""), stated)

@@ -2,11 +2,10 @@
 
 from fedvg_jax.config import shorthands as shorthands
 from fedvg_jax.config.checks import check, epochs_range
-from fedvg_jax.config.io import apply, dotted, flatten, read_toml, typed
+from fedvg_jax.config.io import apply, dotted, flatten, read_toml
 from fedvg_jax.config.options import (
     ALGORITHMS,
     MODELS,
-    PARTITIONS,
     SETTINGS,
     WEIGHTINGS,
     Attack,
@@ -29,6 +28,6 @@ from fedvg_jax.config.options import (
     num_corrupt,
 )
 from fedvg_jax.config.presets import DATASETS
-from fedvg_jax.config.suggestions import closest, suggestion
+from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
-from fedvg_jax.config.weighting_grammar import parse_weighting, streams
+from fedvg_jax.config.weighting_grammar import streams

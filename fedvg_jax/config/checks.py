@@ -7,19 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fedvg_jax.config import options
 from fedvg_jax.config.io import flatten, typed
-from fedvg_jax.config.options import (
-    ALGORITHMS,
-    RECORDS,
-    SETTINGS,
-    TRACKERS,
-    WEIGHTINGS,
-    Config,
-    cohort_size,
-    recorded_names,
-    stop_target,
-    tracker_names,
-)
+from fedvg_jax.config.options import ALGORITHMS, RECORDS, SETTINGS, TRACKERS, WEIGHTINGS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
@@ -28,6 +18,9 @@ from fedvg_jax.core.types import UsageError
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a pair of UTF-16, which UTF-8 cannot encode: a byte of a command line that is not UTF-8 becomes one."""
 
 NEVER_UNUSED = ("stem", "norm", "momentum", "min_samples_rule", "partition_file")
 NEVER_UNUSED += ("validation.data_dir", "validation.classes", "validation.clients")
@@ -44,7 +37,7 @@ def check(config: Config) -> Config:
     config = typed(config)
     _check_values(config)
     _check_texts(config)
-    for problems in (_unused, _training_problems, _method_problems, _partition_problems, _validation_problems):
+    for problems in PROBLEMS:
         for message in problems(config):
             raise UsageError(message)
     return config
@@ -54,15 +47,16 @@ def _check_values(config: Config) -> None:
     """Raises UsageError for a value that is not among those its setting allows, or that float32 cannot hold."""
     if not config.dataset.startswith(tuple(OUTSIDE)):
         _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
-    for name in recorded_names(config):
+    for name in options.recorded_names(config):
         _require_name("record", name, RECORDS)
-    for name in tracker_names(config):
+    for name in options.tracker_names(config):
         _require_name("track", name, TRACKERS)
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
         _require("\0" not in str(value), name, repr(value), "text without a zero byte")
-        _require(_is_utf8(str(value)), name, ascii(str(value)), "text that UTF-8 can encode")
+        is_utf8 = not LONE_SURROGATE.search(str(value))
+        _require(is_utf8, name, ascii(str(value)), "text that UTF-8 can encode")
         if setting.names:
             _require_name(name, str(value), setting.names)
         if setting.range:
@@ -76,11 +70,11 @@ def _check_texts(config: Config) -> None:
     """Raises UsageError for a text that does not follow the grammar of its setting."""
     parse_weighting(config.weighting)
     epochs_range(config)
-    try:
-        re.compile(config.fedvg.include)
-    except NO_PATTERN as error:
-        shown = config.fedvg.include[:100]
-        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {shown}") from None
+    for name, pattern in {"fedvg.include": config.fedvg.include, "local": config.local}.items():
+        try:
+            re.compile(pattern)
+        except NO_PATTERN as error:
+            raise UsageError(f"{name} is not a regular expression: {error}; got {pattern[:100]}") from None
     is_size = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII) is not None
     _require(is_size, "image_size", config.image_size, "a number of pixels below 10000, or HEIGHTxWIDTH as 244x224")
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
@@ -116,10 +110,10 @@ def _unused(config: Config) -> Iterator[str]:
 
 def _training_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the model, its cohorts, its local training and its devices."""
-    least, given = cohort_size(config), config.candidates
+    least, given = options.cohort_size(config), config.candidates
     if config.selection == "power_of_choice" and given > 0 and not least <= given <= config.clients:
         yield f"candidates must be from the cohort's {least} to the {config.clients} clients, or 0; got {given}"
-    if config.stop_at and stop_target(config) is None:
+    if config.stop_at and options.stop_target(config) is None:
         got = _shorten(config.stop_at)
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9; got {got}"
     if config.test_ratio + config.val_ratio >= 1:
@@ -134,30 +128,22 @@ def _training_problems(config: Config) -> Iterator[str]:
 
 
 def _method_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of weighting, algorithm, aggregation rule and cohort blocks."""
+    """Yields contradictions of weighting and algorithm."""
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
     sensitivity = config.elastic.sensitivity
     if config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official":
         yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
-    if config.local or ALGORITHMS[config.algorithm].has_personal_models:
-        yield from _own_model_problems(config)
-    if config.robust.rule != "mean":
-        yield from _rule_problems(config, config.robust.rule, cohort_size(config))
-    if 0 < config.hold < cohort_size(config):
-        yield from _hold_problems(config, f"hold {config.hold} of a cohort of {cohort_size(config)}")
 
 
 def _own_model_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of local tensors or personal models, and a wrong expression of local tensors."""
-    try:
-        re.compile(config.local)
-    except re.error as error:
-        yield f"local {config.local!r} is no regular expression: {error}"
-    own, algorithm = f"local {config.local}", f"algorithm {config.algorithm}"
-    if config.local and ALGORITHMS[config.algorithm].has_personal_models:
+    """Yields contradictions of local tensors or personal models."""
+    algorithm, has_personal_models = f"algorithm {config.algorithm}", ALGORITHMS[config.algorithm].has_personal_models
+    if not config.local and not has_personal_models:
+        return
+    own = f"local {config.local}" if config.local else algorithm
+    if config.local and has_personal_models:
         yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
-    own = own if config.local else algorithm
     if config.server_stats == "official":
         yield (
             f"{own} cannot be used with server_stats official: the published code has one model for all clients; leave"
@@ -170,8 +156,11 @@ def _own_model_problems(config: Config) -> Iterator[str]:
         )
 
 
-def _rule_problems(config: Config, rule: str, size: int) -> Iterator[str]:
-    """Yields contradictions of a robust rule with the weighting, the algorithm or a cohort of `size` clients."""
+def _rule_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of a robust rule with the weighting, the algorithm or the size of the cohort."""
+    rule, size = config.robust.rule, options.cohort_size(config)
+    if rule == "mean":
+        return
     if rule != "clipped_mean" and config.weighting not in ("uniform", "samples", "native"):
         yield (
             f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
@@ -196,8 +185,11 @@ def _rule_problems(config: Config, rule: str, size: int) -> Iterator[str]:
         yield f"robust.num_kept must be at most K - num_bad = {size - bad}; got {kept}"
 
 
-def _hold_problems(config: Config, blocks: str) -> Iterator[str]:
+def _hold_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of cohort blocks with what needs all models of the cohort at once."""
+    blocks = f"hold {config.hold} of a cohort of {options.cohort_size(config)}"
+    if not 0 < config.hold < options.cohort_size(config):
+        return
     if config.robust.rule != "mean":
         yield (
             f"{blocks} needs the weighted mean, because robust.rule {config.robust.rule} needs all models at once; use"
@@ -239,30 +231,25 @@ def _partition_problems(config: Config) -> Iterator[str]:
 
 def _validation_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the validation set."""
-    options = config.validation
-    if options.source == "clients" and config.val_ratio == 0:
+    validation = config.validation
+    if validation.source == "clients" and config.val_ratio == 0:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
-    if options.source != "clients" and options.data_dir is None:
-        yield f"validation.source {options.source} needs --validation.data-dir DIR with its files"
-    if options.size > 0 and options.fraction < 1:
+    if validation.source != "clients" and validation.data_dir is None:
+        yield f"validation.source {validation.source} needs --validation.data-dir DIR with its files"
+    if validation.size > 0 and validation.fraction < 1:
         yield (
-            f"validation.size {options.size} and validation.fraction {options.fraction} contradict each other; give one"
-            " of them"
+            f"validation.size {validation.size} and validation.fraction {validation.fraction} contradict each other;"
+            " give one of them"
         )
+
+
+PROBLEMS = (_unused, _training_problems, _method_problems, _own_model_problems, _rule_problems, _hold_problems)
+PROBLEMS += (_partition_problems, _validation_problems)
 
 
 def _is_count(text: str) -> bool:
     """Whether a text is a number from 1 to 999,999,999; Python refuses to convert thousands of digits."""
     return text.isdecimal() and text.isascii() and len(text) < 10 and int(text) > 0
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether UTF-8 can encode a text; bytes of a command line that are not UTF-8 become lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _require_name(name: str, value: str, allowed: Iterable[str]) -> None:

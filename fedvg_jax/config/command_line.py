@@ -88,7 +88,8 @@ def add_settings(parser: argparse.ArgumentParser, shown: str = "", takes_many: b
     """
     texts, topics = descriptions(Config) if shown else {}, {}
     many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
-    on, off = (many, {"action": "append_const", "const": ["false"]}) if takes_many else (_TRUE, _FALSE)
+    on: dict[str, Any] = many or {"action": "store_true"}
+    off: dict[str, Any] = {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
     for name in (*presets.SHORTHANDS, *SETTINGS):
         setting = SETTINGS.get(name)
         topic = setting.facts.topic if setting else "Method"
@@ -102,10 +103,6 @@ def add_settings(parser: argparse.ArgumentParser, shown: str = "", takes_many: b
             parser.add_argument(flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off)
         else:
             topics[topic].add_argument(flag_of(name), dest=name, metavar=_word(name), help=text, **many)
-
-
-_TRUE: dict[str, Any] = {"action": "store_true"}
-_FALSE: dict[str, Any] = {"action": "store_false"}
 
 
 def is_switch(name: str) -> bool:
@@ -207,22 +204,28 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+class FoldersParser(argparse.ArgumentParser):
+    """A parser of one or more folders, whose refusals are UsageErrors with the usage on the same line."""
+
+    def __init__(self, prog: str, description: str | None, metavar: str, purpose: str, options: str = ""):
+        super().__init__(
+            prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        self._usage = f"{prog} {metavar} [{metavar} ...]{options}"
+        self.add_argument("dirs", metavar=metavar, nargs="+", type=parse_path, help=purpose)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError with argparse's message."""
+        raise UsageError(f"{message}; usage: {self._usage}")
+
+
 def parse_runs(argv: Sequence[str], prog: str, description: str | None) -> list[Path]:
     """Returns the run folders of a command line that has nothing else; --help prints the description and exits.
 
     Raises:
         UsageError: it names none, or has an option.
     """
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=parse_path, help="the folder of a run")
-
-    def refuse(message: str) -> NoReturn:
-        raise UsageError(f"{message}; usage: {prog} RUN [RUN ...]")
-
-    parser.error = refuse  # argparse would print two lines, on some versions also with exit_on_error=False
-    return parser.parse_args(argv).runs
+    return FoldersParser(prog, description, "RUN", "the folder of a run").parse_args(argv).dirs
 
 
 def _word(name: str) -> str:

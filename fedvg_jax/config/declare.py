@@ -89,21 +89,9 @@ class Facts(NamedTuple):
     """Of a group: whether a report names its settings with the method, where they vary."""
 
 
-def setting(
-    default: T,
-    allowed: Collection[str] | Range | None = None,
-    kind: Kind = "compiled",
-    *,
-    hyper: str = "",
-    used: tuple[Condition, ...] = (),
-    also: str = "",
-    word: str = "",
-    topic: str = "",
-    is_common: bool = False,
-) -> T:
-    """Returns the field of a setting; see `Facts`. A traced scalar is data."""
-    kind = "data" if hyper else kind
-    facts = Facts(allowed, kind, hyper, used, also, word, topic, is_common)
+def setting(default: T, allowed: Collection[str] | Range | None = None, kind: Kind = "compiled", **others: Any) -> T:
+    """Returns the field of a setting with its `Facts`. A traced scalar is data."""
+    facts = Facts(allowed, "data" if "hyper" in others else kind, **others)
     return dataclasses.field(default=default, metadata={"facts": facts})
 
 

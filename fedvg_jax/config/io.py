@@ -13,6 +13,7 @@ from typing import Any
 
 from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
 MAX_FILE_SIZE = 2**20
@@ -73,13 +74,12 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8-sig") as file:  # a pipe, too, such as a shell's <(command)
             text = file.read(MAX_FILE_SIZE + 1)
-        if len(text) > MAX_FILE_SIZE:
-            raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")
-        return dotted(tomllib.loads(text))
-    except UsageError:
-        raise
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the config file {path}: {_reason(error)}; check --config") from None
+        raise UsageError(f"cannot read the config file {path}: {files.reason(error)}; check --config") from None
+    if len(text) > MAX_FILE_SIZE:
+        raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")
+    try:
+        return dotted(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
         raise UsageError(f"{path} is not valid TOML: {error}") from None
 
@@ -143,10 +143,6 @@ def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_table = isinstance(value, dict) and (value or prefix + name in GROUPS)
         flat |= dotted(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
     return flat
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def python_scalar(value: Any) -> Any:

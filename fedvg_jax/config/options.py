@@ -138,23 +138,39 @@ _RUNNING_STATISTICS = Condition(
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
 _FEDVG = weighs_by("fedvg", "generalised")
 _GENERALISED = weighs_by("generalised")
+_INVERTING = weighs_by("fedvg", "val_loss", "generalised")
 _FITTED = weighs_by("fitted")
 _NOT_DELTA = is_not("fedvg.norm", "delta", "every other norm")
 _EXTERNAL = is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
+_SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
+_IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
+_GRADUAL = Condition(
+    "corrupt.kind",
+    lambda config: config.corrupt.kind not in ("none", "rotate90"),
+    "every other kind than none and rotate90",
+)
+_FROM_FILES = Condition(
+    "dataset",
+    lambda config: config.dataset not in presets.BUILT_IN,
+    f"every other data set than {', '.join(presets.BUILT_IN)}",
+)
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
-
-
-def _reads_eps(config: Config) -> bool:
-    """Whether the weighting inverts a norm or a loss."""
-    return any(rule in config.weighting for rule in ("fedvg", "val_loss", "generalised"))
-
-
-def _has_first_moment(config: Config) -> bool:
-    """Whether the server has a first moment; FedAdagrad has one only in the published code."""
-    is_official = config.algorithm == "fedadagrad" and config.fedopt.variant == "official"
-    return is_official or config.algorithm in ("fedadam", "fedyogi")
-
-
+_OF_SEVERAL_SIZES = Condition(
+    "dataset",
+    lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
+    ", ".join((*_SIZED, *presets.OUTSIDE.values())),
+)
+_LOCAL = Condition("local", lambda config: config.local != "", "a regular expression")
+_FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
+_CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
+_FIRST_MOMENT = Condition(
+    "algorithm",
+    lambda config: (
+        config.algorithm in ("fedadam", "fedyogi")
+        or (config.algorithm == "fedadagrad" and config.fedopt.variant == "official")
+    ),
+    "fedadam, fedyogi, or fedadagrad of variant official",
+)
 _MEMORIES = Condition(
     "algorithm",
     lambda config: ALGORITHMS[config.algorithm].has_memories or config.local != "",
@@ -195,12 +211,7 @@ class FedVG:
     )
     """Network blocks of a ResNet. residual: every residual block (the paper); stage: six stages (the published
     code)."""
-    eps: float = setting(
-        1e-8,
-        ABOVE_0,
-        hyper="eps",
-        used=(Condition("weighting", _reads_eps, "fedvg, val_loss, or generalised"),),
-    )
+    eps: float = setting(1e-8, ABOVE_0, hyper="eps", used=(_INVERTING,))
     """Number added to each norm before it is inverted."""
     mode: str = setting("train", ("train", "eval"), used=(_FEDVG, _NOT_DELTA, is_one("fedvg.signal", "gradient")))
     """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics."""
@@ -234,12 +245,7 @@ class FedOpt:
 
     lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr")
     """Learning rate of the server."""
-    b1: float = setting(
-        0.9,
-        BELOW_1,
-        hyper="b1",
-        used=(Condition("algorithm", _has_first_moment, "fedadam, fedyogi, or fedadagrad of variant official"),),
-    )
+    b1: float = setting(0.9, BELOW_1, hyper="b1", used=(_FIRST_MOMENT,))
     """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has a first moment only with variant official."""
     b2: float = setting(0.999, BELOW_1, hyper="b2", used=(is_one("algorithm", "fedadam", "fedyogi"),))
     """Decay of the second moment (FedAdam, FedYogi)."""
@@ -380,12 +386,7 @@ class Tuning:
 
     steps: int = setting(0, Range(lambda v: 0 <= v < 2**31, ">= 0 and below 2**31"))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
-    lr: float = setting(
-        0.01,
-        ABOVE_0,
-        hyper="tuning_lr",
-        used=(Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more"),),
-    )
+    lr: float = setting(0.01, ABOVE_0, hyper="tuning_lr", used=(_SERVER_STEPS,))
     """Learning rate of the plain SGD."""
 
 
@@ -414,12 +415,7 @@ class Validation:
     rho: float = setting(0.0, UNIT, "data")
     """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
     rho^i."""
-    imbalance: str = setting(
-        "corrected",
-        ("corrected", "official"),
-        "data",
-        used=(Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0"),),
-    )
+    imbalance: str = setting("corrected", ("corrected", "official"), "data", used=(_IMBALANCED,))
     """Order of an imbalanced D_val. corrected: the order of D_val, all minibatches; official: sorted by class, without
     an incomplete last minibatch (the published code)."""
     pixel_noise: float = setting(0.0, FROM_0, "data")
@@ -440,18 +436,7 @@ class Corrupt:
     (angles up to strength x 180 degrees)."""
     clients: float = setting(0.2, FRACTION, "data", used=(is_not("corrupt.kind", "none"),))
     """Fraction of all clients that are corrupt, selected by the seed, in (0, 1]."""
-    strength: float = setting(
-        1.0,
-        FRACTION,
-        "data",
-        used=(
-            Condition(
-                "corrupt.kind",
-                lambda config: config.corrupt.kind not in ("none", "rotate90"),
-                "every other kind than none and rotate90",
-            ),
-        ),
-    )
+    strength: float = setting(1.0, FRACTION, "data", used=(_GRADUAL,))
     """Strength of the corruption, in (0, 1]: fraction of the labels, deviation of the noise, or fraction of a half
     turn."""
 
@@ -481,32 +466,10 @@ class Config:
     per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
     save_to_disk or as parquet files, below data_dir if that is set."""
     data_dir: Path | None = setting(
-        None,
-        kind="data",
-        used=(
-            Condition(
-                "dataset",
-                lambda config: config.dataset not in presets.BUILT_IN,
-                f"every other data set than {', '.join(presets.BUILT_IN)}",
-            ),
-        ),
-        word="DIR",
-        is_common=True,
-        also="data data_path",
+        None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True, also="data data_path"
     )
     """Folder or file with the raw data set."""
-    image_size: str = setting(
-        "",
-        kind="data",
-        used=(
-            Condition(
-                "dataset",
-                lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
-                ", ".join((*_SIZED, *presets.OUTSIDE.values())),
-            ),
-        ),
-        word="S|HxW",
-    )
+    image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
     """Size of the images in pixels, S or HxW. It chooses the file of a MedMNIST set, and image files are resized to it.
     Default: the size of the set."""
     splits: str = setting("all", ("all", "official"), "data", used=(is_one("dataset", "dermamnist"),))
@@ -605,9 +568,7 @@ class Config:
     local: str = setting("", word="REGEX", also="personal_layers")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
-    local_first: float = setting(
-        0.0, BELOW_1, used=(Condition("local", lambda config: config.local != "", "a regular expression"),)
-    )
+    local_first: float = setting(0.0, BELOW_1, used=(_LOCAL,))
     """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others. 0
     trains all tensors in all steps."""
     batch_size: int = setting(32, COUNT, is_common=True, also="bs")
@@ -648,12 +609,7 @@ class Config:
     global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
     of each client's own model; finetuned_accuracy, that of the global model after finetune_epochs on the client's own
     training rows."""
-    finetune_epochs: int = setting(
-        1,
-        COUNT,
-        "data",
-        used=(Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"),),
-    )
+    finetune_epochs: int = setting(1, COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True, also="gpus")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
@@ -686,9 +642,7 @@ class Config:
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
-    checkpoint_every: int = setting(
-        0, FROM_0, "host", used=(Condition("keep", lambda config: config.keep > 0, "1 or more"),), also="save_every"
-    )
+    checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,), also="save_every")
     """Rounds between two checkpoints; 0: about one a minute, and each round of over 5 s. The last round and every stop
     are saved in any case."""
     keep: int = setting(2, FROM_0, "host")

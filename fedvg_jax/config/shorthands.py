@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.io import GROUPS, name_hint
+from fedvg_jax.config.io import GROUPS, apply, name_hint
 from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import parse_weighting
@@ -29,17 +29,20 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
     settings = {}
     for name, table in presets.SHORTHANDS.items():
         if name in shorthands:
-            value = registered(name, shorthands[name])
-            meant = table.get(value, _composed(value) if name == "method" else None) if isinstance(value, str) else None
+            value = str(registered(name, shorthands[name]))
+            is_method = name == "method"
+            meant = table.get(value, _composed(value) if is_method else None)
             if meant is None:
-                composed = (
-                    (*ALGORITHMS, *WEIGHTINGS, *presets.PERSONAL, "ALGORITHM+WEIGHTING") if name == "method" else ()
-                )
-                raise UsageError(
-                    f"unknown {name} {value!r}{suggestion(str(value), dict.fromkeys((*table, *composed)))}"
-                )
+                composed = (*ALGORITHMS, *WEIGHTINGS, *presets.PERSONAL, "ALGORITHM+WEIGHTING") if is_method else ()
+                raise UsageError(f"unknown {name} {value!r}{suggestion(value, dict.fromkeys((*table, *composed)))}")
             settings |= meant
     return settings
+
+
+def apply_with_shorthands(config: Config, settings: Mapping[str, Any], source: str) -> Config:
+    """Returns `config` with some settings replaced, as `io.apply` does; those beside a shorthand win."""
+    own = {name: value for name, value in settings.items() if name not in presets.SHORTHANDS}
+    return apply(config, meaning(settings) | own, source)
 
 
 def _composed(method: str) -> dict[str, Any] | None:

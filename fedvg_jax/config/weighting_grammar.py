@@ -63,13 +63,7 @@ def rule_names(text: str) -> list[str]:
     >>> rule_names("samples+permuted(fedvg)")
     ['samples', 'fedvg']
     """
-
-    def names(rule: Rule) -> list[str]:
-        if isinstance(rule, Mean):
-            return names(rule.first) + names(rule.second)
-        return names(rule.of) if isinstance(rule, Permuted) else [rule]
-
-    return names(parse_weighting(text))
+    return [name for name in re.findall(r"\w+", text) if name in WEIGHTINGS]
 
 
 def _summands(text: str) -> list[str]:

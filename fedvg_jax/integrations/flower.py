@@ -93,7 +93,11 @@ class FedVG(Strategy):
         **options: Any,
     ) -> None:
         self.config = check(Config() if config is None else config)
-        _check_config(self.config)
+        if self.config.algorithm != "fedavg":
+            raise UsageError(
+                f"FedVG got algorithm {self.config.algorithm}; the algorithm is that of the Flower strategy: leave it"
+                " at fedavg and give server, such as flwr.serverapp.strategy.FedAvgM(...)"
+            )
         self.server = _server(server, options)
         self.rounds: list[RoundOfWeights] = []
         self._seed = seed
@@ -204,15 +208,6 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
             " FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi, and classes derived from them"
         )
     return server
-
-
-def _check_config(config: Config) -> None:
-    """Raises UsageError for an algorithm of ours, which the server's strategy does not run."""
-    if config.algorithm != "fedavg":
-        raise UsageError(
-            f"FedVG got algorithm {config.algorithm}; the algorithm is that of the Flower strategy: leave it at fedavg"
-            " and give server, such as flwr.serverapp.strategy.FedAvgM(...)"
-        )
 
 
 def _shapes(model: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

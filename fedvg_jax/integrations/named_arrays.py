@@ -117,7 +117,10 @@ def make_scheme(
     hyper = hyperparameters.merge_hyperparameters(config, algorithms.fedavg(), weighting, None)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
-        delta: Any = jax.tree.map(lambda *pair: _wide(np.subtract(*map(_double, pair))), theta.params, variables.params)
+        def difference(origin: np.ndarray, array: np.ndarray) -> jax.Array:  # in float64: exact for any float type
+            return _wide(np.asarray(origin, np.float64) - np.asarray(array, np.float64))
+
+        delta: Any = jax.tree.map(difference, theta.params, variables.params)
         return weighting.signal(hyper, Report(variables, jnp.int32(num_samples), delta), _EMPTY)
 
     return Scheme(weighting, hyper, to_variables, to_names, measure)
@@ -140,7 +143,7 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
         _check_like(client.arrays, model, f"reply {number}")
     theta = scheme.to_variables(model)
     models = [scheme.to_variables(client.arrays) for client in clients]
-    present = np.array([_is_finite(variables) for variables in models])
+    present = np.array([all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)) for model in models])
     if not present.any():
         return _no_weights(scheme, theta, present)
     signals = _signals(scheme, theta, models, [client.num_samples for client in clients], present)
@@ -304,18 +307,9 @@ def _floating(model: Arrays) -> dict[str, np.ndarray]:
     return {name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
 
-def _is_finite(variables: Variables) -> bool:
-    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(variables))
-
-
 def _wide(array: Any) -> jax.Array:
     """Returns an array in float32, because norms overflow in half precision."""
     return jnp.asarray(array, jnp.float32)
-
-
-def _double(array: Any) -> np.ndarray:
-    """Returns an array in float64, in which differences of any float type are exact enough."""
-    return np.asarray(array, np.float64)
 
 
 def _stack(trees: Sequence[Tree]) -> Tree:

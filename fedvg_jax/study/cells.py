@@ -149,15 +149,9 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
     return {r: study.unit * s[key] for r, s in sorted(summaries.items()) if s.get(key) is not None}
 
 
-def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], list[float]]:
-    """Returns the rounds with an evaluation, and the metric at each, accuracy in percent.
-
-    Args:
-        study: where the run is from.
-        run: a run folder.
-        part: "test" or "val".
-    """
-    key = f"{part}_{study.metric}"
+def evaluations(study: Study, run: Run) -> tuple[list[int], list[float]]:
+    """Returns the rounds with an evaluation, and the metric on test rows at each, accuracy in percent."""
+    key = f"test_{study.metric}"
     evaluated = [record for record in run.records if record.get(key) is not None]
     return [record["round"] for record in evaluated], [study.unit * record[key] for record in evaluated]
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import verification
-from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History, Record
+from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
+from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
 from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, passed_objects, places, shared_settings
+from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
@@ -31,19 +33,6 @@ class _Folder(NamedTuple):
     missing: str = ""
     """Why there is no result, except for a failure."""
     failure: str = ""
-
-
-class _Sweep(NamedTuple):
-    """The content of sweep.json."""
-
-    title: str
-    axes: tuple[str, ...]
-    points: tuple[tuple[Path, Mapping[str, Any]], ...]
-    """Folder and values of every point."""
-    base: Mapping[str, Any]
-    """Settings that all points share, and given.NAME for every object that was given in place of one."""
-    tuned: Mapping[str, Mapping[str, Any]]
-    """Cell -> the values that were chosen for it on D_val."""
 
 
 def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
@@ -82,7 +71,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
-    evaluated = [r for folder in run_folders if folder.run for r in folder.run.records if _is_evaluated(r)]
+    evaluated = [r for folder in run_folders if folder.run for r in folder.run.records if "test_loss" in r]
     metric = "accuracy" if all("test_accuracy" in record for record in evaluated) else "loss"
     cells = {key: _with_lost_results(cell._replace(metric=metric)) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
@@ -115,7 +104,7 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     return []
 
 
-def _tuned(sweeps: Sequence[_Sweep]) -> list[str]:
+def _tuned(sweeps: Sequence[Stored]) -> list[str]:
     """Returns a line with the values that were chosen for every cell; none without tuning."""
     cells = [
         f"{cell}: {', '.join(f'{name} {value_text(value)}' for name, value in values.items())}"
@@ -140,36 +129,28 @@ def _listed(lines: Sequence[str]) -> str:
     return "; ".join(shown[:MAX_LISTED] + more)
 
 
-def _is_evaluated(record: Record) -> bool:
-    """Returns whether a record has an evaluation, finite or not."""
-    return "test_loss" in record
-
-
 def _with_lost_results(cell: Cell) -> Cell:
     """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
-    key, lines = f"test_{cell.metric}", []
-    for run in cell.runs.values():
-        evaluated = [record for record in run.records if key in record]
-        if evaluated and evaluated[-1][key] is None:
-            lines.append(f"{run.folder.name}: final test {cell.metric} is not finite")
-    return cell._replace(failures=cell.failures + tuple(lines))
+    key = f"test_{cell.metric}"
+    last = [(run.folder.name, [r[key] for r in run.records if key in r][-1:]) for run in cell.runs.values()]
+    lines = (f"{name}: final test {cell.metric} is not finite" for name, value in last if value == [None])
+    return cell._replace(failures=(*cell.failures, *lines))
 
 
 # --- reading
 
 
-def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
+def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[Stored]]:
     """Returns every run below the given folders, and their sweeps."""
     run_folders: list[_Folder] = []
-    sweeps: list[_Sweep] = []
+    sweeps: list[Stored] = []
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
-            sweep = _read_sweep(folder)
+            sweep, points = _read_sweep(folder)
             sweeps.append(sweep)
-            tuned = {name for chosen in sweep.tuned.values() for name in chosen}
-            run_folders += [_read_run(p, Point(p.name, None, values, sweep.base, tuned)) for p, values in sweep.points]
+            run_folders += [_read_run(sweep_folder.point_folder(folder, point.name), point) for point in points]
         elif verification.is_run(folder):
             run_folders.append(_read_run(folder, Point(folder.name, None)))
         else:
@@ -185,24 +166,19 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[_Sweep]]:
     return run_folders, sweeps
 
 
-def _read_sweep(folder: Path) -> _Sweep:
-    """Returns the content of sweep.json.
+def _read_sweep(folder: Path) -> tuple[Stored, list[Point]]:
+    """Returns the content of sweep.json, and the points without their configs.
 
     Raises:
         UsageError: it is damaged.
     """
-    path = folder / "sweep.json"
-    content = files.read_object(path)
     try:
-        names = [str(name) for axis in content["axes"] for name in ([axis] if isinstance(axis, str) else axis)]
-        points = [(folder / "points" / point["name"], dict(point["values"])) for point in content["points"]]
-        chosen = (content.get("tuning") or {}).get("chosen", {})
-        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
-        base = {**content.get("base", {}), **{f"given.{name}": True for name in content.get("given", {})}}
-        return _Sweep(str(content.get("title") or ""), tuple(names), tuple(points), base, tuned)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        advice = f"name {folder / 'points'} to report its runs without it"
-        raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))}); {advice}") from None
+        sweep = sweep_folder.read(folder)
+    except UsageError as error:
+        raise UsageError(f"{error}; name {folder / 'points'} to report its runs without it") from None
+    base = {**sweep.base, **{f"given.{name}": True for name in sweep.given}}
+    tuned = {name for chosen in sweep.tuned.values() for name in chosen}
+    return sweep, [Point(name, None, values, base, tuned) for name, values in sweep.points.items()]
 
 
 def _read_run(folder: Path, empty: Point) -> _Folder:
@@ -218,31 +194,30 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
         return _Folder(empty, None, f"{name}: {lacking}")
     try:
         history = History.load(folder)
-        paths = [folder / f"{stem}.json" for stem in ("partition", "manifest", "layers", "failure")]
-        partition, manifest, layers, failed = (files.read_json(path) if path.exists() else None for path in paths)
+        paths = [folder / f"{stem}.json" for stem in ("partition", "manifest", "layers")]
+        partition, manifest, layers = (files.read_json(path) if path.exists() else None for path in paths)
     except UsageError as error:
         return _Folder(empty, None, f"{name}: {one_line(str(error))}")
     assert history.config is not None
-    point = empty._replace(config=history.config)
-    is_failed = failed is not None or history.summary.get("stopped_by") == "diverged"
-    if problem := "" if is_failed else _unfinished(history):
+    point, failure = empty._replace(config=history.config), _failure(folder, history)
+    if problem := "" if failure else _unfinished(history):
         return _Folder(point, None, f"{name}: {problem}")
     if misfits := verification.check(folder, with_arrays=False).misfits:
         return _Folder(point, None, f"{name}: {misfits[0]}")
     given = {f"given.{key}": True for key in (manifest or {}).get("given", {})}
     point = point._replace(base={**point.base, **given})
-    if is_failed:
-        return _Folder(point, None, failure=f"{name}: {_failure(history, failed)}")
+    if failure:
+        return _Folder(point, None, failure=f"{name}: {failure}")
     return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), passed_objects(point)))
 
 
-def _failure(history: History, document: Any) -> str:
-    """Returns why a run ended early for good."""
-    if isinstance(document, dict):
-        kind, when = document.get("kind", "failed"), document.get("round")
-        reason = one_line(str(document.get("reason", "")))
-        return f"{kind} in round {when}: {reason}" if when else f"{kind}: {reason}"
-    return f"diverged in round {len(endings.until_first(history.records))}"
+def _failure(folder: Path, history: History) -> str:
+    """Returns why a run ended early for good; empty where it did not."""
+    if failure := sweep_folder.read_failure(folder):
+        when = f" in round {failure.round}" if failure.round else ""
+        return f"{failure.kind}{when}: {one_line(failure.reason)}"
+    has_diverged = history.summary.get("stopped_by") == "diverged"
+    return f"diverged in round {len(endings.until_first(history.records))}" if has_diverged else ""
 
 
 def _unfinished(history: History) -> str:
@@ -251,7 +226,7 @@ def _unfinished(history: History) -> str:
     done, wanted = len(history.records), history.config.rounds
     if done < wanted and not history.summary.get("stopped_early"):
         return f"{done} of {wanted} rounds"
-    if not any(map(_is_evaluated, history.records)):
+    if not any("test_loss" in record for record in history.records):
         return "no evaluation in its history"
     return "" if history.summary else "no summary.json yet"
 
@@ -275,12 +250,10 @@ def _cells(
         key = place.method, place.scenario
         cell = cells.get(key) or Cell(*key, {})
         runs = dict(cell.runs)
-        if folder.run:
-            assert place.replicate is not None
-            if other := runs.get(place.replicate):
-                notes.append(_twin(other, folder.run))
-            else:
-                runs[place.replicate] = folder.run
+        if folder.run and place.replicate in runs:
+            notes.append(_twin(runs[place.replicate], folder.run))
+        elif folder.run and place.replicate:
+            runs[place.replicate] = folder.run
         missing = cell.missing + ((folder.missing,) if folder.missing else ())
         failures = cell.failures + ((folder.failure,) if folder.failure else ())
         cells[key] = Cell(*key, runs, missing, failures)
@@ -330,21 +303,17 @@ def _with_unpaired(
     return complete
 
 
-def _pairs(runs: Iterable[Run], key: Callable[[Run], Any], value: Callable[[Run], Any]) -> list[tuple[Run, Run]]:
-    """Returns the runs whose value differs from that of the first run with their key, each behind that first run."""
-    first: dict[Any, Run] = {}
-    return [(first[key(run)], run) for run in runs if value(first.setdefault(key(run), run)) != value(run)]
-
-
 def _mixed_sources(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     """Returns a line for every scenario of which runs have different data, or different partitions of one seed."""
-    lines = []
-    for scenario in dict.fromkeys(scenario for _, scenario in cells):
-        runs = [run for key, cell in cells.items() if key[1] == scenario for run in cell.runs.values()]
-        keys: dict[str, Callable[[Run], Any]] = {"data": lambda run: (), "partition": _seeds_of_partition}
-        for name, key in keys.items():
-            lines += [_mixed(name, *pair) for pair in _pairs(runs, key, lambda run, n=name: run.manifest[n])[:1]]
-    return lines
+    lines: dict[tuple[Scenario, str], str] = {}
+    first: dict[tuple, Run] = {}
+    for cell in cells.values():
+        for run in cell.runs.values():
+            for name, key in {"data": (), "partition": _seeds_of_partition(run)}.items():
+                other = first.setdefault((cell.scenario, name, key), run)
+                if other.manifest[name] != run.manifest[name]:
+                    lines.setdefault((cell.scenario, name), _mixed(name, other, run))
+    return list(lines.values())
 
 
 def _seeds_of_partition(run: Run) -> tuple[int, ...]:
@@ -363,12 +332,16 @@ def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
 
     The rows of a partition from a file do not depend on the partition seed; such runs are no independent replicates.
     """
-    return [
-        f"repeated run: {run.folder.name} has the seed, the rows and the results of {first.folder.name},"
-        " and is no further replicate"
-        for cell in cells.values()
-        for first, run in _pairs(cell.runs.values(), _content, lambda run: run.folder)
-    ]
+    lines = []
+    for cell in cells.values():
+        first: dict[str, Run] = {}
+        for run in cell.runs.values():
+            if (other := first.setdefault(_content(run), run)) is not run:
+                lines.append(
+                    f"repeated run: {run.folder.name} has the seed, the rows and the results of {other.folder.name},"
+                    " and is no further replicate"
+                )
+    return lines
 
 
 def _content(run: Run) -> str:

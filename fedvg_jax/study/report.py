@@ -19,7 +19,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import tables
 from fedvg_jax.study.cells import CHOICES, Choice, Study, scenario_text, value_text
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import CAPTIONS, FIGURES, STEMS, Figure, base
+from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Column, Entry, Table, hypertext, plain_html
 
@@ -31,7 +31,6 @@ EXTRA = ("scipy", "matplotlib")
 class Written(NamedTuple):
     """What was written."""
 
-    study: Study
     tables: list[Table]
     paths: list[Path]
     """All files, in the order in which they were written."""
@@ -92,11 +91,9 @@ def write(
             study, folder / "figures", base.STYLES[style], {name: FIGURES[name] for name in names}
         )
         paths += [path for _, several in drawn for path in several]
-        pictures = [(drawing, several[0]) for drawing, several in drawn]
-        text = page(study, made, pictures, left_out, command or _command(dirs))
-        files.replace(folder / PAGE, text)
+        files.replace(folder / PAGE, page(study, made, drawn, left_out, command or _command(dirs)))
         _remove_stale(folder, paths)
-    return Written(study, made, [*paths, folder / PAGE], left_out)
+    return Written(made, [*paths, folder / PAGE], left_out)
 
 
 def missing_packages() -> list[str]:
@@ -125,7 +122,7 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
         folder: of the report.
         written: the files of this report's tables and figures.
     """
-    figures = rf"figures/({'|'.join(STEMS)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
+    figures = rf"figures/({'|'.join(CAPTIONS)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
     own = rf"{figures}|tables/({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})"
     for path in folder.glob("*/*"):
         if path not in written and re.fullmatch(own, path.relative_to(folder).as_posix()) and not path.is_dir():
@@ -200,7 +197,7 @@ $provenance
 def page(
     study: Study,
     made: Sequence[Table],
-    drawn: Sequence[tuple[Drawing, Path]],
+    drawn: Sequence[tuple[Drawing, Sequence[Path]]],
     left_out: Mapping[str, str],
     command: str,
 ) -> str:
@@ -209,7 +206,7 @@ def page(
     Args:
         study: what is reported.
         made: the tables, in their order.
-        drawn: figures with the PNG files of each.
+        drawn: figures with the files of each, the PNG first.
         left_out: figure -> why it is not drawn.
         command: that writes this report again.
     """
@@ -221,7 +218,7 @@ def page(
         summary=plain_html(summary(study)),
         notes=_notes(f"Note: {note}." for note in study.notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),
-        figures="".join(_figure(drawing, path) for drawing, path in drawn) + _notes(absent),
+        figures="".join(_figure(drawing, png) for drawing, (png, *_) in drawn) + _notes(absent),
         settings=settings(study),
         command=plain_html(command),
         provenance=provenance(study),

@@ -78,18 +78,12 @@ def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) 
     """
     differences = paired_differences(ours, theirs)
     mean = float(differences.mean()) if len(differences) else math.nan
-    t_low, t_high, t_p = _t_test(differences)
-    return Comparison(
-        len(differences),
-        mean,
-        (t_low, t_high),
-        t_p,
-        wilcoxon(differences),
-        wilcoxon(differences, "greater"),
-    )
+    interval, t_p = _t_test(differences)
+    p_values = wilcoxon(differences), wilcoxon(differences, "greater")
+    return Comparison(len(differences), mean, interval, t_p, *p_values)
 
 
-def _t_test(differences: np.ndarray) -> tuple[float, float, float]:
+def _t_test(differences: np.ndarray) -> tuple[tuple[float, float], float]:
     """Returns the 95 % limits and the two-sided p of the paired t test.
 
     Equal differences have no deviation: their interval is a point, and p is nan unless they are 0.
@@ -97,13 +91,13 @@ def _t_test(differences: np.ndarray) -> tuple[float, float, float]:
     from scipy import stats
 
     if len(differences) < 2:
-        return math.nan, math.nan, math.nan
+        return (math.nan, math.nan), math.nan
     if np.ptp(differences) == 0:
         value = float(differences[0])
-        return value, value, 1.0 if value == 0 else math.nan
+        return (value, value), 1.0 if value == 0 else math.nan
     result: Any = stats.ttest_1samp(differences, 0.0)
     interval = result.confidence_interval(1 - LEVEL)
-    return float(interval.low), float(interval.high), float(result.pvalue)
+    return (float(interval.low), float(interval.high)), float(result.pvalue)
 
 
 def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,13 +18,10 @@ from fedvg_jax.study.workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
-"""Flags of the sweep itself with one value, or none."""
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget", "worker", "phase")
+"""Flags of the sweep itself with one value, or none; a sweep gives the last two to its workers."""
 
-HIDDEN = ("worker", "phase")
-"""Flags that a sweep gives to its workers."""
-
-OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", *HIDDEN)
+OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", "worker", "phase")
 """Flags that are no settings of a run."""
 
 EXECUTORS = ("processes", "submitit")
@@ -33,22 +30,14 @@ SHARED = ("cache_dir", "trust_cache", "deterministic", "track")
 """Settings of the process, which all points share."""
 
 
-class Grid(NamedTuple):
-    """The tuning runs of a sweep."""
-
-    tuning: Tuning
-    sweep: Sweep
-    points: Points
-
-
 class CommandLine(NamedTuple):
     """What a command line asks for."""
 
-    sweep: Sweep
     points: Points
     """of the sweep; where settings are tuned, with values that are replaced by the chosen ones"""
     out: Path
-    grid: Grid | None = None
+    tuning: Tuning | None = None
+    tuning_runs: Points | None = None
     """None without tuning"""
     dry_run: bool = False
     jobs: int | None = None
@@ -59,8 +48,8 @@ class CommandLine(NamedTuple):
     """parameters of submitit's executor; None without it"""
     worker: Share | None = None
     """which process of another one's `jobs` this is"""
-    phase: str = ""
-    """of a worker: the part of the sweep that it computes"""
+    phase: str = "final"
+    """of a worker: the part of the sweep that it computes, "tuning" or "final\""""
     words: tuple[str, ...] = ()
     """the command line, with its folder"""
 
@@ -72,51 +61,44 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         UsageError: for an option that cannot work at some point, or that no point uses.
     """
     flags = split_flags(argv)
-    own = {name: _single(name, flags.pop(name)) for name in (*OWN, *HIDDEN) if name in flags}
+    own = {name: _single(name, flags.pop(name)) for name in OWN if name in flags}
     slurm = workers.parse_options(flags.pop("slurm", []))
-    tuned = {name: flags.pop(name) for name in list(flags) if name.startswith("tune ")}
+    tuned = {}
+    for flag in [flag for flag in flags if flag.startswith("tune ")]:
+        name = flag.removeprefix("tune ")
+        tuned[name] = _tuned_values(name, flags.pop(flag))
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
-    file = _read_file(own)
+    file = sweep_points.SweepFile({})
+    if "config" in own:
+        file = sweep_points.read_file(Path(own["config"]), own.get("scale", "full"))
+    elif "scale" in own:
+        raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
     if (tuned or file.tune) and flags.get("select") == ["val"]:
         del flags["select"]
     sweep = make_sweep(flags, file, str(own.get("config")))
-    _refuse_set_and_tuned(sweep, file.tune or {}, {name.removeprefix("tune ").replace("-", "_") for name in tuned})
+    in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])  # words may tune a setting of the file
+    if both := sorted((in_words & {*file.tune, *tuned}) | (in_file & file.tune.keys())):
+        raise UsageError(f"{both[0]} has a value and is tuned; leave out the value, or the tuning")
     points = sweep_points.make_points(sweep)
     tuning = make_tuning(
-        (file.tune or {}) | _typed_lists(tuned),
+        {**file.tune, **tuned},
         file.tune_seeds if seeds is None else seeds,
         _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
     )
-    grid = Grid(tuning, *tuning_points(sweep, tuning)) if tuning else None
-    out = Path(own["out"]) if "out" in own else default_folder(sweep, points, tuning)
+    out = Path(own["out"]) if "out" in own else default_folder(points, tuning)
     return CommandLine(
-        sweep=sweep,
         points=points,
         out=out,
-        grid=grid,
+        tuning=tuning,
+        tuning_runs=tuning_points(sweep, tuning) if tuning else None,
         dry_run="dry_run" in own,
         jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
         shard=workers.parse_share(own.get("shard", "1/1"), "--shard"),
         slurm=_executor_options(own.get("executor", "processes"), slurm),
         worker=workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
-        phase=own.get("phase", ""),
+        phase=own.get("phase", "final"),
         words=(*argv, *(() if "out" in own else (f"--out={out}",))),
     )
-
-
-def _refuse_set_and_tuned(sweep: Sweep, in_file: Collection[str], in_words: Collection[str]) -> None:
-    """Raises UsageError for a setting with a value that tuning would replace; words may tune a setting of the file."""
-    file, words = (layer.settings for layer in sweep.layers[-2:])
-    if both := sorted((words.keys() & {*in_file, *in_words}) | (file.keys() & set(in_file))):
-        raise UsageError(f"{both[0]} has a value and is tuned; leave out the value, or the tuning")
-
-
-def _read_file(own: dict[str, str]) -> sweep_points.SweepFile:
-    if "config" in own:
-        return sweep_points.read_file(Path(own["config"]), own.get("scale", "full"))
-    if "scale" in own:
-        raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
-    return sweep_points.SweepFile({})
 
 
 def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source: str) -> Sweep:
@@ -127,7 +109,9 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
         file: its content.
         source: its name, for messages.
     """
-    settings, crossed = typed_flags(flags)
+    columns = {name: _typed_list(name, words) for name, words in flags.items()}
+    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
+    crossed = cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
     given = {*settings, *(axis.names[0] for axis in crossed)}
     all_axes = (*_without(file.axes, given), *crossed)
     for axis in all_axes:
@@ -150,16 +134,12 @@ def _number(name: str, text: str, words: str = "") -> int:
     return int(text)
 
 
-def _typed_lists(tuned: dict[str, list[str]]) -> dict[str, list[Any]]:
-    """Returns the typed values of tuned settings, by setting."""
-    typed: dict[str, list[Any]] = {}
-    for flag, words in tuned.items():
-        name = flag.removeprefix("tune ").replace("-", "_")
-        sweep_points.check_name(name, "--tune")
-        if not words:
-            raise UsageError(f"--tune {name} has no values; give those to try")
-        typed[name] = _typed_list(name, words)
-    return typed
+def _tuned_values(name: str, words: Sequence[str]) -> list[Any]:
+    """Returns the typed values of a tuned setting."""
+    sweep_points.check_name(name, "--tune")
+    if not words:
+        raise UsageError(f"--tune {name} has no values; give those to try")
+    return _typed_list(name, words)
 
 
 def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
@@ -184,26 +164,15 @@ def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:
     for name in OF_SWEEP:
         parser.add_argument(command_line.flag_of(name), nargs="*", action="append")
     found = command_line.read_words(parser, argv, f"{PROG} --help lists the options")
-    named = [(name, words) for name, given in found.items() for words in given if name != "tune"]
-    for words in found.get("tune", []):
-        if not words:
-            raise UsageError("--tune needs a setting and the values to try, such as --tune lr 0.1 0.2")
-        named.append((f"tune {words[0]}", words[1:]))
+    tuned = found.pop("tune", [])
+    if [] in tuned:
+        raise UsageError("--tune needs a setting and the values to try, such as --tune lr 0.1 0.2")
+    named = [(name, words) for name, given in found.items() for words in given]
+    named += [(f"tune {words[0].replace('-', '_')}", words[1:]) for words in tuned]
     names = [name for name, _ in named]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--{repeated.replace('_', '-')} is given twice; give it once, with all its values")
     return dict(named)
-
-
-def typed_flags(flags: Mapping[str, Sequence[str]]) -> tuple[dict[str, Any], list[Axis]]:
-    """Returns the settings of flags with one value, and the axes of those with several, in the types of the settings.
-
-    Raises:
-        UsageError: a value is not one of its setting's.
-    """
-    columns = {name: _typed_list(name, words) for name, words in flags.items()}
-    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    return settings, cross({n: values for n, values in columns.items() if n not in settings}, "command line")
 
 
 def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
@@ -238,7 +207,7 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
     return [axis for axis in file_axes if axis.names[0] not in given]
 
 
-def default_folder(sweep: Sweep, points: Points, tuning: Tuning | None) -> Path:
+def default_folder(points: Points, tuning: Tuning | None) -> Path:
     """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    text = json.dumps([sweep_folder.document(sweep, points), repr(tuning)], sort_keys=True)
+    text = json.dumps([sweep_folder.document(points), repr(tuning)], sort_keys=True)
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, uses
 from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data import datasets, images
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record
-from fedvg_jax.study.sweep_points import Point, Points, Sweep
+from fedvg_jax.study.sweep_points import Point, Points
 
 DOCUMENT = "sweep.json"
 POINTS = "points"
@@ -76,13 +76,9 @@ def point_folder(out: Path, name: str) -> Path:
     return out / POINTS / name
 
 
-def document(sweep: Sweep, points: Points) -> dict[str, Any]:
-    """Returns the content of sweep.json.
-
-    Args:
-        sweep: its axes and layers; `base` holds the settings of the layers, the later ones winning.
-        points: of the sweep.
-    """
+def document(made: Points) -> dict[str, Any]:
+    """Returns the content of sweep.json; `base` holds the settings of the layers, the later ones winning."""
+    sweep, points, merged = made
     base = _chosen(sweep.start) if sweep.start else {}
     for layer in sweep.layers:
         base |= uses.plain(layer.settings)
@@ -91,25 +87,43 @@ def document(sweep: Sweep, points: Points) -> dict[str, Any]:
         "title": sweep.title,
         "axes": [uses.plain(axis.as_json()) for axis in sweep.axes],
         "base": {name: value for name, value in base.items() if name not in uses.HOST},
-        "points": [{"name": point.name, "values": uses.plain(point.values)} for point in points.points],
-        "merged": points.merged,
+        "points": [{"name": point.name, "values": uses.plain(point.values)} for point in points],
+        "merged": merged,
     }
 
 
-def read_document(out: Path) -> dict[str, Any]:
+class Stored(NamedTuple):
+    """The content of sweep.json."""
+
+    title: str
+    axes: tuple[str, ...]
+    """Settings that vary."""
+    points: dict[str, dict[str, Any]]
+    """Name -> values of the axes."""
+    base: dict[str, Any]
+    """Settings that all points share."""
+    given: dict[str, Any]
+    """Name of an object that Python passed in place of a setting -> what identifies it."""
+    tuned: dict[str, dict[str, Any]]
+    """Cell -> the values that were chosen for it on D_val."""
+
+
+def read(out: Path) -> Stored:
     """Returns the content of sweep.json.
 
     Raises:
-        UsageError: the folder has none, or it is damaged.
+        UsageError: it is missing or damaged.
     """
-    path = out / DOCUMENT
-    if not path.exists():
-        raise UsageError(f"{out} is not the folder of a sweep (it has no {DOCUMENT})")
-    content = files.read_object(path)
-    named = content.get("points")
-    if not isinstance(named, list) or not all(isinstance(p, dict) and isinstance(p.get("name"), str) for p in named):
-        raise UsageError(f"{path} is damaged: it lists no points")
-    return content
+    content = files.read_object(out / DOCUMENT)
+    try:
+        axes = tuple(str(name) for axis in content["axes"] for name in axis)
+        points = {str(point["name"]): dict(point["values"]) for point in content["points"]}
+        chosen = (content.get("tuning") or {}).get("chosen", {})
+        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
+        base, given = (dict(content.get(name, {})) for name in ("base", "given"))
+        return Stored(str(content.get("title") or ""), axes, points, base, given, tuned)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{out / DOCUMENT} is damaged ({type(error).__name__} {one_line(str(error))})") from None
 
 
 def refuse_taken(out: Path) -> None:
@@ -135,8 +149,9 @@ def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) 
         with files.claimed(out / OPENING, waits=True):
             is_old = (out / DOCUMENT).exists()
             if is_old:
-                _refuse_other_points(out, points)
-                _refuse_other_objects(out, content.get("given", {}))
+                stored = read(out)
+                _refuse_other_points(out, stored, points)
+                _refuse_other_objects(out, stored.given, content.get("given", {}))
                 for point in points:
                     _refuse_other_settings(point_folder(out, point.name), point.config)
             text = json.dumps(content, indent=1) + "\n"
@@ -236,11 +251,6 @@ def clear_failures(out: Path, points: Sequence[Point]) -> None:
                 (folder / FAILURE).unlink(missing_ok=True)
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Returns whether the run of a point can be resumed."""
-    return any((path / seals.SEAL).is_file() for path in seals.checkpoint_folders(folder))
-
-
 def clear(folder: Path) -> None:
     """Removes the files of a point that was interrupted before its first checkpoint."""
     for name in RUN_FILES:
@@ -248,19 +258,17 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder / seals.FOLDER, ignore_errors=True)
 
 
-def _refuse_other_points(out: Path, points: Sequence[Point]) -> None:
+def _refuse_other_points(out: Path, stored: Stored, points: Sequence[Point]) -> None:
     names = {point.name for point in points}
-    others = [p["name"] for p in read_document(out)["points"] if p["name"] not in names]
-    if others:
+    if others := [name for name in stored.points if name not in names]:
         raise UsageError(
             f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
             " --out, or give that sweep's axes"
         )
 
 
-def _refuse_other_objects(out: Path, given: Mapping[str, str]) -> None:
+def _refuse_other_objects(out: Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:
     """Raises UsageError if the sweep was computed with other objects from Python, whose functions have other names."""
-    stored = read_document(out).get("given", {})
     for name in sorted(stored.keys() | given.keys()):
         if stored.get(name) != given.get(name):
             raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")

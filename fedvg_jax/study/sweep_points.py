@@ -76,8 +76,8 @@ class SweepFile(NamedTuple):
     """those that all points share, by dotted name; shorthands among them"""
     axes: tuple[Axis, ...] = ()
     title: str = ""
-    tune: dict[str, Any] | None = None
-    """setting -> values to choose from; see `tuning_grid`"""
+    tune: Mapping[str, Any] = {}
+    """setting -> values to choose from"""
     tune_seeds: Any = None
     tune_budget: int = 0
 
@@ -162,11 +162,11 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
         raise UsageError(f"unknown scale {scale!r}{suggestion(scale, SCALES)}")
     content = read_toml(path)
     tiny = _inside(content, "tiny")
-    given = {name.removeprefix("axes.") for name in tiny if scale == "tiny"}  # each replaces an axis or a setting
-    if scale == "tiny":
-        if not tiny:
-            raise UsageError(f"{path} has no table [tiny]; leave out --scale, or add one with the settings to replace")
-        content = {name: v for name, v in content.items() if name.removeprefix("axes.") not in given} | tiny
+    if scale == "tiny" and not tiny:
+        raise UsageError(f"{path} has no table [tiny]; leave out --scale, or add one with the settings to replace")
+    tiny = tiny if scale == "tiny" else {}
+    given = {name.removeprefix("axes.") for name in tiny}  # each replaces an axis or a setting
+    content = {name: v for name, v in content.items() if name.removeprefix("axes.") not in given} | tiny
     zips = content.pop("zip", [])
     if not isinstance(zips, list) or not all(isinstance(table, dict) for table in zips):
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
@@ -297,8 +297,9 @@ class Point(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The points of a sweep, and the combinations that repeat another one."""
+    """A sweep with its points, and the combinations that repeat another one."""
 
+    sweep: Sweep
     points: list[Point]
     merged: dict[str, str]
     """name of a combination -> the point that has the same settings"""
@@ -314,10 +315,10 @@ def make_points(sweep: Sweep) -> Points:
         UsageError: a setting cannot work at some point, or no point uses it; or there are too many points.
 
     >>> axes = (Axis(("method",), (("fedavg",), ("fedprox",))), Axis(("fedprox.mu",), ((0.1,), (1.0,))))
-    >>> points, merged = make_points(Sweep(axes))
-    >>> [point.name for point in points]
+    >>> made = make_points(Sweep(axes))
+    >>> [point.name for point in made.points]
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
-    >>> merged
+    >>> made.merged
     {'method=fedavg,fedprox.mu=1': 'method=fedavg'}
     """
     on_axes = collections.Counter(name for axis in sweep.axes for name in axis.names)
@@ -340,9 +341,9 @@ def make_points(sweep: Sweep) -> Points:
         repeated = name_of(_only(values, varying))
         if kept is not point and kept.name != repeated:
             merged[repeated] = kept.name
-    kept_points = list(points.values())
-    _refuse_never_used(sweep, kept_points)
-    return Points(kept_points, merged)
+    made = Points(sweep, list(points.values()), merged)
+    _refuse_never_used(made)
+    return made
 
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
@@ -398,21 +399,18 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     else:
         _refuse_contradiction(config, layers[-1].settings)
     for layer in layers:
-        meant = shorthands.meaning(layer.settings)
-        own = {n: value for n, value in layer.settings.items() if n not in SHORTHANDS}
-        own |= {name: None for name in PATHS if own.get(name) == ""}
-        if "method" in layer.settings and own.get("weighting") == "native":
-            del own["weighting"]  # the method's own
-        if "partition_seed" in own:
-            follows = own["partition_seed"] == FOLLOW
-            own |= {"partition_seed": 0} if follows else {}
-        config = apply(apply(config, meant, layer.source), own, layer.source)
+        settings = {**layer.settings} | {name: None for name in PATHS if layer.settings.get(name) == ""}
+        if "method" in settings and settings.get("weighting") == "native":
+            del settings["weighting"]  # the method's own
+        if "partition_seed" in settings:
+            follows = settings["partition_seed"] == FOLLOW
+            settings |= {"partition_seed": 0} if follows else {}
+        config = shorthands.apply_with_shorthands(config, settings, layer.source)
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
-    if follows and (is_asked or config.partition != "file"):
-        config = dataclasses.replace(config, partition_seed=config.seed)
-    elif follows:
-        config = dataclasses.replace(config, partition_seed=Config.partition_seed)
+    if follows:
+        is_drawn = is_asked or config.partition != "file"
+        config = dataclasses.replace(config, partition_seed=config.seed if is_drawn else Config.partition_seed)
     try:
         return check(config)
     except UsageError as error:
@@ -468,8 +466,9 @@ def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_never_used(sweep: Sweep, points: Sequence[Point]) -> None:
+def _refuse_never_used(made: Points) -> None:
     """Raises UsageError for a setting of the last layer, or of an axis, that no point uses."""
+    sweep, points, _ = made
     last = sweep.layers[-1].settings if sweep.layers and sweep.start is None else {}
     for name in (*last, *(name for axis in sweep.axes for name in axis.names)):
         if all(_is_unused(point.config, name) for point in points):

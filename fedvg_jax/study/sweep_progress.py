@@ -1,22 +1,19 @@
-"""What a sweep shows in the terminal: points and rounds as they finish, the time left, and the table of accuracy."""
+"""What a sweep shows in the terminal: points and rounds as they finish, and the time left."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
 
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History, Record
-from fedvg_jax.study import markup, tables
-from fedvg_jax.study.collect import collect
 from fedvg_jax.study.sweep_folder import Failure, Observers
 from fedvg_jax.study.sweep_points import Point
+from fedvg_jax.views.output import say
 
 
 def duration(seconds: float) -> str:
@@ -57,9 +54,7 @@ def sweep_progress(
         pace = (time.perf_counter() - started) / num_ended
         return f"about {duration(pace * (num_points - num_done - num_ended))} left"
 
-    def log(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
+    log = functools.partial(say, console)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     shown = TextColumn("{task.fields[text]}", markup=False)
     with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
@@ -89,16 +84,3 @@ def result_text(result: History | Failure) -> str:
     value = result.summary.get(f"test_{name}_final")
     text = f"{value:.2%}" if name == "accuracy" and value is not None else f"{value}"
     return f"test {name} {text}, {result.summary['run_seconds']:.1f} s"
-
-
-def result_table(out: Path) -> Group | Text:
-    """Returns the table of accuracy of the report, of the points that are finished; or why there is none.
-
-    Args:
-        out: folder of the sweep.
-    """
-    try:
-        study = collect([out], partial=True)
-    except UsageError as error:
-        return Text(str(error))
-    return markup.terminal(tables.accuracy(study))

@@ -24,24 +24,11 @@ from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import programs, simulation
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
-from fedvg_jax.runs.record import checkpoint, provenance
+from fedvg_jax.runs.record import checkpoint, provenance, seals
 from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.study import sweep_folder
+from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.sweep_folder import Failure, Observers
-from fedvg_jax.study.sweep_points import (
-    FOLLOW,
-    ONLY,
-    Axis,
-    Layer,
-    Point,
-    Sweep,
-    combinations,
-    make_points,
-    name_of,
-    parse_axes,
-    refuse_set,
-    varying_names,
-)
+from fedvg_jax.study.sweep_points import FOLLOW, ONLY, Axis, Layer, Point, Sweep
 from fedvg_jax.views import tracking
 
 HYPER = "hyper."
@@ -128,10 +115,8 @@ def with_hyper_values(values: Mapping[str, Any], replacements: Mapping[str, Any]
 
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
-    return (
-        *(config.dataset, config.data_dir, config.image_size, config.splits, config.max_rows),
-        *(config.cache_dir, simulation.columns(config)),
-    )
+    of_set = (config.dataset, config.data_dir, config.image_size, config.splits, config.max_rows)
+    return *of_set, config.cache_dir, simulation.columns(config)
 
 
 class Work(NamedTuple):
@@ -225,13 +210,13 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
 
 def _config_in(folder: Path | None, config: Config) -> Config:
     """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
-    if folder is None:
-        return dataclasses.replace(config, out=None, resume=None)
-    if sweep_folder.has_checkpoint(folder):
+    resume = None
+    if folder and seals.newest_round(folder):
         (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
-        return dataclasses.replace(config, out=folder, resume=str(folder))
-    sweep_folder.clear(folder)
-    return dataclasses.replace(config, out=folder, resume=None)
+        resume = str(folder)
+    elif folder:
+        sweep_folder.clear(folder)
+    return dataclasses.replace(config, out=folder, resume=resume)
 
 
 REPLACED = {
@@ -272,7 +257,7 @@ def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
             listed = [python_scalar(value) for value in values] if is_list and getattr(values, "ndim", 1) == 1 else []
             if not listed:
                 raise UsageError(f"axes: {name} must be a list of numbers; got {values!r}")
-            distinct = {name_of({name: value}): value for value in listed}  # 1 and 1.0 are one value
+            distinct = {sweep_points.name_of({name: value}): value for value in listed}  # 1 and 1.0 are one value
             own.append(Axis((name,), tuple((value,) for value in distinct.values())))
     names = {axis.names[0] for axis in own}
     return {name: values for name, values in axes.items() if name not in names}, own
@@ -280,31 +265,14 @@ def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
 
 def with_hyper(points: Sequence[Point], axes: Sequence[Axis]) -> list[Point]:
     """Returns a point for every combination of the points and the hyperparameters' values, which vary fastest."""
-    varying = varying_names(axes)
+    varying = sweep_points.varying_names(axes)
 
     def joined(point: Point, row: Mapping[str, Any]) -> Point:
-        own = name_of({name: row[name] for name in varying})
+        own = sweep_points.name_of({name: row[name] for name in varying})
         names = [name for name in (point.name, own) if name != ONLY]
         return Point(",".join(names) or ONLY, point.values | dict(row), point.config)
 
-    return [joined(point, row) for point in points for row in combinations(axes)]
-
-
-def shared_by_points(axes: Sequence[Axis], replacements: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `simulation.simulation` that all points share.
-
-    The name of a point does not have the value of an axis with a single one, which is therefore shared like a value in
-    `hyper`.
-
-    Args:
-        axes: of hyperparameters.
-        replacements: the given arguments.
-
-    >>> shared_by_points([Axis(("hyper.T",), ((0.1,),)), Axis(("hyper.U",), ((1,), (2,)))], {"hyper": {"V": 3}})
-    {'hyper': {'V': 3, 'T': 0.1}}
-    """
-    single = {axis.names[0]: axis.values[0][0] for axis in axes if len(axis.values) == 1}
-    return with_hyper_values(single, replacements)
+    return [joined(point, row) for point in points for row in sweep_points.combinations(axes)]
 
 
 def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
@@ -351,24 +319,27 @@ def run_sweep(
         replacements: arguments of `simulation.simulation` other than the config.
         out: folder of the sweep; None keeps the results in memory.
         progress: whether to print a line for every run, or bars on a terminal.
-        check_config: raises UsageError for settings of a point that cannot work.
+        check_config: raises UsageError for settings of a point that only the command line can follow.
     """
-    refuse_set(start)
+    sweep_points.refuse_set(start)
     settings, own = split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
-    parsed = parse_axes(settings)
+    parsed = sweep_points.parse_axes(settings)
     follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
     sweep = Sweep(parsed, (Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else (), start)
-    of_settings = make_points(sweep)
+    of_settings = sweep_points.make_points(sweep)
     points = with_hyper(of_settings.points, own)
-    given = provenance.describe(shared_by_points(own, replacements))
+    # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
+    single = {axis.names[0]: axis.values[0][0] for axis in own if len(axis.values) == 1}
+    given = provenance.describe(with_hyper_values(single, replacements))
     for point in points:
+        tracking.require(point.config, out is not None)
         check_config(point.config)
     if replacements.get("data") is None:
         sweep_folder.check_sources(points)
     check(points, replacements)
     if out:
-        content = sweep_folder.document(sweep._replace(axes=(*parsed, *own)), of_settings._replace(points=points))
-        sweep_folder.open_folder(out, {**content, "given": given}, points)
+        made = of_settings._replace(sweep=sweep._replace(axes=(*parsed, *own)), points=points)
+        sweep_folder.open_folder(out, {**sweep_folder.document(made), "given": given}, points)
     ordered = [point for group in by_program(points) for point in group]
     with contextlib.ExitStack() as stack:
         observers = Observers()

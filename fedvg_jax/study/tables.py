@@ -9,27 +9,8 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import shorthands
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
-from fedvg_jax.study import statistics
-from fedvg_jax.study.cells import (
-    CHOICES,
-    Cell,
-    Choice,
-    Scenario,
-    Study,
-    bytes_sent,
-    column_setting,
-    column_value,
-    majority,
-    majority_of_run,
-    mean,
-    panels,
-    results,
-    rounds_to,
-    scenario_text,
-    seconds,
-    settings,
-    value_text,
-)
+from fedvg_jax.study import cells, statistics
+from fedvg_jax.study.cells import CHOICES, Cell, Choice, Scenario, Study
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, rank, spread
 from fedvg_jax.study.scenarios import OF_BASE, base_name
 from fedvg_jax.views import labels
@@ -39,6 +20,9 @@ NAMES = ("accuracy", "choices", "clients", "effects", "cost", "runs")
 
 INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
 """Marks of cells that lack runs, of cells with runs that diverged or failed, and of values that some runs lack."""
+
+NO_NUMBERS = Entry("–", (None, None))
+"""Entry of two numbers, such as the limits of an interval, where there are none."""
 
 PUBLISHED_CHOICE = (
     "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
@@ -101,12 +85,9 @@ def _method_named(study: Study, text: str) -> str:
 
 def all_tables(study: Study, chosen: Options) -> list[Table]:
     """Returns every table that the study has values for."""
-    made = [accuracy(study, chosen.choice), choices(study)]
-    if recorded := clients(study):
-        made.append(recorded)
-    if len(study.methods) > 1:
-        made.append(effects(study, chosen))
-    return [*made, cost(study, chosen)]
+    compared = effects(study, chosen) if len(study.methods) > 1 else None
+    made = (accuracy(study, chosen.choice), choices(study), clients(study), compared, cost(study, chosen))
+    return [table for table in made if table]
 
 
 def metric_name(study: Study) -> str:
@@ -119,14 +100,14 @@ def metric_name(study: Study) -> str:
 
 def accuracy(study: Study, choice: Choice = "final") -> Table:
     """Returns mean and deviation at a choice of the round: a row per method, a column per value of its setting."""
-    column = column_setting(study)
-    groups = panels(study)
-    values = list(dict.fromkeys(column_value(study, scenario) for scenario in study.scenarios))
+    column = cells.column_setting(study)
+    groups = cells.panels(study)
+    values = list(dict.fromkeys(cells.column_value(study, scenario) for scenario in study.scenarios))
     rows: list[tuple[Entry, ...]] = []
     for rest, scenarios in groups.items():
-        by_value = {column_value(study, scenario): scenario for scenario in scenarios}
+        by_value = {cells.column_value(study, scenario): scenario for scenario in scenarios}
         by_column = [_ranked(study, by_value.get(value), choice) for value in values]
-        lead = [_setting(rest)] if len(groups) > 1 else []
+        lead = [_setting(rest)] * (len(groups) > 1)
         rows += [
             (*lead, _method_entry(method), *(entries[i] for entries in by_column))
             for i, method in enumerate(study.methods)
@@ -134,9 +115,8 @@ def accuracy(study: Study, choice: Choice = "final") -> Table:
         largest = [_majority_entry(study, by_value.get(value)) for value in values]
         if any(entry.numbers[0] is not None for entry in largest):
             rows.append((*lead, Entry("always the largest class"), *largest))
-    headers = [f"{column} {value_text(value)}" if column else metric_name(study) for value in values]
-    lead_columns = ([Column("setting", ("setting",))] if len(groups) > 1 else []) + [Column("method", ("method",))]
-    columns = (*lead_columns, *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
+    headers = [f"{column} {cells.value_text(value)}" if column else metric_name(study) for value in values]
+    columns = (*_lead(len(groups) > 1), *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
     title = f"{study.title}: {metric_name(study)}, {choice_name(study, choice)}, mean ± standard deviation over runs"
     return Table("accuracy", title, columns, tuple(rows), (_counts(study, choice), *footnotes(study)))
 
@@ -150,18 +130,18 @@ def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Ent
     """Returns the entries of all methods in a scenario, the best two of those that have all their runs marked."""
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
-    cells = [study.cell(method, scenario) for method in study.methods]
-    entries = [spread_of(study, cell, choice) for cell in cells]
-    if len(cells) == 1:
+    of_scenario = [study.cell(method, scenario) for method in study.methods]
+    entries = [spread_of(study, cell, choice)._replace(footnotes=marks(cell)) for cell in of_scenario]
+    if len(of_scenario) == 1:
         return entries
     whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
     return [entry if entry.footnotes else next(whole) for entry in entries]
 
 
 def spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
-    """Returns mean and deviation of a cell, with the marks of its footnotes."""
-    values = list(results(study, cell, choice).values())
-    return spread(*statistics.mean_and_std(values), len(values), study.digits)._replace(footnotes=marks(cell))
+    """Returns mean and deviation of a cell."""
+    values = list(cells.results(study, cell, choice).values())
+    return spread(*statistics.mean_and_std(values), len(values), study.digits)
 
 
 def marks(cell: Cell) -> str:
@@ -171,13 +151,14 @@ def marks(cell: Cell) -> str:
 
 
 def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
-    value = None if scenario is None else mean(majority(study.cell(method, scenario)) for method in study.methods)
+    shares = () if scenario is None else [cells.majority(study.cell(method, scenario)) for method in study.methods]
+    value = cells.mean(shares)
     return Entry(number(value).text, (value, None, None))
 
 
 def _counts(study: Study, choice: Choice) -> str:
     """Returns a line with the number of runs with a result per cell."""
-    counts = sorted({len(results(study, cell, choice)) for cell in study.cells.values()})
+    counts = sorted({len(cells.results(study, cell, choice)) for cell in study.cells.values()})
     text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     lost = any(marks(cell) for cell in study.cells.values())
     ranked = " of the cells that have all their runs" if lost else ""
@@ -186,10 +167,9 @@ def _counts(study: Study, choice: Choice) -> str:
 
 def footnotes(study: Study) -> list[str]:
     """Returns a line for every run that is missing, incomplete, diverged or failed, and the notes of the study."""
-    missing = [line for cell in study.cells.values() for line in cell.missing]
-    failures = [line for cell in study.cells.values() for line in cell.failures]
-    marked = [f"{INCOMPLETE} {line}" for line in missing] + [f"{FAILED} {line}" for line in failures]
-    return marked + [f"Note: {note}." for note in study.notes]
+    missing = [f"{INCOMPLETE} {line}" for cell in study.cells.values() for line in cell.missing]
+    failures = [f"{FAILED} {line}" for cell in study.cells.values() for line in cell.failures]
+    return missing + failures + [f"Note: {note}." for note in study.notes]
 
 
 # --- rows of one scenario and method each
@@ -200,9 +180,14 @@ def _method_entry(method: str) -> Entry:
     return Entry(labels.method_label(method), key=method)
 
 
+def _lead(several: bool) -> list[Column]:
+    """Returns the first columns: the setting, where there are several, and the method."""
+    return [Column("setting", ("setting",))] * several + [Column("method", ("method",))]
+
+
 def _setting(scenario: Scenario) -> Entry:
     """Returns the entry of a scenario; some may have none of the settings that the others have."""
-    return Entry(scenario_text(scenario) or "none")
+    return Entry(cells.scenario_text(scenario) or "none")
 
 
 def per_cell(
@@ -217,7 +202,6 @@ def per_cell(
         skip: method without rows.
     """
     several = len(study.scenarios) > 1
-    lead = [Column("setting", ("setting",))] * several + [Column("method", ("method",))]
     rows = []
     for scenario in study.scenarios:
         for method in study.methods:
@@ -225,7 +209,7 @@ def per_cell(
                 cell = study.cell(method, scenario)
                 first = [_setting(scenario)] * several + [_method_entry(method)._replace(footnotes=marks(cell))]
                 rows.append((*first, *entries(cell)))
-    return (*lead, *columns), tuple(rows)
+    return (*_lead(several), *columns), tuple(rows)
 
 
 def choices(study: Study) -> Table:
@@ -235,9 +219,8 @@ def choices(study: Study) -> Table:
     columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
 
     def entries(cell: Cell) -> list[Entry]:
-        spreads = [spread_of(study, cell._replace(missing=(), failures=()), choice) for choice in CHOICES]
-        largest = [number(majority(cell))] if study.metric == "accuracy" else []
-        return spreads + largest
+        largest = [number(cells.majority(cell))] if study.metric == "accuracy" else []
+        return [spread_of(study, cell, choice) for choice in CHOICES] + largest
 
     header, rows = per_cell(study, columns, entries)
     held_out = study.settings.get("select") == "held_out"
@@ -262,7 +245,7 @@ def clients(study: Study) -> Table | None:
 
     def entry(cell: Cell, key: str) -> Entry:
         recorded = [run.records[-1].get(key) for run in cell.runs.values()]
-        shown = number(mean(None if value is None else 100 * value for value in recorded))
+        shown = number(cells.mean(None if value is None else 100 * value for value in recorded))
         return shown._replace(text=f"{shown.text} {UNRECORDED}") if None in recorded else shown
 
     titles = {
@@ -288,30 +271,28 @@ def clients(study: Study) -> Table | None:
 
 def effects(study: Study, chosen: Options) -> Table:
     """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
-    others = [(m, s) for s in study.scenarios for m in study.methods if m != chosen.baseline]
     compared = {
         (method, scenario): statistics.compare(
-            *(results(study, study.cell(name, scenario), chosen.choice) for name in (method, chosen.baseline))
+            *(cells.results(study, study.cell(name, scenario), chosen.choice) for name in (method, chosen.baseline))
         )
-        for method, scenario in others
+        for scenario in study.scenarios
+        for method in study.methods
+        if method != chosen.baseline
     }
     family = sum(comparison.n > 0 for comparison in compared.values())  # the others have no pair of runs
-    corrected_t = dict(zip(others, statistics.holm([compared[key].t_p for key in others]), strict=True))
-    corrected_w = dict(zip(others, statistics.holm([compared[key].wilcoxon_p for key in others]), strict=True))
+    corrected_t = dict(zip(compared, statistics.holm([each.t_p for each in compared.values()]), strict=True))
+    corrected_w = dict(zip(compared, statistics.holm([each.wilcoxon_p for each in compared.values()]), strict=True))
 
     def entries(cell: Cell) -> list[Entry]:
         key = cell.method, cell.scenario
         comparison = compared[key]
-        return [
-            number(comparison.n, 0),
-            number(comparison.mean, study.digits, signed=True),
-            _interval(comparison.t_interval, study.digits),
-            p_value(comparison.t_p),
-            p_value(corrected_t[key]),
-            p_value(comparison.wilcoxon_p),
-            p_value(comparison.greater_p),
-            p_value(corrected_w[key]),
-        ]
+        difference, low, high = (
+            number(value, study.digits, signed=True) for value in (comparison.mean, *comparison.t_interval)
+        )
+        has_limits = low.numbers != (None,)
+        interval = Entry(f"[{low.text}, {high.text}]", (*low.numbers, *high.numbers)) if has_limits else NO_NUMBERS
+        p_values = (comparison.t_p, corrected_t[key], comparison.wilcoxon_p, comparison.greater_p, corrected_w[key])
+        return [number(comparison.n, 0), difference, interval, *map(p_value, p_values)]
 
     columns = [
         Column("n", ("n",)),
@@ -339,13 +320,6 @@ def effects(study: Study, chosen: Options) -> Table:
     return Table("effects", f"{study.title}: effect against {baseline}, {unit}", header, rows, notes)
 
 
-def _interval(interval: tuple[float, float], digits: int) -> Entry:
-    low, high = (number(limit, digits, signed=True) for limit in interval)
-    if low.numbers == (None,):
-        return Entry("–", (None, None))
-    return Entry(f"[{low.text}, {high.text}]", interval)
-
-
 def cost(study: Study, chosen: Options) -> Table:
     """Returns accuracy beside rounds to the target, seconds and megabytes sent."""
     baseline = labels.method_label(chosen.baseline)
@@ -360,16 +334,16 @@ def cost(study: Study, chosen: Options) -> Table:
     def entries(cell: Cell) -> list[Entry]:
         runs = list(cell.runs.values())
         base = study.cell(chosen.baseline, cell.scenario)
-        default, _ = statistics.mean_and_std(list(results(study, base).values()))
+        default, _ = statistics.mean_and_std(list(cells.results(study, base).values()))
         target = default if chosen.target is None else chosen.target
-        reached = [r for run in runs if (r := rounds_to(study, run, target)) is not None]
-        sent = [bytes_sent(run) for run in runs]
+        reached = [r for run in runs if (r := cells.rounds_to(study, run, target)) is not None]
+        sent = [cells.bytes_sent(run) for run in runs]
         return [
-            spread_of(study, cell._replace(missing=(), failures=())),
+            spread_of(study, cell),
             number(target, study.digits),
-            _rounds(reached, len(runs)) if math.isfinite(target) else Entry("–", (None, None)),
-            number(mean(map(seconds, runs)), 1),
-            number(None if None in sent else mean(size and size / 1e6 for size in sent), 1),
+            _rounds(reached, len(runs)) if math.isfinite(target) else NO_NUMBERS,
+            number(cells.mean(map(cells.seconds, runs)), 1),
+            number(None if None in sent else cells.mean(size and size / 1e6 for size in sent), 1),
         ]
 
     header, rows = per_cell(study, columns, entries)
@@ -384,7 +358,7 @@ def cost(study: Study, chosen: Options) -> Table:
 
 def _rounds(reached: Sequence[int], runs: int) -> Entry:
     """Returns the mean round of the runs that reach the target, with their number where it is not all."""
-    first = mean(reached)
+    first = cells.mean(reached)
     if first is None:
         return Entry("not reached" if runs else "–", (None, 0))
     return Entry(f"{first:.1f}" + f" ({len(reached)} of {runs})" * (len(reached) < runs), (first, len(reached)))
@@ -395,15 +369,15 @@ def _rounds(reached: Sequence[int], runs: int) -> Entry:
 
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
-    varied = settings(study)
+    varied = cells.settings(study)
     measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "seconds", "bytes_sent")
     names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
-        by_choice = [results(study, cell, choice) for choice in CHOICES]
+        by_choice = [cells.results(study, cell, choice) for choice in CHOICES]
         for (seed, partition_seed), run in sorted(cell.runs.items()):
-            chosen = [*(values.get((seed, partition_seed)) for values in by_choice), majority_of_run(run)]
-            cost_of_run = [len(run.records), seconds(run), bytes_sent(run)]
+            chosen = [*(values.get((seed, partition_seed)) for values in by_choice), cells.majority_of_run(run)]
+            cost_of_run = [len(run.records), cells.seconds(run), cells.bytes_sent(run)]
             values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
             row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}
             rows.append(tuple(_value(row.get(name)) for name in names))
@@ -414,4 +388,4 @@ def runs(study: Study) -> Table:
 def _value(value: Any) -> Entry:
     """Returns the entry of a setting's or a run's value; None is empty."""
     is_text = isinstance(value, (bool, str))
-    return Entry(value_text(value), () if is_text else (value,)) if value is not None else number(None)
+    return Entry(cells.value_text(value), () if is_text else (value,)) if value is not None else number(None)

@@ -44,26 +44,25 @@ class Tuning(NamedTuple):
         return tuple(name for axis in self.axes for name in axis.names)
 
 
-def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0, source: str = "tune") -> Tuning | None:
+def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0) -> Tuning | None:
     """Returns what is tuned; None for nothing.
 
     Args:
         settings: setting -> its values.
         seeds: of the tuning runs: numbers, or a range.
         budget: see `Tuning`.
-        source: where they come from, for messages.
 
     Raises:
         UsageError: a setting is unknown or cannot be tuned.
     """
     if not settings:
         if seeds is not None or budget:
-            raise UsageError(f"{source}: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
+            raise UsageError("tune: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
         return None
-    seed_axis = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, source)[0]
+    (seed_axis,) = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, "tune")
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS)]:
-        raise UsageError(f"{source}: {repeated[0]} cannot be tuned; make it an axis")
-    return Tuning(tuple(sweep_points.cross(settings, source)), tuple(row[0] for row in seed_axis.values), budget)
+        raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
+    return Tuning(tuple(sweep_points.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values), budget)
 
 
 def cell_of(values: Mapping[str, Any]) -> str:
@@ -75,8 +74,8 @@ def cell_of(values: Mapping[str, Any]) -> str:
     return name_of({name: value for name, value in values.items() if name not in RANGED})
 
 
-def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
-    """Returns the sweep of the tuning runs, and its points.
+def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
+    """Returns the tuning runs of a sweep.
 
     Raises:
         UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings, or are
@@ -91,15 +90,14 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> tuple[Sweep, Points]:
     _refuse_shared_seeds(sweep, tuning)
     kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED or "follow" in axis.values[0])
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
-    grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
-    points = make_points(grid)
+    points = make_points(sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip()))
     cells = {cell_of(point.values) for point in make_points(sweep._replace(axes=kept)).points}
     if others := cells ^ by_cell(points.points, tuning.settings).keys():
         raise UsageError(
             f"tuned {', '.join(tuning.settings)} and the axes {', '.join(name for axis in kept for name in axis.names)}"
             f" do not combine: only some values have the cell {min(others)}; make the tuned settings axes"
         )
-    return grid, points._replace(points=_within_budget(points.points, tuning.settings, tuning.budget))
+    return points._replace(points=_within_budget(points.points, tuning.settings, tuning.budget))
 
 
 def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:

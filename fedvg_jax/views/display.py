@@ -7,6 +7,7 @@ import html
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -23,6 +24,7 @@ from fedvg_jax.runs import registry, simulation
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import partition_label
+from fedvg_jax.views.output import say
 
 DEMONSTRATION = (
     "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
@@ -47,6 +49,22 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
+def prepare(console: Console, config: Config, unused: Sequence[str] = (), **replacements: Any) -> simulation.Simulation:
+    """Returns the simulation of a run; shows what is done for it, and the start of the run.
+
+    Args:
+        console: where to print.
+        config: settings of the run.
+        unused: as in `start_text`.
+        replacements: other arguments of `simulation.simulation`.
+    """
+    with preparation_progress(console) as bar:
+        drawing, reading = bar("drawing a partition"), bar("decoding images")
+        sim = simulation.simulation(config, **replacements, progress=drawing, reading=reading)
+    say(console, start_text(sim, unused))
+    return sim
+
+
 def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     """Returns lines on device, data, clients, model and method.
 
@@ -60,13 +78,14 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
     sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
     sizes["val"] = sim.statistics["validation"]["samples"]
-    partition = _partition_text(config, sim.statistics["partition"])
+    partition = sim.statistics["partition"]  # that which was made; it may come from Python
+    partition = partition_label(config) if partition == config.partition else partition
     lines = [
         f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({devices}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test"
         + (", kept on the host" if sim.host_pool else ""),
-        f"clients {config.clients}, {partition}"
+        f"clients {config.clients}, partition {partition}"
         + (", their memories kept on the host" if sim.memories.is_on_host else "")
         + f"; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
@@ -114,11 +133,6 @@ def method_text(config: Config, given: Collection[str] = ()) -> str:
     native = registry.ALGORITHMS[config.algorithm](config).native_weighting
     own = f", which are {native}" if "native" in config.weighting else ""
     return f"{config.algorithm}, weights {config.weighting}{own}{options}"
-
-
-def _partition_text(config: Config, partition: str) -> str:
-    """Returns the partition that was made, which may come from Python and then is not that of the config."""
-    return f"partition {partition_label(config) if partition == config.partition else partition}"
 
 
 @contextlib.contextmanager
@@ -220,7 +234,7 @@ def print_results(console: Console, history: History) -> None:
     """Prints the table of results, and the run folder on a line of its own, which no narrow terminal cuts."""
     console.print(result_table(history))
     if history.folder is not None:
-        console.print(f"run folder {history.folder}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"run folder {history.folder}")
 
 
 def result_table(history: History) -> Table:
@@ -235,7 +249,7 @@ def result_table(history: History) -> Table:
     if summary.get("stopped_early"):
         table.add_row("stopped early", summary["stopped_early"])
     if "bytes_down" in summary:
-        down, up = (_mib(summary[name]) for name in ("bytes_down", "bytes_up"))
+        down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
         table.add_row("sent to clients, and back", f"{down}, {up}")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
@@ -254,10 +268,6 @@ def plan_table(prediction: Prediction) -> Table:
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
     table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
     return table
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:,.1f} MiB"
 
 
 def metric_text(record: Record) -> str:

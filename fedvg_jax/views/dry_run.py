@@ -77,8 +77,11 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
     counted = range(num_done, num_done + min(num_rounds, COUNTED))
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
     longest, steps = work.T
-    computing = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
-    seconds_per_round = max(computing, _copy_seconds(sim))  # rows are copied while the round before is computed
+    seconds_per_round = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
+    if sim.host_pool:  # rows are copied while the round before is computed
+        first = sim.schedule(0)
+        copying = _seconds(lambda: run_chunks.prepare_chunk(sim, [first]).data.training)
+        seconds_per_round = max(seconds_per_round, copying)
     training = num_rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every) - num_done // config.eval_every
     least = math.ceil(num_rounds / sim.memories.max_rounds)
@@ -113,7 +116,9 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     lane, one_round = sample(1, 0)
     store = client_memories.open_store(sim.memories, sim.config, sim.state)
     evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state, store))
-    chunk = max(0.0, one_round - per_round) + _exchange_seconds(sim)
+    chunk = max(0.0, one_round - per_round)
+    if sim.memories.is_on_host:  # those of a chunk's clients are copied to the devices and back
+        chunk += 2 * _seconds(lambda: _state_of_chunk(sim))
     return Rates(max(0.0, per_round - step * lane), step, group, chunk, evaluation)
 
 
@@ -124,21 +129,6 @@ def _shortened(schedule: Schedule, steps: int, executor: Executor) -> Schedule:
         fewer, executor.num_lanes, executor.lanes_together, lane_plan.block_size(schedule.plan)
     )
     return schedule._replace(num_steps=fewer, probe_steps=np.zeros_like(schedule.probe_steps), plan=plan)
-
-
-def _copy_seconds(sim: simulation.Simulation) -> float:
-    """Returns the seconds in which the rows of one round are copied to the devices."""
-    if sim.host_pool is None:
-        return 0.0
-    first = sim.schedule(0)
-    return _seconds(lambda: run_chunks.prepare_chunk(sim, [first]).data.training)
-
-
-def _exchange_seconds(sim: simulation.Simulation) -> float:
-    """Returns the seconds in which the memories of a chunk's clients are copied to the devices and back."""
-    if not sim.memories.is_on_host:
-        return 0.0
-    return 2 * _seconds(lambda: _state_of_chunk(sim))
 
 
 def _state_of_chunk(sim: simulation.Simulation) -> SimState:

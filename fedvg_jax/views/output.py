@@ -1,4 +1,4 @@
-"""Standard output that may close: a run continues when its output is no longer read."""
+"""Lines on standard output, which may close: a run continues when its output is no longer read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def say(console: Console, line: str) -> None:
+    """Prints a line as it is, which no narrow terminal cuts."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 class LastingOutput:

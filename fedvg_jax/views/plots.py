@@ -105,7 +105,7 @@ def curves(records: Sequence[Record], metric: str, title: str) -> Figure:
     return figure
 
 
-def _padded_range(axes: Axes, others: Sequence[float] = ()) -> tuple[float, float]:
+def _padded_range(axes: Axes, others: Sequence[float]) -> tuple[float, float]:
     """Returns the range of the drawn curves and of other values, with a margin of 5 %."""
     curves = [np.asarray(line.get_ydata(), float) for line in axes.lines]
     values = np.concatenate([*curves, np.asarray(others, float)])
@@ -121,25 +121,11 @@ MAX_BUBBLES = 600
 """Most clients times classes that are drawn as bubbles; above that, as cells."""
 
 
-def class_counts(rows: Sequence[np.ndarray], y: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns the number of rows by client and class, or of characters of sequences, [N, C] int.
-
-    Args:
-        rows: of every client, [n_k] int each.
-        y: labels, [T] or [T, L] int.
-        num_classes: C.
-
-    >>> class_counts([np.array([0, 1]), np.array([2])], np.array([1, 1, 0]), 2).tolist()
-    [[0, 2], [1, 0]]
-    """
-    counts = [np.bincount(y[mine].ravel(), minlength=num_classes) for mine in rows]
-    return np.array(counts).reshape(len(rows), num_classes)
-
-
 def counts_of_clients(arrays: Arrays, partition: Partition) -> np.ndarray:
     """Returns the number of labels by client and class, [N, C], without rows that are held out of the whole set."""
     parts = [rows for rows in partition if len(rows) == len(partition.train)]
-    return np.sum([class_counts(rows, arrays.y, len(arrays.class_names)) for rows in parts], axis=0)
+    clients = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
+    return np.array([np.bincount(arrays.y[rows].ravel(), minlength=len(arrays.class_names)) for rows in clients])
 
 
 def clients(arrays: Arrays, partition: Partition, title: str) -> Figure:

@@ -58,7 +58,7 @@ def run(cache, tmp_path, capsys, monkeypatch):
 
 def test_several_values_make_an_axis_and_one_value_is_shared():
     command = read("--alpha", "0.05", "0.5", "--seed", "0:3", "--lr=0.1", "--deterministic")
-    assert [axis.names for axis in command.sweep.axes] == [("alpha",), ("seed",)]
+    assert [axis.names for axis in command.points.sweep.axes] == [("alpha",), ("seed",)]
     assert [p.values for p in command.points.points][:4] == [
         {"alpha": 0.05, "seed": 0},
         {"alpha": 0.05, "seed": 1},
@@ -69,10 +69,10 @@ def test_several_values_make_an_axis_and_one_value_is_shared():
 
 
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
-    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").grid
-    assert {(p.config.seed, p.config.partition_seed) for p in grid.points.points} == {(1000, 1000), (1001, 1001)}
-    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").grid
-    assert {p.config.partition_seed for p in grid.points.points} == {42}
+    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").tuning_runs
+    assert {(p.config.seed, p.config.partition_seed) for p in grid.points} == {(1000, 1000), (1001, 1001)}
+    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").tuning_runs
+    assert {p.config.partition_seed for p in grid.points} == {42}
 
 
 def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
@@ -217,9 +217,9 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
 
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
     words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
-    names = [p.name for p in read(*words, "--tune-seeds", "7").grid.points.points]
+    names = [p.name for p in read(*words, "--tune-seeds", "7").tuning_runs.points]
     assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
-    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").grid.points.points]
+    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").tuning_runs.points]
     assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
 
 

@@ -14,7 +14,7 @@ from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, ro
 
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, STEMS, base, clients
+from fedvg_jax.study.figures import CAPTIONS, FIGURES, base, clients
 
 LACKING = {
     "classes": "--record confusion", "bytes": "recorded no bytes",
@@ -29,7 +29,8 @@ def study():
 
 def draw(study, name, style=WIDE):
     drawn = draw_one(FIGURES, study, name, style)
-    assert {re.sub(r"-\d+$", "", drawing.name) for drawing in drawn} <= {*STEMS}  # a later report removes them by name
+    names = {re.sub(r"-\d+$", "", drawing.name) for drawing in drawn}
+    assert names <= CAPTIONS.keys()  # a later report removes them by name
     return drawn
 
 
@@ -60,7 +61,7 @@ def test_drawn_lines_and_bands_are_those_of_the_file(study):
         for method, line, band in zip(study.methods, axes.lines, axes.collections, strict=False):
             stored = [r for r in rows(drawing) if (r["setting"], r["method"]) == (setting, method)]
             rounds, mean, std = (np.array([float(r[name]) for r in stored]) for name in ("round", "mean", "std"))
-            assert line.get_color() == looks[method].colour and list(line.get_xdata()) == list(rounds)
+            assert line.get_color() == looks[method]["color"] and list(line.get_xdata()) == list(rounds)
             assert np.asarray(line.get_ydata()) == pytest.approx(mean) and (np.diff(mean) > 0).all()
             corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
             edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
@@ -81,12 +82,12 @@ def test_twenty_methods_differ_in_grey():
     names = [f"method{i}" for i in range(10)]
     methods = [*names, *map(base.with_fedvg, names)]
     looks = base.line_styles(methods)
-    assert len({(look.dashes, look.marker) for look in looks.values()}) == 20
+    assert len({(look["ls"], look["marker"]) for look in looks.values()}) == 20
     for name in names:
         alone, both = looks[name], looks[base.with_fedvg(name)]
-        assert (alone.colour, alone.marker) == (both.colour, both.marker) and alone.dashes != both.dashes
+        assert [alone[key] == both[key] for key in ("color", "marker", "ls")] == [True, True, False]
     singles = base.line_styles([f"method{i}" for i in range(24)]).values()
-    assert len({(look.dashes, look.marker) for look in singles}) == 24
+    assert len({(look["ls"], look["marker"]) for look in singles}) == 24
 
 
 def test_recall_is_the_mean_of_the_runs_that_have_test_rows_of_the_class(tmp_path):

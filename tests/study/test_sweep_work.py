@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import linear
 import pytest
@@ -18,7 +19,8 @@ def sweep(axes, config=CONFIG, **arguments):
 
 
 def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, caplog):
-    monkeypatch.setattr(tracking, "WRITERS", {"wandb": ("sys", "no_such_module")})
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "fedvg_jax.views.tracking.wandb_run", None)
     results = sweep({"seed": "0:2"}, track="wandb")
     lines = [record.getMessage() for record in caplog.records]
     assert [result.name for result in results] == POINTS
@@ -27,7 +29,7 @@ def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, 
 
 
 def test_every_point_s_tracker_is_checked_before_the_first_run(monkeypatch):
-    monkeypatch.setattr(tracking, "WRITERS", {"tensorboard": ("sys", "no_such_module")})
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(fv.UsageError, match="track tensorboard writes into the run folder; name one by out"):
         sweep({"seed": "0:2", "track": ["tensorboard"]})
 

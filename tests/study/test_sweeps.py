@@ -18,7 +18,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop, programs
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps, tables
+from fedvg_jax.study import cells, report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
@@ -39,7 +39,7 @@ def open_sweep(base, out, swept=AXES):
     """The points of a sweep in a folder made for them."""
     sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, base)
     points = sweep_points.make_points(sweep)
-    sweep_folder.open_folder(out, sweep_folder.document(sweep, points), points.points)
+    sweep_folder.open_folder(out, sweep_folder.document(points), points.points)
     return points.points
 
 
@@ -95,7 +95,7 @@ class Killed(BaseException):
 
 def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(base, tmp_path, monkeypatch):
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
-    monkeypatch.setattr(tables, "seconds", lambda run: 1.0)
+    monkeypatch.setattr(cells, "seconds", lambda run: 1.0)
     swept = dataclasses.replace(base, checkpoint_every=2)
     changed = {"seed": [0, 1]}
     folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]
@@ -247,7 +247,7 @@ def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(
             with pytest.raises(UsageError, match="holds a sweep with other points"):
                 open_sweep(base, tmp_path / "out", swept)
         assert first.result()
-    assert len(sweep_folder.read_document(tmp_path / "out")["points"]) == 2
+    assert len(sweep_folder.read(tmp_path / "out").points) == 2
 
 
 def test_missing_data_are_refused_before_the_first_point(base, tmp_path):

@@ -16,7 +16,7 @@ SWEEP = sweep_points.Sweep(sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed":
 
 def tuned(out, accuracies, failures=()):
     """Writes the tuning runs with these validation accuracies by name; returns the choice of every cell."""
-    points = tuning.tuning_points(SWEEP, TUNING)[1].points
+    points = tuning.tuning_points(SWEEP, TUNING).points
     for point in points:
         folder = sweep_folder.point_folder(out, point.name)
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_the_best_value_is_chosen_for_every_cell(tmp_path):
 )
 def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_path, is_failed, message):
     tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
-    points = tuning.tuning_points(SWEEP, TUNING)[1].points
+    points = tuning.tuning_points(SWEEP, TUNING).points
     for point in [point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5]:
         folder = sweep_folder.point_folder(tmp_path, point.name)
         (folder / "summary.json").unlink()

@@ -8,9 +8,12 @@ from files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import TRACKERS
 from fedvg_jax.runs import loop
 from fedvg_jax.views import tracking
 from fedvg_jax.views.tracking import Writer
+
+FAKE = "fedvg_jax.views.tracking.wandb_run"
 
 
 def record(number):
@@ -45,13 +48,13 @@ def fake(monkeypatch):
 
     def open_writer(run):
         calls.append(("open", run))
-        log, close = (lambda value, name=name: calls.append((name, value)) for name in ("log", "close"))
-        return Writer("nowhere", {"id": run.stored.get("id", f"run {len(calls)}")}, log, close)
+        identity = {"id": run.stored.get("id", f"run {len(calls)}")}
+        log = lambda scalars: calls.append(("log", scalars))  # noqa: E731
+        return Writer("nowhere", identity, log, close=lambda *ending: calls.append(("close", ending)))
 
-    module = types.ModuleType("fake_tracker")
+    module = types.ModuleType(FAKE)
     module.open_writer = open_writer
-    monkeypatch.setitem(sys.modules, "fake_tracker", module)
-    monkeypatch.setattr(tracking, "WRITERS", {"wandb": ("sys", "fake_tracker")})
+    monkeypatch.setitem(sys.modules, FAKE, module)
     return calls
 
 
@@ -66,13 +69,13 @@ def rounds_of(calls):
 def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monkeypatch):
     a_run(monkeypatch, settings(tmp_path), given={"weighting"})
     assert [name for name, _ in fake] == ["open", "log", "log", "close"] and rounds_of(fake) == [1, 2, 3, 4]
-    run, ending = fake[0][1], fake[-1][1]
-    assert (run.name, run.group, run.num_tracked) == ("alpha=1", "sweep", 0)
+    run = fake[0][1]
+    assert (run.name, run.group, run.stored["rounds"]) == ("alpha=1", "sweep", 0)
     assert (run.settings["weighting"], run.settings["algorithm"]) == ("own weighting", "fedavg")
     assert run.settings["rounds"] == 4 and not {"out", "track", "fedprox.mu"} & run.settings.keys()
     expected = {"train/loss": 1.0, "test/loss": 2.0, "test/accuracy": 0.5, "seconds": 0.1, "clients/effective": 2.0}
     assert fake[1][1] == {1: expected}
-    assert (ending.status, ending.num_rounds, ending.summary) == ("finished", 4, {"test_accuracy_final": 0.5})
+    assert fake[-1][1] == ("finished", {"test_accuracy_final": 0.5}, 4)
 
 
 def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch):
@@ -80,9 +83,9 @@ def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch
         a_run(monkeypatch, settings(tmp_path), last=3, error=KeyboardInterrupt())
     a_run(monkeypatch, settings(tmp_path), first=3, last=5)
     opened = [value for name, value in fake if name == "open"]
-    assert opened[1].stored["id"] == "run 1" and opened[1].num_tracked == 3
+    assert opened[1].stored["id"] == "run 1" and opened[1].stored["rounds"] == 3
     assert rounds_of(fake) == [1, 2, 3, 4, 5]
-    assert [value.status for name, value in fake if name == "close"] == ["failed", "finished"]
+    assert [value[0] for name, value in fake if name == "close"] == ["failed", "finished"]
 
 
 def test_damaged_file_of_tracked_runs_starts_a_new_one(fake, tmp_path, monkeypatch):
@@ -95,9 +98,9 @@ def test_damaged_file_of_tracked_runs_starts_a_new_one(fake, tmp_path, monkeypat
 
 @pytest.mark.parametrize("when", ["open_writer", "log", "close"])
 def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, monkeypatch, when):
-    module, lines = sys.modules["fake_tracker"], []
+    module, lines = sys.modules[FAKE], []
 
-    def fail(_):
+    def fail(*_):
         raise ValueError("no\nanswer")
 
     opened = module.open_writer
@@ -116,7 +119,7 @@ def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
 
 def test_missing_package_is_one_line_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
-    for name in tracking.WRITERS:
+    for name in TRACKERS:
         with usage_error(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'"):
             fv.run(Config(track=name, out=tmp_path / "out"))
         with usage_error(f"track {name} needs"):

@@ -33,7 +33,4 @@ CAPTIONS: dict[str, str] = {
     "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
     "clients": "Clients of all runs in the order of their accuracies, each on its own test rows in the final round.",
 }
-"""Name of a drawing -> what it shows."""
-
-STEMS = tuple(CAPTIONS)
-"""Names of all drawings; the second one of a group of settings has "-2" behind it, and so on."""
+"""Name of a drawing -> what it shows; the second drawing of a group of settings has "-2" behind its name, and so on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from fedvg_jax.study.cells import Cell, Study, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.study.tables import MODELS
-
-if TYPE_CHECKING:
-    pass
 
 MATRIX = "test_confusion"
 """Key of a record: the confusion matrix of the test set, [true, predicted]."""
@@ -48,11 +45,11 @@ def recalls(study: Study, style: Style) -> list[Drawing] | str:
         return "no run records the confusion matrix; --record confusion does"
     height = (0.24 * len(study.methods) + 1.0) / style.panel_height
     figure, axes = base.grid(style._replace(panels_per_row=1), len(scenarios), height)
-    rows, image = [], None
+    rows = []
     for panel, scenario in zip(axes, scenarios, strict=True):
         methods = [method for method in study.methods if (method, scenario) in by_cell]
         values = np.array([by_cell[method, scenario] for method in methods])
-        image = panel.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=100, interpolation="nearest")
+        panel.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=100, interpolation="nearest")
         run = next(iter(study.cell(methods[0], scenario).runs.values()))
         names = [str(name) for name in run.partition.get("class_names", range(values.shape[1]))]
         panel.set_yticks(range(len(methods)), [base.plain(method, 34) for method in methods])
@@ -67,8 +64,7 @@ def recalls(study: Study, style: Style) -> list[Drawing] | str:
         panel.tick_params(length=0)
         cells = zip(methods, values, strict=True)
         rows += [(scenario_text(scenario), m, n, v) for m, row in cells for n, v in zip(names, row, strict=True)]
-    if image is not None:
-        figure.colorbar(image, ax=axes, label="recall (%)", shrink=0.9, aspect=25)
+    figure.colorbar(axes[0].images[0], ax=axes, label="recall (%)", shrink=0.9, aspect=25)
     title = "Recall of every class in the final round"
     return [Drawing("classes", title, figure, ("setting", "method", "class", "recall"), rows)]
 
@@ -90,13 +86,10 @@ def client_accuracies(study: Study, style: Style) -> list[Drawing] | str:
     for panel, (scenario, name) in zip(axes, panels, strict=True):
         where = scenario_text(scenario)
         for method in study.methods:
-            accuracies = pooled.get((scenario, name, method))
-            if accuracies:
-                shares, look = (np.arange(len(accuracies)) + 0.5) / len(accuracies), styles[method]
-                panel.plot(
-                    100 * shares, 100 * np.array(accuracies), color=look.colour, ls=look.dashes, lw=style.line,
-                    label=base.plain(method, 32),
-                )  # fmt: skip
+            if accuracies := pooled.get((scenario, name, method)):
+                shares = (np.arange(len(accuracies)) + 0.5) / len(accuracies)
+                line = styles[method] | {"marker": None, "lw": style.line}
+                panel.plot(100 * shares, 100 * np.array(accuracies), **line)
                 pairs = zip(shares, accuracies, strict=True)
                 rows += [(where, MODELS[name], method, float(share), value) for share, value in pairs]
         title = ", ".join(filter(None, (f"{MODELS[name]} model", where)))

@@ -67,14 +67,6 @@ STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0
 """Value of --style -> sizes; paper is one column of a two-column page."""
 
 
-class LineStyle(NamedTuple):
-    """How a method is drawn in every figure."""
-
-    colour: str
-    dashes: Dashes
-    marker: str
-
-
 class Drawing(NamedTuple):
     """A figure with the numbers that it shows."""
 
@@ -106,15 +98,15 @@ def without_fedvg(method: str) -> str:
     return f"{name.removesuffix(FEDVG)}{comma}{details}"
 
 
-def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
-    """Returns a style for every method: X and X+fedvg share a colour, X dashed and X+fedvg solid.
+def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Returns Matplotlib's options of every method's line: X and X+fedvg share a colour, X dashed and X+fedvg solid.
 
     Up to 24 methods differ without the colour, too. With more than eight colours, the next pairs have other dashes.
 
     >>> styles = line_styles(["fedprox", "fedprox+fedvg", "fedvg"])
-    >>> styles["fedprox"].dashes, styles["fedprox+fedvg"].dashes, styles["fedvg"].dashes
-    ('--', '-', '-')
-    >>> styles["fedprox"].colour == styles["fedprox+fedvg"].colour != styles["fedvg"].colour
+    >>> [styles[method]["ls"] for method in styles]
+    ['--', '-', '-']
+    >>> styles["fedprox"]["color"] == styles["fedprox+fedvg"]["color"] != styles["fedvg"]["color"]
     True
     """
     bases = list(dict.fromkeys(map(without_fedvg, methods)))
@@ -124,7 +116,8 @@ def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
         cycle, index = divmod(bases.index(base), len(COLOURS))
         dashed = base == method and with_fedvg(base) in methods
         marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
-        styles[method] = LineStyle(COLOURS[index], DASHES[cycle % len(DASHES)][dashed], marker)
+        look = {"color": COLOURS[index], "ls": DASHES[cycle % len(DASHES)][dashed], "marker": marker}
+        styles[method] = {**look, "label": plain(method, 32)}
     return styles
 
 

@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.study.cells import Cell, Run, Scenario, Study, panels, replicate_text, scenario_text
+from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.views import plots
 from fedvg_jax.views.labels import partition_label
 
 MAX_PANELS = 8
+
+WEIGHTS = ("setting", "method", "seed", "partition_seed", "client", "rows", "bold", "round", "weight_times_cohort")
+"""Columns of the numbers of `client_weights`."""
 
 
 def client_weights(study: Study, style: Style) -> list[Drawing] | str:
@@ -26,38 +29,28 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         cells = [study.cell(method, scenarios[0]) for method in study.methods]
-        recorded = [cell for cell in cells if cell.runs and any(r["clients"] for r in _first(cell).records)]
+        first = [cell.runs[min(cell.runs)].records if cell.runs else [] for cell in cells]  # of the smallest seed
+        recorded = [cell for cell, records in zip(cells, first, strict=True) if any(r["clients"] for r in records)]
         cells = recorded[:MAX_PANELS]
         shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
         chosen = [min(shared or cell.runs) for cell in cells]
         if not cells:
             continue
         figure, axes = base.grid(style, len(cells), 0.9, sharey=True)
-        rows: list[tuple] = []
-        runs = [cell.runs[replicate] for cell, replicate in zip(cells, chosen, strict=True)]
-        for panel, cell, run, replicate in zip(axes, cells, runs, chosen, strict=True):
-            of_panel = _panel(panel, run, bold_client(run), style)
-            rows += [(cell.method, *replicate, *row) for row in of_panel]
-            names = (cell.method, "" if shared else replicate_text(replicate), f"bold: client {bold_client(run)}")
+        where, rows = scenario_text(scenarios[0]), []
+        for panel, cell, replicate in zip(axes, cells, chosen, strict=True):
+            run = cell.runs[replicate]
+            bold = bold_client(run)
+            rows += [(where, cell.method, *replicate, *row) for row in _panel(panel, run, bold, style)]
+            names = (cell.method, "" if shared else replicate_text(replicate), f"bold: client {bold}")
             panel.set(xlabel="round", title=base.plain(", ".join(filter(None, names)), 40))
-        where = scenario_text(scenarios[0])
         part = f"first {len(cells)} of {len(recorded)} methods" if len(recorded) > len(cells) else ""
         seeds = replicate_text(chosen[0]) if shared else ""
-        parts = ("Weights of clients; 1 is an equal weight", where, seeds, part)
-        title = ", ".join(filter(None, parts))
+        title = ", ".join(filter(None, ("Weights of clients; 1 is an equal weight", where, seeds, part)))
         figure.supylabel("weight × cohort size", fontsize=style.font)
         stem = "weights" if i == 0 else f"weights-{i + 1}"
-        columns = (
-            *("setting", "method", "seed", "partition_seed"),
-            *("client", "rows", "bold", "round", "weight_times_cohort"),
-        )
-        drawn.append(Drawing(stem, title, figure, columns, [(where, *row) for row in rows]))
+        drawn.append(Drawing(stem, title, figure, WEIGHTS, rows))
     return drawn or "no record has clients"
-
-
-def _first(cell: Cell) -> Run:
-    """Returns the run of the smallest seed."""
-    return cell.runs[min(cell.runs)]
 
 
 def bold_client(run: Run) -> int:
@@ -110,20 +103,13 @@ def effective_number(study: Study, style: Style) -> list[Drawing] | str:
     styles = base.line_styles(study.methods)
     rows = []
     for panel, scenario in zip(axes, study.scenarios, strict=True):
-        lines = {}
         for method in study.methods:
             runs = [_effective(run.records) for run in study.cell(method, scenario).runs.values()]
-            if runs:
-                length = min(map(len, runs))
-                lines[method] = np.nanmean([run[:length] for run in runs], 0)
-        for method, values in lines.items():
-            rounds = np.arange(1, len(values) + 1)
-            look = styles[method]
-            every = max(1, len(values) // 6)
-            panel.plot(
-                rounds, values, color=look.colour, ls=look.dashes, marker=look.marker, ms=3, markevery=every,
-                label=base.plain(method, 32),
-            )  # fmt: skip
+            if not runs:
+                continue
+            length = min(map(len, runs))
+            values, rounds = np.nanmean([run[:length] for run in runs], 0), np.arange(1, length + 1)
+            panel.plot(rounds, values, ms=3, markevery=max(1, length // 6), **styles[method])
             rows += [(scenario_text(scenario), method, int(r), v) for r, v in zip(rounds, values, strict=True)]
         panel.set_ylim(bottom=0)
         panel.set(xlabel="round", title=base.plain(scenario_text(scenario)))
@@ -143,12 +129,12 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
     runs = [(scenario, run) for scenario, run in _first_runs(study) if run.partition.get("counts")]
     if not runs:
         return "no run has a partition.json with the classes of its clients"
-    different = [(setting, run, np.array(run.partition["counts"]))
-                 for setting, run in _distinct_runs(runs, lambda run: run.partition["counts"])]  # fmt: skip
+    different = _distinct_runs(runs, lambda run: run.partition["counts"])
     figure, axes = base.grid(style, len(different), 1.05)
-    largest = max(int(counts.max()) for *_, counts in different)
+    all_counts = [np.array(run.partition["counts"]) for _, run in different]
+    largest = max(int(counts.max()) for counts in all_counts)
     rows = []
-    for panel, (setting, run, counts) in zip(axes, different, strict=True):
+    for panel, (setting, run), counts in zip(axes, different, all_counts, strict=True):
         plots.classes_of_clients(panel, counts, largest)
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
         if len(names) <= 12:
@@ -156,9 +142,7 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
         panel.set(xlabel="client", ylabel="class", title=base.plain(setting or partition_label(run.config)))
         cells = np.ndindex(*counts.shape)
         rows += [(setting, k, names[c], int(counts[k, c])) for k, c in cells]
-    shown = " or ".join(
-        sorted({"area" if counts.size <= plots.MAX_BUBBLES else "darkness" for *_, counts in different})
-    )
+    shown = " or ".join(sorted({"area" if counts.size <= plots.MAX_BUBBLES else "darkness" for counts in all_counts}))
     title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
 

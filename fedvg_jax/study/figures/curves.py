@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.runs.record import history
-from fedvg_jax.study.cells import (
-    Cell,
-    Scenario,
-    Study,
-    column_setting,
-    column_value,
-    evaluations,
-    majority,
-    panels,
-    results,
-    scenario_text,
-    value_text,
-)
+from fedvg_jax.study import cells
+from fedvg_jax.study.cells import Cell, Scenario, Study
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.study.statistics import mean_and_std
@@ -44,7 +33,7 @@ def curve(study: Study, cell: Cell) -> Curve | None:
 
     Runs without a finite evaluation are left out.
     """
-    evaluated = [dict(zip(*evaluations(study, run), strict=True)) for run in cell.runs.values()]
+    evaluated = [dict(zip(*cells.evaluations(study, run), strict=True)) for run in cell.runs.values()]
     runs = [values for values in evaluated if values]
     rounds = sorted(set.intersection(*map(set, runs))) if runs else []
     if not rounds:
@@ -87,7 +76,7 @@ def learning_curves(
         label: of the horizontal axis.
     """
     drawn = []
-    groups = panels(study) if column_setting(study) else {(): list(study.scenarios)}
+    groups = cells.panels(study) if cells.column_setting(study) else {(): list(study.scenarios)}
     for i, (rest, scenarios) in enumerate(groups.items()):
         figure, axes = base.grid(style, len(scenarios))
         rows = []
@@ -95,7 +84,7 @@ def learning_curves(
             rows += _panel(study, panel, scenario, curve_of, label)
         figure.supylabel(metric_label(study), fontsize=style.font)
         against = "" if label == "round" else f" against {label}"
-        title = f"Learning curves{against}{', ' + scenario_text(rest) if rest else ''}"
+        title = f"Learning curves{against}{', ' + cells.scenario_text(rest) if rest else ''}"
         name = stem if i == 0 else f"{stem}-{i + 1}"
         if rows:
             drawn.append(Drawing(name, title, figure, ("setting", "method", label, "mean", "std", "n"), rows))
@@ -113,16 +102,11 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -
     curves = {m: c for m in study.methods if (c := curve_of(study, study.cell(m, scenario))) is not None}
     rows = []
     for method, drawn in curves.items():
-        line = styles[method]
-        axes.plot(
-            drawn.rounds, drawn.mean, color=line.colour, ls=line.dashes, marker=line.marker, ms=3,
-            markevery=max(1, len(drawn.rounds) // 6), label=base.plain(method, 32),
-        )  # fmt: skip
-        axes.fill_between(
-            drawn.rounds, drawn.mean - drawn.std, drawn.mean + drawn.std, color=line.colour, alpha=0.12, lw=0
-        )
+        axes.plot(drawn.rounds, drawn.mean, ms=3, markevery=max(1, len(drawn.rounds) // 6), **styles[method])
+        low, high, colour = drawn.mean - drawn.std, drawn.mean + drawn.std, styles[method]["color"]
+        axes.fill_between(drawn.rounds, low, high, color=colour, alpha=0.12, lw=0)
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
-        rows += [(scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
+        rows += [(cells.scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     axes.set_ylim(*limits(study, list(curves.values())))
     draw_largest_class(study, axes, [scenario])
     base.clean(axes)
@@ -134,15 +118,15 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -
 
 def draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> None:
     """Draws the mean accuracy of always answering the largest class where it is within the axes' final limits."""
-    shares = [s for m in study.methods for c in scenarios if (s := majority(study.cell(m, c))) is not None]
+    shares = [s for m in study.methods for c in scenarios if (s := cells.majority(study.cell(m, c))) is not None]
     low, high = axes.get_ylim()
     if shares and low < np.mean(shares) < high:
         axes.axhline(float(np.mean(shares)), color=base.GREY, lw=0.9, ls=":", label="largest class")
 
 
 def _title(study: Study, scenario: Scenario) -> str:
-    column = column_setting(study)
-    return base.plain(f"{column} {value_text(column_value(study, scenario))}" if column else scenario_text(scenario))
+    column, value = cells.column_setting(study), cells.value_text(cells.column_value(study, scenario))
+    return base.plain(f"{column} {value}" if column else cells.scenario_text(scenario))
 
 
 def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
@@ -187,7 +171,7 @@ def against(study: Study, style: Style, setting: str, name: str, label: str, sca
     rows: list[tuple] = []
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
         panel.set_xscale(scale)
-        where = scenario_text(rest)
+        where = cells.scenario_text(rest)
         rows += [(where, *row) for row in _panel_against(study, panel, scenarios, setting, style)]
         panel.set(xlabel=label, title=base.plain(where))
     figure.supylabel(metric_label(study), fontsize=style.font)
@@ -204,21 +188,18 @@ def _panel_against(study: Study, axes: Axes, scenarios: list[Scenario], setting:
         points = [
             (value, *mean_and_std(list(finals.values())), len(finals))
             for value, scenario in zip(values, scenarios, strict=True)
-            if (finals := results(study, study.cell(method, scenario)))
+            if (finals := cells.results(study, study.cell(method, scenario)))
         ]
         if not points:
             continue
-        line = styles[method]
         x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-        options: dict[str, Any] = {"color": line.colour, "ls": line.dashes, "marker": line.marker}
-        options |= {"label": base.plain(method, 32)}
-        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **options)
+        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **styles[method])
         rows += [(method, *point) for point in points]
     draw_largest_class(study, axes, scenarios)
     low, high = axes.get_ylim()
     is_accuracy = study.metric == "accuracy"  # a mean minus its deviation may be below 0
     axes.set_ylim(*((max(0.0, low), min(100.5, high)) if is_accuracy else (low, high)))
-    labels = [value_text(value) for value in values]
+    labels = [cells.value_text(value) for value in values]
     axes.set_xticks(values, labels, rotation=0 if style.panels_per_row > 1 else 45)
     axes.minorticks_off()
     base.clean(axes)

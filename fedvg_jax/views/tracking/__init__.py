@@ -1,7 +1,7 @@
 """Trackers: a run that reports its settings and metrics to TensorBoard, Weights & Biases or MLflow.
 
-`run_simulation` stands in for that of `runs.loop`. The packages of the trackers are extras, and imported only for runs
-that ask for them. A tracker that fails is left with one line, and the run continues without it.
+`run_simulation` stands in for that of `runs.loop`. The package of tracker X is the extra X, and imported, by the module
+`X_run`, only for runs that ask for it. A tracker that fails is left with one line, and the run continues without it.
 
 In a run folder, tracking/ holds what the trackers write, and tracking/runs.json what identifies the tracked runs, with
 the rounds that each has. A resumed run goes on in them.
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
 
 RUNS = "runs.json"
 
-WRITERS = {
-    "tensorboard": ("tensorboard", "fedvg_jax.views.tracking.tensorboard_events"),
-    "wandb": ("wandb", "fedvg_jax.views.tracking.wandb_run"),
-    "mlflow": ("mlflow", "fedvg_jax.views.tracking.mlflow_run"),
-}
-"""Name of a tracker -> the package that it needs, and the module of its writer."""
-
 _log_warning = logging.getLogger(__name__).warning
 
 
@@ -58,18 +51,8 @@ class TrackedRun(NamedTuple):
     settings: Mapping[str, Any]
     """by dotted name, those that the run uses"""
     stored: Mapping[str, Any]
-    """what the tracker returned as `stored` in an earlier part of the run"""
-    num_tracked: int
-    """rounds that are tracked already; later ones of an interrupted part may be there, too"""
-
-
-class Ending(NamedTuple):
-    """The end of a run."""
-
-    status: str
-    """finished, stopped or failed"""
-    summary: Mapping[str, float]
-    num_rounds: int
+    """what the tracker returned as `stored` in an earlier part of the run; and `rounds`, the number of rounds that are
+    tracked already; later ones of an interrupted part may be there, too"""
 
 
 class Writer(NamedTuple):
@@ -80,7 +63,8 @@ class Writer(NamedTuple):
     stored: Mapping[str, Any]
     """what identifies the tracked run, as JSON values"""
     log: Callable[[Scalars], None]
-    close: Callable[[Ending], None]
+    close: Callable[[str, Mapping[str, float], int], None]
+    """(status: finished, stopped or failed; numbers of the summary; number of rounds)"""
 
 
 def require(config: Config, has_folder: bool) -> None:
@@ -91,8 +75,8 @@ def require(config: Config, has_folder: bool) -> None:
         has_folder: whether the run will have a folder.
     """
     for name in tracker_names(config):
-        if importlib.util.find_spec(WRITERS[name][0]) is None:
-            raise UsageError(f"track {name} needs {WRITERS[name][0]}; pip install 'fedvg_jax[{name}]'")
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'")
         if name == "tensorboard" and not has_folder:
             raise UsageError("track tensorboard writes into the run folder; name one by out")
 
@@ -157,10 +141,11 @@ class Trackers:
                 if self._folder is not None:
                     self._folder.mkdir(exist_ok=True)
                 stored = self._stored.setdefault(name, {"rounds": 0})
-                module = importlib.import_module(WRITERS[name][1])
-                self._writers[name] = module.open_writer(_describe(self._config, self._folder, stored, self._given))
-                self._store(name, **self._writers[name].stored)
-                self._log(f"tracked by {name}: {self._writers[name].place}")
+                module = importlib.import_module(f"{__name__}.{name}_run")
+                writer = module.open_writer(_describe(self._config, self._folder, stored, self._given))
+                self._writers[name] = writer
+                self._store(name, **writer.stored)
+                self._log(f"tracked by {name}: {writer.place}")
 
     def add(self, records: Sequence[Record]) -> None:
         """Reports the rounds that are not tracked yet; the first call has those of earlier parts."""
@@ -178,10 +163,10 @@ class Trackers:
             result: of the run; None where an error ended it.
         """
         summary, records = (result.summary, result.records) if result else ({}, [])
-        ending = Ending(status, {n: float(v) for n, v in summary.items() if _is_number(v)}, len(records))
+        numbers = {name: float(value) for name, value in summary.items() if _is_number(value)}
         for name, writer in list(self._writers.items()):
             with self._left_if_it_fails(name):
-                writer.close(ending)
+                writer.close(status, numbers, len(records))
 
     def _store(self, name: str, **entries: Any) -> None:
         self._stored[name] |= entries
@@ -224,7 +209,7 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], gi
     method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     group = out.parent.parent.name if out and out.parent.name == "points" else ""
-    return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored), stored["rounds"])
+    return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored))
 
 
 def _read(folder: Path | None) -> dict[str, dict[str, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Scalars, TrackedRun, Writer
 
 EXPERIMENT = "fedvg_jax"
 """Name of the experiment unless MLFLOW_EXPERIMENT_NAME is set."""
@@ -38,9 +39,9 @@ def open_writer(run: TrackedRun) -> Writer:
         now = int(time.time() * 1000)
         send("metrics", [Metric(name, v, now, number) for number, of in scalars.items() for name, v in of.items()])
 
-    def close(ending: Ending) -> None:
-        log({ending.num_rounds: {f"summary/{name}": value for name, value in ending.summary.items()}})
-        client.set_terminated(identity, STATUS[ending.status])
+    def close(status: str, summary: Mapping[str, float], num_rounds: int) -> None:
+        log({num_rounds: {f"summary/{name}": value for name, value in summary.items()}})
+        client.set_terminated(identity, STATUS[status])
 
     if identity != run.stored.get("run_id"):
         send("params", [Param(name, str(value)[:LONGEST]) for name, value in run.settings.items()])

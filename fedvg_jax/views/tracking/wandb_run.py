@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
-from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Scalars, TrackedRun, Writer
 
 PROJECT = "fedvg_jax"
 """Name of the project unless WANDB_PROJECT is set."""
@@ -41,9 +42,9 @@ def open_writer(run: TrackedRun) -> Writer:
         for number, values in scalars.items():
             tracked.log({"round": number, **values})
 
-    def close(ending: Ending) -> None:
-        tracked.summary.update(dict(ending.summary))
-        tracked.finish(exit_code=EXIT_CODES[ending.status])
+    def close(status: str, summary: Mapping[str, float], num_rounds: int) -> None:
+        tracked.summary.update(dict(summary))
+        tracked.finish(exit_code=EXIT_CODES[status])
 
     place = f"{tracked.dir} (offline; wandb sync sends it)" if tracked.offline else str(tracked.url)
     return Writer(place, {"id": identity}, log, close)

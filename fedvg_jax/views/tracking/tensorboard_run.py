@@ -14,13 +14,13 @@ import socket
 import time
 from typing import Any
 
-from fedvg_jax.views.tracking import Ending, Scalars, TrackedRun, Writer
+from fedvg_jax.views.tracking import Scalars, TrackedRun, Writer
 
 
 def open_writer(run: TrackedRun) -> Writer:
     """Returns a writer of a new event file in the run's folder.
 
-    A resumed run first records that it goes on after `run.num_tracked` rounds; TensorBoard then hides what an
+    A resumed run first records after how many rounds it goes on; TensorBoard then hides what an
     interrupted part has recorded of later rounds.
     """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportMissingImports]  an extra
@@ -47,15 +47,12 @@ def open_writer(run: TrackedRun) -> Writer:
 
         write(*({"step": number, "summary": summary(values)} for number, values in scalars.items()))
 
-    def close(ending: Ending) -> None:
-        file.close()
-
     write({"file_version": "brain.Event:2"})
-    if run.num_tracked:
-        write({"step": run.num_tracked + 1, "session_log": SessionLog(status=SessionLog.START)})
+    if num_tracked := run.stored["rounds"]:
+        write({"step": num_tracked + 1, "session_log": SessionLog(status=SessionLog.START)})
     else:
         lines = json.dumps(dict(run.settings), indent=2, default=str).splitlines()
         text = "\n".join(f"    {line}" for line in lines)  # indented, Markdown shows it as it is
         plain = {n: v if isinstance(v, (bool, int, float)) else str(v) for n, v in run.settings.items()}
         write({"summary": text_pb("settings/text_summary", text)}, {"summary": hparams_pb(plain, trial_id=run.name)})
-    return Writer(str(run.folder), {}, log, close)
+    return Writer(str(run.folder), {}, log, close=lambda *ending: file.close())

@@ -47,8 +47,8 @@ FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local
 def run_processes(folder, name, layout, *words):
     """Runs the command line in (processes, devices of each)."""
     count, devices = layout
-    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--cache-dir", str(folder / "cache"), "--devices"]
-    command += [str(count * devices), *words, "--resume" if (folder / name).exists() else "--out", str(folder / name)]
+    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--devices", str(count * devices), *words]
+    command += ["--resume" if (folder / name).exists() else "--out", str(folder / name)]
     where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
     commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
     with started_together(commands, folder, devices) as started:

@@ -167,7 +167,7 @@ def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
     described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
     named = set(re.findall(r"`([^`\s]+)`", page))
     out = tmp_path / "run"
-    history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out, cache_dir=tmp_path))
+    history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out))
     keys = {re.sub("^(val|test)_(?!accuracy_)", "", key) for record in history.records for key in record}
     loaded = {path.name: json.loads(path.read_text()) for path in [*out.glob("*.json"), *out.rglob("seal.json")]}
     for name in ("summary.json", "partition.json", "manifest.json", "seal.json"):
@@ -179,8 +179,7 @@ def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_in_small(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(tmp_path / "cache"))
+def test_an_example_runs_in_small(path, tmp_path):
     picture = tmp_path / "picture.png"
     module(path).main(fast=True, path=picture)
     assert picture.read_bytes().startswith(b"\x89PNG")

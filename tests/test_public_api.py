@@ -157,12 +157,12 @@ def finished(tmp_path_factory):
     """A run with progress: its history, and what it printed."""
     folder = tmp_path_factory.mktemp("run")
     export = folder / "model.safetensors"
-    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1, export=export)
+    settings = replace(SMALL, out=folder / "out", eval_every=1, export=export)
     return fv.run(settings, progress=True)
 
 
-def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(tmp_path, capsys):
-    settings = replace(SMALL, rounds=1, cache_dir=tmp_path)
+def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(capsys):
+    settings = replace(SMALL, rounds=1)
     shown = fv.run(settings, progress=True)
     printed = capsys.readouterr().out
     for part in ("data    digits", "method  fedavg", "round 1/1", "test accuracy, final round"):

@@ -56,7 +56,6 @@ def folder(tmp_path, monkeypatch):
     """A working directory with the configs."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("JAX_PROCESS_ID", "0")  # as Kubernetes numbers the pods of a job
     return tmp_path
 

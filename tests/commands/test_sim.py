@@ -30,15 +30,10 @@ SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def shell(cache, tmp_path_factory):
+def shell(tmp_path_factory):
     """Runs `python -m fedvg_jax.sim ARGS` in a folder of its own."""
     folder = tmp_path_factory.mktemp("shell")
-    environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "XLA_FLAGS": ""}
 
     def run(*args, **changed):
         command = [sys.executable, "-m", "fedvg_jax.sim", *map(str, args)]
@@ -49,9 +44,8 @@ def shell(cache, tmp_path_factory):
 
 
 @pytest.fixture
-def traced(monkeypatch, cache):
+def traced(monkeypatch):
     """Main in this process, without compiling rounds: `trace_only`."""
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
@@ -59,10 +53,10 @@ def traced(monkeypatch, cache):
 
 
 @pytest.fixture(scope="module")
-def folder(cache, tmp_path_factory):
+def folder(tmp_path_factory):
     """The folder of a short run."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    assert sim.main([*SHORT, "--cache-dir", str(cache), "--out", str(out)]) == 0
+    assert sim.main([*SHORT, "--out", str(out)]) == 0
     return out
 
 
@@ -184,8 +178,8 @@ def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(shell):
         (["--out", "/proc/no/such"], "--out"),
     ],
 )
-def test_mistake_is_one_line_and_exit_code_two(capfd, cache, args, message):
-    assert sim.main([*args, "--cache-dir", str(cache)]) == 2
+def test_mistake_is_one_line_and_exit_code_two(capfd, args, message):
+    assert sim.main(args) == 2
     errors = capfd.readouterr().err.splitlines()
     assert len(errors) == 1 and message in errors[0]
 

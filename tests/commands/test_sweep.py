@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import signal
 import sys
@@ -37,15 +36,9 @@ def read(*words):
     return sweep_arguments.read_command_line([*words, "--out", "runs/x"])
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def run(cache, tmp_path, capsys, monkeypatch):
+def run(tmp_path, capsys, monkeypatch):
     """Runs the command in this process without its report; returns (exit code, standard output, standard error)."""
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
     monkeypatch.setattr(report, "write", lambda dirs, out: types.SimpleNamespace(paths=[*dirs, out / "report.html"]))
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -268,10 +261,10 @@ def test_points_of_a_lost_job_are_unfinished_and_the_same_command_computes_them(
 
 
 @pytest.mark.slow
-def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path, cache):
+def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path):
     words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]
     start = [sys.executable, "-m", "fedvg_jax.sweep", *short(*words, "--out", str(tmp_path / "out"), "--jobs", "2")]
-    with started(start, env={**os.environ, "FEDVG_CACHE_DIR": str(cache)}) as process:
+    with started(start) as process:
         while len(list((tmp_path / "out").glob("points/*/checkpoints/*/seal.json"))) < 2:
             assert process.poll() is None
             time.sleep(0.1)

@@ -100,9 +100,7 @@ def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_
     monkeypatch.setattr(plots, "write", lambda *_: None)
     path = tmp_path / "sweep.toml"
     path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
-    flags = ["--config", str(path), "--out", str(tmp_path / "run"), "--cache-dir", str(tmp_path / "cache")]
-    flags += ["--weighting", "samples"]
-    assert sim.main(flags) == 0
+    assert sim.main(["--config", str(path), "--out", str(tmp_path / "run"), "--weighting", "samples"]) == 0
     assert f"unused  fedprox.mu of {path}" in capsys.readouterr().out
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "fedprox.mu" in written["unused"] and written["fedprox"]["mu"] == 0.3

@@ -71,8 +71,8 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(tmp_path, data, settings, message):
-    settings = {"clients": 2, "join_ratio": 1.0, "cache_dir": tmp_path} | settings
+def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(data, settings, message):
+    settings = {"clients": 2, "join_ratio": 1.0} | settings
     with pytest.raises(UsageError, match=message) as error:
         simulation.simulation(dataclasses.replace(Config(), **settings), data=data, partition=PARTS)
     assert "\n" not in str(error.value)

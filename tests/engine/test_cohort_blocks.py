@@ -238,7 +238,7 @@ def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
 def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
     """Its records list exactly the clients of the cohort, with the weights n_k / n."""
     settings = config.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, weighting="samples")
-    settings = replace(settings, hold=2, lanes="1", cache_dir=tmp_path / "cache", out=tmp_path / "run")
+    settings = replace(settings, hold=2, lanes="1", out=tmp_path / "run")
     fedvg_jax.run(settings, data=worlds.images(120))
     records = history.read(tmp_path / "run")
     assert [len(set(record["clients"])) for record in records] == [5, 5]

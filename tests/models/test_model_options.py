@@ -97,7 +97,7 @@ def test_stem_and_norm_follow_the_settings(tiny):
 def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
     path, saved = tmp_path / "weights.safetensors", random_variables(tiny)
     pretrained.save(path, saved, "resnet18")
-    settings = dataclasses.replace(tiny, pretrained=path, clients=2, join_ratio=1.0, cache_dir=tmp_path, seed=3)
+    settings = dataclasses.replace(tiny, pretrained=path, clients=2, join_ratio=1.0, seed=3)
     parts = ([[0], [1]], [[2], []], [[], [3]])
     run = simulation.simulation(settings, data=GREY, partition=parts)
     params, stats = run.state.variables
@@ -125,7 +125,7 @@ def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, 
     """Even before the data, which are missing too."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('dataset = "cifar10"\nmodel = "resnet18"\npretrained = "resnet18.safetensors"')
-    assert sim.main(["--config", "mine.toml", "--cache-dir", str(tmp_path), "--out", "out"]) == 2
+    assert sim.main(["--config", "mine.toml", "--out", "out"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"resnet18.safetensors: no such file in {tmp_path};" in error
     assert "docs/how_to/pretrained_weights.md" in error and not (tmp_path / "out").exists()

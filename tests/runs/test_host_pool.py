@@ -39,11 +39,9 @@ def small_pieces(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(images, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-
+def run(images):
     def run(task=TASK, **changes):
-        return fv.run(replace(SETTINGS, cache_dir=cache, **changes), data=images, task=task)
+        return fv.run(replace(SETTINGS, **changes), data=images, task=task)
 
     return run
 
@@ -53,13 +51,13 @@ def whole(run):
     return run(pool="device")
 
 
-def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, tmp_path, monkeypatch):
+def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, monkeypatch):
     """Of two devices that train on single minibatches, where the probe's rows are further ones."""
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
 
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
-        settings = replace(settings, cache_dir=tmp_path, record="", devices="2")
+        settings = replace(settings, record="", devices="2")
         return fv.simulation(settings, data=images, task=TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)

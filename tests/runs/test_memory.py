@@ -15,19 +15,14 @@ SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0
 HUGE = 2**32 - 1
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"))
-
-
 def estimate_of(settings, made):
     width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
     executor = registry.make_executor(settings)
     return memory.estimate(settings, made.data.pool, len(made.arrays.y), made.state, width, executor)
 
 
-def test_estimate_counts_state_arrays_and_minibatches(settings):
-    settings = replace(settings, algorithm="scaffold", weighting="native")
+def test_estimate_counts_state_arrays_and_minibatches():
+    settings = replace(SETTINGS, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
     actual = estimate_of(settings, made)
     variables = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state.variables))
@@ -38,8 +33,8 @@ def test_estimate_counts_state_arrays_and_minibatches(settings):
     assert actual["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
 
 
-def test_batch_is_no_wider_than_the_data_need(settings):
-    narrow, wide = (simulation.simulation(replace(settings, batch_size=size)) for size in (1796, HUGE))
+def test_batch_is_no_wider_than_the_data_need():
+    narrow, wide = (simulation.simulation(replace(SETTINGS, batch_size=size)) for size in (1796, HUGE))
     most = len(narrow.arrays.y)
     assert narrow.schedule(0).rows.shape[1] <= most and wide.data.scoring.shape[1] <= most
     arrays = [(a, b) for a, b in zip(narrow.schedule(0), wide.schedule(0), strict=True) if isinstance(a, np.ndarray)]
@@ -50,16 +45,16 @@ def test_batch_is_no_wider_than_the_data_need(settings):
 
 
 @pytest.mark.parametrize("changes", [{"local_epochs": 999_999_999}, {"local_epochs": "1:999999999"}])
-def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(settings, changes):
+def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(changes):
     with pytest.raises(UsageError, match=r"needs about [\d,.]+ GiB of memory by estimate .* there is [\d,.]+ GiB"):
-        simulation.simulation(replace(settings, **changes))
+        simulation.simulation(replace(SETTINGS, **changes))
 
 
-def test_run_is_refused_on_a_smaller_machine_unless_forced(settings, monkeypatch):
+def test_run_is_refused_on_a_smaller_machine_unless_forced(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2**20)
     with pytest.raises(UsageError, match="--force"):
-        simulation.simulation(settings)
-    assert simulation.simulation(replace(settings, force=True)).config.force
+        simulation.simulation(SETTINGS)
+    assert simulation.simulation(replace(SETTINGS, force=True)).config.force
 
 
 def test_temporaries_of_the_compiled_program_count(monkeypatch):

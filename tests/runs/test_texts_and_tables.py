@@ -1,6 +1,5 @@
 """Runs on texts and tables: settings that need images are refused in one line, and all others work."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -41,9 +40,9 @@ def table_config(**settings) -> Config:
         ),
     ],
 )
-def test_setting_that_does_not_fit_the_rows_is_one_line(tmp_path, config, message):
+def test_setting_that_does_not_fit_the_rows_is_one_line(config, message):
     with pytest.raises(UsageError, match=message) as error:
-        simulation.simulation(dataclasses.replace(config, cache_dir=tmp_path))
+        simulation.simulation(config)
     assert "\n" not in str(error.value)
 
 
@@ -56,11 +55,11 @@ def texts(tmp_path):
     return tmp_path
 
 
-def test_run_on_texts_records_accuracy_per_character(texts, tmp_path, monkeypatch):
+def test_run_on_texts_records_accuracy_per_character(texts, monkeypatch):
     monkeypatch.setitem(
         registry.MODELS, "gru", registry.Model(functools.partial(gru.GRU, width=2, hidden=3), gru.blocks)
     )
-    settings = {"clients": 2, "join_ratio": 1.0, "rounds": 1, "local_epochs": 1, "cache_dir": tmp_path / "cache"}
+    settings = {"clients": 2, "join_ratio": 1.0, "rounds": 1, "local_epochs": 1}
     config = text_config(
         dataset="text",
         data_dir=texts,

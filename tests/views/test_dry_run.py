@@ -59,12 +59,12 @@ def test_slope_of_a_line_is_exact_and_samples_at_most_the_whole():
     assert dry_run.slope(lambda n: (n, 1.0), 1) == 0.0
 
 
-def test_plan_of_many_rounds_counts_only_the_first(tmp_path, monkeypatch):
+def test_plan_of_many_rounds_counts_only_the_first(monkeypatch):
     """4,294,967,295 rounds take as many times a round of the same distribution."""
     monkeypatch.setattr(dry_run, "SECONDS", 0.001)
     monkeypatch.setattr(dry_run, "REPEATS", 1)
     monkeypatch.setattr(dry_run, "COUNTED", 3)
-    many = replace(SETTINGS, rounds=2**32 - 1, cohorts="official", cache_dir=tmp_path)
+    many = replace(SETTINGS, rounds=2**32 - 1, cohorts="official")
     counted = []
     sim_of_many = simulation.simulation(many)
     sim_of_many = sim_of_many._replace(schedule=lambda r, f=sim_of_many.schedule: counted.append(r) or f(r))

@@ -150,12 +150,3 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
         assert set(subset.groups) == set(range(len(set(groups[rows])))), "numbers of groups have gaps"
         assert len({*zip(subset.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(subset.groups))
     assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6))
-
-
-def test_folder_of_mapped_arrays_has_its_name_and_class_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = ["Käse".encode(), "β".encode()]
-    for name, array in {"x": images(2, 4, 4), "y": np.array([0, 1]), "class_names": np.array(names)}.items():
-        np.save(f"{name}.npy", array)
-    arrays = data.load("npz", Path("."))
-    assert arrays.class_names == ("Käse", "β") and arrays.name == tmp_path.name

@@ -67,7 +67,8 @@ def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
 
 def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
     changes = [
-        *({"kind": kind} for kind in ("shards", "classes", "group", "iid")),
+        *({"kind": kind} for kind in ("shards", "classes", "group", "iid", "dirichlet")),
+        *({"seed": 1}, {"alpha": 0.4}, {"labels": np.sort(LABELS)}, {"val_ratio": 0.2}),
         {"kind": "shards", "shards_per_client": 3},
         {"kind": "classes", "classes_per_client": 3},
         {"kind": "group", "groups": GROUPS[::-1]},

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -131,12 +132,6 @@ def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, 
     assert "docs/how_to/pretrained_weights.md" in error and not (tmp_path / "out").exists()
 
 
-def test_relative_path_in_a_config_starts_from_the_working_directory(tiny, tmp_path, monkeypatch):
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "mine.toml").write_text('model = "resnet18"\npretrained = "weights.safetensors"')
-    saved = random_variables(tiny)
-    pretrained.save(tmp_path / "weights.safetensors", saved, "resnet18")
-    monkeypatch.chdir(tmp_path)
-    path = sim.parse(["--config", "configs/mine.toml"]).pretrained
-    variables = registry.make_variables(dataclasses.replace(tiny, pretrained=path), registry.make_task(tiny, GREY).init)
-    jax.tree.map(np.testing.assert_array_equal, variables.stats, saved.stats)
+def test_relative_path_in_a_config_starts_from_the_working_directory(tmp_path):
+    (tmp_path / "mine.toml").write_text('model = "resnet18"\npretrained = "weights.safetensors"')
+    assert sim.parse(["--config", str(tmp_path / "mine.toml")]).pretrained == Path("weights.safetensors")

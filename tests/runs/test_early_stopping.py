@@ -54,7 +54,7 @@ def test_patience_counts_evaluations_without_a_better_value(losses, patience, ro
     assert ended[:1] == ([] if rounds is None else [rounds])
 
 
-def test_a_run_that_ended_early_is_finished(whole, tmp_path):
+def test_a_run_that_ended_early_is_finished_and_goes_on_without_its_target(whole, tmp_path):
     config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
     first = fv.run(config)
     assert verification.check(config.out).misfits == []
@@ -63,12 +63,7 @@ def test_a_run_that_ended_early_is_finished(whole, tmp_path):
     assert timeless(again.records) == timeless(first.records)
     assert (config.out / "summary.json").read_bytes() == written
     jax.tree.map(np.testing.assert_array_equal, again.variables, first.variables)
-    assert sweep_folder.is_finished(config.out, config)
-
-
-def test_a_run_that_ended_early_goes_on_without_its_target(whole, tmp_path):
-    config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
-    assert len(fv.run(config).records) < CONFIG.rounds
+    assert sweep_folder.is_finished(config.out, config) and len(first.records) < CONFIG.rounds
     longer = fv.run(dataclasses.replace(config, stop_at="", resume=str(config.out)))
     assert timeless(longer.records) == timeless(whole.records)
     assert longer.summary["stopped_early"] is None

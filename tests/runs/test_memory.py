@@ -33,17 +33,6 @@ def test_estimate_counts_state_arrays_and_minibatches():
     assert actual["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
 
 
-def test_batch_is_no_wider_than_the_data_need():
-    narrow, wide = (simulation.simulation(replace(SETTINGS, batch_size=size)) for size in (1796, HUGE))
-    most = len(narrow.arrays.y)
-    assert narrow.schedule(0).rows.shape[1] <= most and wide.data.scoring.shape[1] <= most
-    arrays = [(a, b) for a, b in zip(narrow.schedule(0), wide.schedule(0), strict=True) if isinstance(a, np.ndarray)]
-    assert len(arrays) == 9 and all(np.array_equal(a, b) for a, b in arrays[:-1])
-    for one, other in zip(narrow.data[1:], wide.data[1:], strict=True):
-        assert np.array_equal(one, other)
-    assert np.array_equal(narrow.schedule(0).rows, wide.schedule(0).rows)
-
-
 @pytest.mark.parametrize("changes", [{"local_epochs": 999_999_999}, {"local_epochs": "1:999999999"}])
 def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(changes):
     with pytest.raises(UsageError, match=r"needs about [\d,.]+ GiB of memory by estimate .* there is [\d,.]+ GiB"):

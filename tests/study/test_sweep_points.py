@@ -63,11 +63,6 @@ def test_native_beside_a_method_is_the_weighting_of_the_method():
     assert points.merged == {"method=fedvg,weighting=uniform": "method=fedavg,weighting=uniform"}
 
 
-def test_partition_seed_follows_the_seed():
-    points = make_points(crossed(seed=[3, 4], partition_seed="follow")).points
-    assert [p.config.partition_seed for p in points] == [3, 4]
-
-
 def test_only_drawn_partitions_follow_the_seed_by_default(tmp_path):
     """The rows of a file are the same for all seeds, and stay comparable by their digests."""
     default = Layer({"partition_seed": "follow"}, "sweep")

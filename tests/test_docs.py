@@ -75,34 +75,6 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece(ex
     assert named - OF_OTHERS == generated.pieces().keys() - OF_OTHERS
 
 
-def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
-    pytest.importorskip("scipy", reason="reports need the report extra")
-    from run_folders import write_sweep
-
-    from fedvg_jax.study import markup, tables
-    from fedvg_jax.study.collect import collect
-
-    axes = {"method": ["fedavg", "fedvg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
-    spread = {"fedvg": 0.03, "fedavg": 0.05, "fedprox": 0.02}
-
-    def accuracies(values):
-        return 0.7, 0.6 + spread[values["method"]] * values["seed"] ** 2 + values["alpha"] / 5
-
-    study = collect([write_sweep(tmp_path / "s", axes, accuracies)])
-    result_tables = extension("result_tables")
-    for choice in ("final", "at_best_val"):
-        options = tables.options(study, "fedvg", choice=choice)
-        for table in (tables.accuracy(study, choice), tables.effects(study, options), tables.runs(study)):
-            (tmp_path / f"{table.name}.csv").write_text(markup.comma_separated(table), encoding="utf-8")
-        listed = result_tables.rows_of_runs(result_tables.csv_rows(tmp_path / "runs.csv"), choice)
-        reported = result_tables.rows_of_report(tmp_path)
-        assert [row[:2] for row in listed] == [row[:2] for row in reported] and len(listed) == 8
-        assert [row.method for row in listed].count(result_tables.LARGEST_CLASS) == 2
-        for ours, theirs in zip(listed, reported, strict=True):
-            assert (ours.mean, ours.std, ours.n) == pytest.approx((theirs.mean, theirs.std, theirs.n), nan_ok=True)
-            assert ours.difference == pytest.approx(theirs.difference)
-
-
 @pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
 def test_the_round_of_a_page_is_that_of_the_example(page):
     (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)

@@ -70,6 +70,18 @@ def test_documented_runs_are_parsed():
             assert sim.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
 
 
+def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
+    """One run in two pods, each with the number that Kubernetes gives it."""
+    yaml = pytest.importorskip("yaml", reason="reads the manifest")
+    manifest = (ROOT / "benchmarks" / "kubernetes" / "job.yaml").read_text(encoding="utf-8")
+    _, job = yaml.safe_load_all(manifest)
+    (command,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    number = arguments(command.removeprefix("exec ").replace("$JOB_COMPLETION_INDEX", "1"))
+    values, words = launch.split(number)
+    assert launch.parse(values) == launch.Launch("fedvg-0.fedvg:9911", job["spec"]["completions"], 1)
+    assert sim.parse(words).resume == "auto"
+
+
 def test_documented_resumes_work(folder, monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)

@@ -143,23 +143,23 @@ def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
     assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
 
 
-def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path):
+def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path, monkeypatch):
     """That one may lack runs that have ended since."""
     (tmp_path / "out").mkdir()
-    other = contextlib.ExitStack()
-    other.enter_context(files.claimed(tmp_path / "out" / ".report"))
+    claim, written, draw = contextlib.ExitStack(), [], sweep._draw_report
+    claim.enter_context(files.claimed(tmp_path / "out" / ".report"))
 
-    def end_later():
-        while not list((tmp_path / "out").glob("points/seed=1/summary.json")):
-            time.sleep(0.05)
-        time.sleep(1)
-        other.close()
+    def end_earlier_one():
+        written.append("earlier")
+        claim.close()
 
-    thread = threading.Thread(target=end_later)
-    thread.start()
-    code, out, err = run("--seed", "0:2")
-    thread.join()
-    assert (code, err) == (0, "") and f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in out
+    def begin(*arguments):
+        threading.Timer(0.2, end_earlier_one).start()
+        return draw(*arguments)
+
+    monkeypatch.setattr(sweep, "_draw_report", begin)
+    monkeypatch.setattr(report, "write", lambda dirs, out: written.append("ours") or types.SimpleNamespace(paths=[out]))
+    assert run("--seed", "0")[0] == 0 and written == ["earlier", "ours"]
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):

@@ -1,5 +1,6 @@
 """The plan of a run counts the work that the run does."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,11 @@ FLAGS = "--rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --dry-run"
 SETTINGS = replace(config.Config(), rounds=3, local_epochs=2, alpha=1.0, eval_every=2)
 
 
+def slowing_clock():
+    """A clock under which every call takes longer than the one before, so that a larger sample does."""
+    return (number**2 for number in itertools.count()).__next__
+
+
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
     """Returns the prediction of a dry run and the folder it ran in."""
@@ -20,8 +26,7 @@ def planned(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setattr(display, "plan_table", lambda p: predictions.append(p) or plan_table(p))
-        patched.setattr(dry_run, "SECONDS", 0.01)
-        patched.setattr(dry_run, "REPEATS", 1)
+        patched.setattr(dry_run.time, "perf_counter", slowing_clock())
         assert sim.main([*FLAGS.split(), "--cache-dir", str(folder / "cache")]) == 0
     return predictions[0], folder
 
@@ -61,8 +66,7 @@ def test_slope_of_a_line_is_exact_and_samples_at_most_the_whole():
 
 def test_plan_of_many_rounds_counts_only_the_first(monkeypatch):
     """4,294,967,295 rounds take as many times a round of the same distribution."""
-    monkeypatch.setattr(dry_run, "SECONDS", 0.001)
-    monkeypatch.setattr(dry_run, "REPEATS", 1)
+    monkeypatch.setattr(dry_run.time, "perf_counter", slowing_clock())
     monkeypatch.setattr(dry_run, "COUNTED", 3)
     many = replace(SETTINGS, rounds=2**32 - 1, cohorts="official")
     counted = []

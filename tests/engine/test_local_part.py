@@ -139,11 +139,6 @@ def models(history):
     return jax.tree.map(np.asarray, history.variables)
 
 
-def test_a_run_with_memories_on_the_host_equals_the_run_that_holds_all():
-    whole, on_host = (models(run(**how)) for how in ({}, {"memories": "host"}))
-    worlds.assert_close(on_host, whole, 0)
-
-
 def test_a_resumed_run_goes_on_with_the_local_tensors(tmp_path):
     settings = {"record": "personal_accuracy", "checkpoint_every": 1}
     whole = run(**settings, out=tmp_path / "whole")

@@ -22,6 +22,11 @@ def usage_error(*parts):
     return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
 
 
+def one_line(pattern):
+    """Expects a UsageError of one line in which a regular expression matches."""
+    return pytest.raises(UsageError, match=rf"\A[^\n]*?(?:{pattern})[^\n]*\Z")
+
+
 def load_twice(name, where, **options):
     """Loads a data set twice, from its files and from the cache, and checks that both results are equal."""
     first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))

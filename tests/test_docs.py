@@ -19,22 +19,11 @@ from fedvg_jax.runs import chunks
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-COMMANDS = {"one_round", "regression", "seeds"}
-"""Examples that are commands; `test_adapt.py` and `test_examples.py` run them."""
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in COMMANDS)
-"""Those that are notebooks."""
 
 WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
 WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
 WRITTEN = [path for path in WRITTEN if path.parent != DOCS / "reference" / "api"]
 """Pages that are written by hand."""
-
-
-def module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
 
 
 @pytest.fixture
@@ -147,11 +136,3 @@ def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
     keys |= loaded["manifest.json"]["runs"][0].keys()
     assert keys <= described, sorted(keys - described)
     assert {path.name for path in out.iterdir() if path.suffix} <= named
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_in_small(path, tmp_path):
-    picture = tmp_path / "picture.png"
-    module(path).main(fast=True, path=picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
+from files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config
@@ -182,9 +183,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_rules_that_need_all_models_are_refused_in_one_line(name):
     changes, message = REFUSED[name]
-    with pytest.raises(UsageError) as error:
+    with usage_error(message):
         config.check(run_config(**changes))
-    assert message in str(error.value) and "\n" not in str(error.value)
     if name != "negative":
         for hold in (0, 2, 3):  # the cohort is one block
             config.check(run_config(**changes | {"hold": hold}))
@@ -219,9 +219,8 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
     terms, message = WRONG[mistake]
-    with pytest.raises(UsageError) as error:
+    with usage_error(message):
         contracts.check_terms(of_terms(*terms), TASK, world().data(), worlds.hyper())
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 # --- runs
@@ -238,7 +237,7 @@ def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
 def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
     """Its records list exactly the clients of the cohort, with the weights n_k / n."""
     settings = config.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, weighting="samples")
-    settings = replace(settings, hold=2, lanes="1", out=tmp_path / "run")
+    settings = replace(settings, hold=2, lanes="1", model="linear", out=tmp_path / "run")
     fedvg_jax.run(settings, data=worlds.images(120))
     records = history.read(tmp_path / "run")
     assert [len(set(record["clients"])) for record in records] == [5, 5]

@@ -156,7 +156,7 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
 def poisoned():
     """Two rounds on images of four pixels; the loss is NaN on a white one, on which one client of the first round
     trains."""
-    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
+    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9, model="linear")
     arrays = user_data.as_arrays(worlds.images(120))
     parts = population.make_partition(settings, arrays)
     who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
@@ -215,7 +215,7 @@ def test_rounds_without_present_clients_give_one_warning_and_a_count():
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
     parts = tuple(np.split(np.arange(*part), 3) for part in ((0, 30), (30, 45), (45, 60)))
     settings = Config(clients=3, join_ratio=1.0, rounds=3, local_epochs=1, lanes="1", eval_every=9)
-    settings = replace(settings, weighting="samples", nonfinite="skip")
+    settings = replace(settings, weighting="samples", nonfinite="skip", model="linear")
     sim = build.simulation(settings, data=(x, y), partition=parts)
     pool = sim.data.pool._replace(x=jnp.full_like(sim.data.pool.x, jnp.nan))  # data with NaN are refused
     sim = sim._replace(data=sim.data._replace(pool=pool))

@@ -6,12 +6,13 @@ import functools
 import jax
 import numpy as np
 import pytest
+from small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
 
-CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0)
+CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear")
 POWER = dataclasses.replace(CONFIG, selection="power_of_choice", candidates=5)
 SIZES = np.array([1, 2, 3, 10])
 
@@ -28,10 +29,6 @@ def population(round, sizes, count, losses=None, seed=0):
 
 def cohorts(history):
     return [record["clients"] for record in history.records]
-
-
-def without_times(records):
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
 def successive_sampling(sizes, count):
@@ -104,7 +101,7 @@ def test_a_run_selects_by_size_from_the_stream_of_its_seed_and_round():
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):
     fv.run(dataclasses.replace(POWER, rounds=2, out=tmp_path / "run"))
     resumed = fv.run(dataclasses.replace(POWER, out=tmp_path / "run", resume=str(tmp_path / "run")))
-    assert without_times(resumed.records) == without_times(run(POWER).records)
+    assert timeless(resumed.records) == timeless(run(POWER).records)
 
 
 def test_candidates_receive_the_model_and_send_a_loss():

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import random
 import re
@@ -17,12 +16,14 @@ from pathlib import Path
 import jax
 import pytest
 from several_processes import free_port, started_together
+from small_sweeps import timeless
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import launch, registry, shared_start, stop_signals
+from fedvg_jax.runs.record import history
 
 # --- the command line
 
@@ -250,8 +251,7 @@ def together(folder, *words):
 
 
 def history_of(folder):
-    records = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+    return timeless(history.read(folder / "run"))
 
 
 def wait_for_rounds(folder, least, started):

@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
+from files import one_line
+from run_folders import write_json, write_manifest, write_run, write_sweep
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import seals, verification
@@ -219,9 +220,8 @@ def edit(path, **changes):
 def test_an_edited_file_is_named_and_its_run_is_not_reported(tmp_path):
     path = write_run(tmp_path / "a") / "history.jsonl"
     path.write_text(re.sub(r"\d", lambda digit: "7" if digit[0] != "7" else "8", path.read_text(), count=1))
-    with pytest.raises(UsageError, match=r"history\.jsonl") as error:
+    with one_line(r"history\.jsonl"):
         collect([tmp_path])
-    assert "\n" not in str(error.value)
 
 
 def test_digests_that_are_removed_from_the_summary_hide_no_edit(tmp_path):
@@ -278,7 +278,7 @@ def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
     """Accuracies 0.5, 0.9 and 0.7 have the losses 0.5, 0.1 and 0.3 in `run_folders`."""
     write_run(tmp_path / "classes", (0.5, 0.9, 0.7), method="fedavg", dataset="digits")
     fields = {i: {"test_loss": 1 / i, "val_loss": 1 / i} for i in (1, 2)}
-    write_summary(write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields))
+    write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields)
     study = collect([tmp_path], partial=True)
     assert study.metric == "loss"
     for choice, expected in {"final": [0.3, 0.5], "at_best_val": [0.1, 0.5], "max": [0.1, 0.5]}.items():
@@ -318,7 +318,7 @@ def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
 def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
     for seed, loss in enumerate((0.25, None, 0.5)):
         fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
-        write_summary(write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields))
+        write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
     cell = study.cell("fedavg", ())
     assert cell.failures == ("1: final test loss is not finite",) and not cell.missing

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import load_twice, usage_error, write, write_folder, write_stl, write_tiny
+from files import FOUR, load_twice, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -17,7 +17,6 @@ from fedvg_jax.data.readers.folders import TINY
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
-FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
 SETS = {  # -> (folder of the set, its archive, function that writes the folder, page that every error names)
     "stl10": (STL.folder, STL.archive, write_stl, "stanford.edu"),
     "tinyimagenet": (TINY.folder, TINY.archive, write_tiny, "cs231n.stanford.edu"),

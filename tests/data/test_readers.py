@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
+from files import FOUR, RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import exchange
@@ -92,9 +92,6 @@ def test_missing_medmnist_file_or_size_is_refused(tmp_path):
 
 
 # --- COVID-19
-
-
-FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(".", ""), ("Curated X-Ray Dataset", "images")])

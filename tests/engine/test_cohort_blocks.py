@@ -205,10 +205,6 @@ def test_make_round_refuses_rules_without_terms_when_traced():
         jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
 
 
-def of_terms(*terms):
-    return basic.samples()._replace(terms=terms)
-
-
 WHOLE = basic.samples().terms[0]
 WRONG = {
     "none": ((), "weighting.terms is empty"),
@@ -220,7 +216,7 @@ WRONG = {
 def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
     terms, message = WRONG[mistake]
     with usage_error(message):
-        contracts.check_terms(of_terms(*terms), TASK, world().data(), worlds.hyper())
+        contracts.check_terms(basic.samples()._replace(terms=terms), TASK, world().data(), worlds.hyper())
 
 
 # --- runs

@@ -38,13 +38,9 @@ def bigram_logits(params, stats, x, train):
     return outputs, (embed_backward, classifier), stats
 
 
-def with_rows(x, y):
-    """Returns the small world with other rows."""
-    return worlds.small()._replace(pool=Batch(x, y))
-
-
 SIZE, RNG = len(worlds.small().pool.y), np.random.default_rng(5)
-SEQUENCES = with_rows(RNG.integers(0, C, (SIZE, L), np.int32), RNG.integers(0, C, (SIZE, L), np.int32))
+SEQUENCES = worlds.small()._replace(pool=Batch(*RNG.integers(0, C, (2, SIZE, L), np.int32)))
+"""The small world with other rows."""
 BIGRAM = tasks.next_character(Bigram(), C, L)
 
 

@@ -15,16 +15,12 @@ SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0
 HUGE = 2**32 - 1
 
 
-def estimate_of(settings, made):
-    width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
-    executor = registry.make_executor(settings)
-    return memory.estimate(settings, made.data.pool, len(made.arrays.y), made.state, width, executor)
-
-
 def test_estimate_counts_state_arrays_and_minibatches():
     settings = replace(SETTINGS, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
-    actual = estimate_of(settings, made)
+    width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
+    sizes = made.data.pool, len(made.arrays.y), made.state, width
+    actual = memory.estimate(settings, *sizes, registry.make_executor(settings))
     variables = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state.variables))
     leaves = [x for x in jax.tree.leaves(made.state) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
     assert actual["state of the server and the clients"] == pytest.approx(2 * sum(x.nbytes for x in leaves), abs=64)

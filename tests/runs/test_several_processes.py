@@ -238,16 +238,11 @@ RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", 
 RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
-def commands_of_two(folder, *words):
-    """Returns the run's commands for two processes, on a free port."""
+def together(folder, *words):
+    """Starts the run in two processes, which meet at a free port."""
     command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
     where = ["--distributed", f"localhost:{free_port()}", "--processes", "2", "--process"]
-    return [[*command, *where, str(i)] for i in range(2)]
-
-
-def together(folder, *words):
-    """Starts the run in two processes."""
-    return started_together(commands_of_two(folder, *words), folder)
+    return started_together([[*command, *where, str(i)] for i in range(2)], folder)
 
 
 def history_of(folder):

@@ -1,7 +1,6 @@
 """Run folders become a study; mixed settings and missing runs are refused with a list."""
 
 import json
-import re
 
 import pytest
 from files import one_line
@@ -219,7 +218,9 @@ def edit(path, **changes):
 
 def test_an_edited_file_is_named_and_its_run_is_not_reported(tmp_path):
     path = write_run(tmp_path / "a") / "history.jsonl"
-    path.write_text(re.sub(r"\d", lambda digit: "7" if digit[0] != "7" else "8", path.read_text(), count=1))
+    text = path.read_text()
+    path.write_text(text.replace('"test_accuracy": 0.8', '"test_accuracy": 0.9'))
+    assert path.read_text() != text
     with one_line(r"history\.jsonl"):
         collect([tmp_path])
 

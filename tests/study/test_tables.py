@@ -6,7 +6,7 @@ import re
 import statistics
 
 import pytest
-from run_folders import write_json, write_run, write_sweep
+from run_folders import csv_rows, write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -34,10 +34,6 @@ def study(tmp_path_factory):
 
 def row(table, *lead):
     return next(r for r in table.rows if tuple(e.key or e.text for e in r[: len(lead)]) == lead)
-
-
-def csv_rows(table):
-    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))
 
 
 def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):

@@ -20,7 +20,6 @@ import fedvg_jax
 from fedvg_jax import sweep
 from fedvg_jax.core import files
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import report, sweep_arguments, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
@@ -198,12 +197,12 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
     tuning = content["tuning"]
     assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7] and tuning["select"] == "val"
     for cell, choice in tuning["chosen"].items():
-        tried = History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
+        tried = fedvg_jax.History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
         assert choice["score"] == tried.records[-1]["val_accuracy"]
         assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 2)
     assert [p["name"] for p in content["points"]] == ["alpha=0.5", "alpha=5"]
     for point in content["points"]:
-        assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
+        assert fedvg_jax.History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
 
@@ -225,7 +224,7 @@ def test_points_of_a_job_of_submitit_have_the_histories_of_the_runs_alone(run, t
     assert (code, err) == (0, "") and "2/2" in out and "n = 2 runs per cell" in out
     assert re.search(rf"1 job of \w+: \S+; logs in {tmp_path}/out/submitit", out)
     for seed in range(2):
-        computed = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        computed = fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}")
         alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
         assert timeless(computed.records) == timeless(alone.records)
 
@@ -276,7 +275,7 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
         time.sleep(0.1)
     assert run(*words)[0] == 0
     for seed in range(4):
-        stopped = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        stopped = fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}")
         alone = fedvg_jax.run(dataclasses.replace(stopped.config, out=None, resume=None))
         assert timeless(stopped.records) == timeless(alone.records)
 

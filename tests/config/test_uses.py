@@ -15,7 +15,6 @@ import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
-from fedvg_jax.core.types import Variables
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs import chunks, registry
 from fedvg_jax.views import plots
@@ -68,7 +67,7 @@ def test_models_that_use_server_stats_are_those_with_running_statistics():
 def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client():
     for name, make in registry.ALGORITHMS.items():
         made = Config(algorithm=name)
-        variables = Variables({"w": jnp.zeros(2)}, {})
+        variables = fedvg_jax.Variables({"w": jnp.zeros(2)}, {})
         algorithm = make(made)
         memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
         assert bool(jax.tree.leaves(memory) or algorithm.personal) == (uses.unused(made, ["memories"]) == []), name

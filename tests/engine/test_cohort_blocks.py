@@ -13,7 +13,6 @@ from files import usage_error
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
@@ -148,7 +147,7 @@ def scratch(cohort, size, algorithm="fedavg"):
     image = (40, 40, 3)
     task = tasks.classification(mlp.MLP(10), 10, image)
     net = worlds.world([4] * 100, batch_size=4, cohort_size=cohort, local_epochs=1)
-    net = net._replace(pool=Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y))
+    net = net._replace(pool=fedvg_jax.Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y))
     algorithm, hyper = worlds.algorithm(algorithm), worlds.hyper()
     rule = worlds.weighting("fedvg", algorithm, task, 4)
     step = federated_round.make_round(task, algorithm, rule, executors.lanes(1), local_training.sgd, 100)
@@ -201,7 +200,7 @@ def test_streamable_names_are_the_rules_with_terms(name):
 def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
     step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
-    with pytest.raises(UsageError, match="this weighting has no terms"):
+    with pytest.raises(fedvg_jax.UsageError, match="this weighting has no terms"):
         jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
 
 

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from files import one_line
 
+import fedvg_jax as fv
 from fedvg_jax import config, sim
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.core.types import Batch
-from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import registry, simulation
 
-GREY = Arrays("grey", np.zeros((6, 28, 28, 1), np.uint8), np.arange(6, dtype=np.int32) % 3, ("a", "b", "c"), 6)
+GREY = fv.Arrays("grey", np.zeros((6, 28, 28, 1), np.uint8), np.arange(6, dtype=np.int32) % 3, ("a", "b", "c"), 6)
 COUNTS = {
     ("resnet18", 10): 11_181_642,
     ("resnet34", 10): 21_289_802,
@@ -52,7 +51,7 @@ def abstract(settings, arrays=GREY):
 def abstract_in_double_precision(model):
     """The arrays of a named model, for images and classes of `COUNTS`."""
     names = tuple(map(str, range(next((classes for name, classes in COUNTS if name == model), 10))))
-    arrays = Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
+    arrays = fv.Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
     if MODELS[model].is_sequence:
         arrays = arrays._replace(x=np.zeros((1, 8), np.int32), y=np.zeros((1, 8), np.int32))
     return abstract(Config(model=model), arrays)
@@ -86,7 +85,7 @@ def test_grayscale_and_oblong_images_fit_models_of_three_channels_and_224_pixels
     task = registry.make_task(Config(model=model), GREY._replace(x=np.zeros((6, *shape), np.uint8)))
     variables = jax.eval_shape(task.init, jax.random.key(0))
     assert variables.params[first]["kernel"].shape == expected
-    batch = Batch(jax.ShapeDtypeStruct((2, *shape), np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
+    batch = fv.Batch(jax.ShapeDtypeStruct((2, *shape), np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
     assert jax.eval_shape(task.predict, *variables, batch).shape == (2, 3)
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import worlds
 
+import fedvg_jax as fv
 from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import Config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch
 from fedvg_jax.models import resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
@@ -24,7 +23,7 @@ every_small_model = pytest.mark.parametrize("name", SMALL)
 
 
 def make(name, shape=CIFAR, classes=10, conv="gemm"):
-    return registry.named_task(Config(model=name, conv=conv), shape, classes)
+    return registry.named_task(fv.Config(model=name, conv=conv), shape, classes)
 
 
 NARROW = {
@@ -47,7 +46,7 @@ def with_small_images(name):
     """The task on small images, of a named model the smallest it takes, and a batch of six with two rows of padding."""
     image = NARROW[name][1] if name in NARROW else (NETWORKS[name].smallest, NETWORKS[name].smallest, 2)
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, *image), np.uint8))
-    return task_of(name, image), Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
+    return task_of(name, image), fv.Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
 
 
 @functools.cache
@@ -93,7 +92,7 @@ def test_dense_and_convolution_have_torch_s_initialisation():
 
 def test_padded_rows_change_neither_loss_nor_gradients(trained):
     batch, mask, run, _ = trained
-    other = Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
+    other = fv.Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
     jax.tree.map(np.testing.assert_array_equal, run(other, mask), run(batch, mask))
 
 
@@ -137,7 +136,7 @@ def test_mlp_without_hidden_layers_is_logistic_regression(x64):
     task, rng = tasks.classification(MLP(3, ()), 3, (2, 2, 1)), np.random.default_rng(0)
     x, kernel, bias = rng.integers(0, 256, (5, 2, 2, 1), np.uint8), rng.normal(size=(4, 3)), rng.normal(size=3)
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
-    actual = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
+    actual = task.predict(params, {}, fv.Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
     np.testing.assert_allclose(actual, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
 
 
@@ -145,7 +144,7 @@ def test_scores_of_the_linear_head_are_x_times_w_transposed_plus_b():
     task = make("linear", (5,), 3)
     variables, x = task.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     head = jax.tree.map(np.asarray, variables.params["classifier"])
-    scores = task.predict(*variables, Batch(x, np.zeros(4, np.int32)))
+    scores = task.predict(*variables, fv.Batch(x, np.zeros(4, np.int32)))
     np.testing.assert_allclose(scores, x @ head["weight"].T + head["bias"], rtol=1e-5, atol=1e-6)
 
 
@@ -179,8 +178,8 @@ def test_labels_of_a_small_dtype_are_counted_as_those_of_int32():
     variables = worlds.jit(task.init)(jax.random.key(0))
     labels, mask = jnp.array([0, 1, 2, 127, 7]), jnp.array([True, True, True, True, False])
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1), np.uint8))
-    sums = worlds.jit(task.measure)(*variables, Batch(x, labels.astype(jnp.int8)), mask)
-    predicted = jnp.argmax(task.predict(*variables, Batch(x, labels)), -1)
+    sums = worlds.jit(task.measure)(*variables, fv.Batch(x, labels.astype(jnp.int8)), mask)
+    predicted = jnp.argmax(task.predict(*variables, fv.Batch(x, labels)), -1)
     expected = np.zeros((count, count), int)
     np.add.at(expected, (labels[:4], predicted[:4]), 1)
     np.testing.assert_array_equal(sums["confusion"].reshape(count, count), expected)
@@ -193,7 +192,7 @@ def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix(monkeypat
     mask = jnp.arange(30) < 28
     task = tasks.classification(MLP(7, hidden=()), 7, (6,))
     variables = worlds.jit(task.init)(jax.random.key(0))
-    arguments = *variables, Batch(jnp.asarray(x), jnp.asarray(y)), mask
+    arguments = *variables, fv.Batch(jnp.asarray(x), jnp.asarray(y)), mask
     by_matrix = tasks.metrics(jax.device_get(worlds.jit(task.measure)(*arguments)))
     monkeypatch.setattr(tasks, "MOST_COUNTED", 6)
     sums = worlds.jit(tasks.classification(MLP(7, hidden=()), 7, (6,)).measure)(*arguments)

@@ -70,6 +70,16 @@ def frozen_garbage_collection():
 
 
 @pytest.fixture
+def traced(monkeypatch):
+    """Runs of one test whose programs are traced and not compiled."""
+    import programs
+
+    from fedvg_jax.runs import chunks
+
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+
+
+@pytest.fixture
 def x64():
     """Double precision for one test."""
     import jax

@@ -7,14 +7,12 @@ import json
 import re
 from pathlib import Path
 
-import programs
 import pytest
 from cases import naming
 
 import fedvg_jax
 from benchmarks import table as tables_of_pages
 from fedvg_jax.config import Config, flatten
-from fedvg_jax.runs import chunks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -100,9 +98,9 @@ def test_the_python_of_a_page_on_an_integration_runs(page, package):
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
-def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch):
+@pytest.mark.usefixtures("traced")
+def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page):
     """Its programs are traced and not compiled."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code
     names = {}
@@ -122,8 +120,8 @@ def test_every_public_name_has_an_entry_in_the_reference(extension):
         assert f"fedvg_jax.{name}" in entries and f"fv.{name}" in api_pages.index(), name
 
 
-def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_every_key_of_a_run_folder_is_described(tmp_path):
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
     described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
     named = set(re.findall(r"`([^`\s]+)`", page))

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import programs
 import pytest
 
 import fedvg_jax
@@ -46,12 +45,6 @@ def test_bound_equals_a_federation_of_one_client(measured):
     alone = replace(SETTINGS, clients=1, join_ratio=1.0, rounds=2, eval_every=2)
     history = fedvg_jax.run(alone, partition=([parts.train[1]], *others))
     assert results[3].test_accuracy == history.records[-1]["test_accuracy"]
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """Bounds without compiling: `trace_only`."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
 
 
 @pytest.mark.usefixtures("traced")

@@ -9,7 +9,7 @@ import programs
 import pytest
 
 from fedvg_jax import prepare, sim
-from fedvg_jax.runs import chunks, launch, simulation
+from fedvg_jax.runs import launch, simulation
 from fedvg_jax.study import sweep_arguments
 from fedvg_jax.views import plots
 
@@ -82,8 +82,8 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
     assert sim.parse(words).resume == "auto"
 
 
+@pytest.mark.usefixtures("traced")
 def test_documented_resumes_work(folder, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     first, again = (

@@ -7,7 +7,6 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 from files import usage_error
 
@@ -16,7 +15,7 @@ from fedvg_jax import config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs import chunks, registry
+from fedvg_jax.runs import registry
 from fedvg_jax.views import plots
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
@@ -94,8 +93,8 @@ def test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
+@pytest.mark.usefixtures("traced")
 def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     path = tmp_path / "sweep.toml"
     path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")

@@ -354,12 +354,6 @@ def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (plain, mean)), strict=True))
 
 
-def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them():
-    with pytest.raises(UsageError, match=r"elastic\.sensitivity"):
-        config.check(Config(algorithm="elastic", server_stats="official"))
-    config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
-
-
 def test_running_statistics_are_averaged_or_take_the_server_step(x64):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
 

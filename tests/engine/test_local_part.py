@@ -170,19 +170,3 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
 def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
     one, other = (layers_of(worlds.TASK, include=regex, exclude="^classifier/") for regex in ("(?i)^FC|^BN", ""))
     assert [layer.name for layer in one] == [layer.name for layer in other]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
-        ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
-        (
-            {"local": "^classifier/", "robust": {"rule": "median"}, "weighting": "uniform"},
-            "which is for one model of all clients",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_one_line(settings, message):
-    with pytest.raises(fv.UsageError, match=message):
-        fv.run(config.Config(clients=4, rounds=1, **settings))

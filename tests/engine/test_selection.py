@@ -121,19 +121,6 @@ def test_a_wrong_cohort_is_refused(ids):
         fv.run(CONFIG, selection=fv.Selection(lambda population: np.array(ids)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"candidates": 9}, "candidates must be from the cohort's 2 to the 8 clients, or 0; got 9"),
-        ({"cohorts": "official"}, "use cohorts seeded"),
-        ({"pool": "host"}, "use pool device"),
-    ],
-)
-def test_settings_that_a_selection_cannot_work_with_are_refused(changes, message):
-    with pytest.raises(fv.UsageError, match=message):
-        fv.simulation(dataclasses.replace(POWER, **changes))
-
-
 def test_a_selection_must_be_one_and_ask_for_few_losses():
     with pytest.raises(fv.UsageError, match=r"selection must be a fedvg_jax\.Selection of a function; got str"):
         fv.run(CONFIG, selection="size")  # pyright: ignore[reportArgumentType]

@@ -7,10 +7,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from files import one_line
 
 import fedvg_jax as fv
-from fedvg_jax import config, sim
+from fedvg_jax import sim
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
@@ -106,19 +105,6 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, {**saved.params, "classifier": head})
     jax.tree.map(np.testing.assert_array_equal, stats, saved.stats)
     assert np.abs(head["kernel"] - saved.params["classifier"]["kernel"]).max() > 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"model": "vit_s16", "norm": "group"}, "--norm is not used by --model vit_s16; it is used by ResNets"),
-        ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
-        ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
-    ],
-)
-def test_option_that_a_model_lacks_is_refused_in_one_line(settings, message):
-    with one_line(message):
-        config.check(config.apply(Config(), settings, "test"))
 
 
 def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import linear
 import numpy as np
 import optax
-import programs
 import pytest
 import worlds
 from files import usage_error
@@ -221,8 +220,8 @@ def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
         fedvg_jax.run(settings, data=(x, y), task=task)
 
 
-def test_one_client_a_round_draws_a_warning(small, caplog, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_one_client_a_round_draws_a_warning(small, caplog):
     settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
     fedvg_jax.run(settings, **small)
     assert "one client a round: every weighting gives it the weight 1" in caplog.text

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-import programs
 import pytest
 import worlds
 from files import usage_error
@@ -38,27 +37,6 @@ def elsewhere(tmp_path_factory):
     y = np.repeat(np.arange(4), 60)
     np.savez(file, x=np.random.default_rng(0).integers(0, 256, (240, 16, 16), np.uint8), y=y)
     return str(file)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"partition": "file"}, "--partition-file FILE"),
-        ({"partition_file": "a.npz"}, "--partition-file is not used by --partition dirichlet"),
-        ({"partition": "official", "split": "global"}, "split global"),
-        ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
-        ({"val_ratio": 0.0}, "external --validation.source"),
-        ({"validation.source": "npz"}, "--validation.data-dir"),
-        ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "--validation.clients"),
-        ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
-        ({"validation.size": 1}, "validation.size must be >= 2"),
-        ({"corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
-        ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
-    ],
-)
-def test_inconsistent_settings_are_refused_in_one_line(changes, message):
-    with usage_error(message):
-        settings(**changes)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +170,9 @@ def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_b
     assert scored(9, task=worlds.QUADRATIC) == 9
 
 
-def test_resuming_with_other_external_validation_images_is_refused(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("traced")
+def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
     """The manifest has a digest of these images beside those of data and partition."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     file, y = tmp_path / "external.npz", np.arange(20) % 10
     x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     np.savez(file, x=x, y=y)
@@ -255,8 +233,8 @@ def test_held_out_rows_select_and_no_weight_reads_them():
     assert set(rows_of(made.scoring)) <= set(weighed)
 
 
-def test_summary_and_table_name_the_rows_that_selected(monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_summary_and_table_name_the_rows_that_selected():
     history = fedvg_jax.run(settings(rounds=1, local_epochs=1, select="held_out"))
     assert history.summary["select"] == "held_out"
     for select, rows in display.SELECTED_ON.items():

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from files import pixels, usage_error, write
+from files import pixels, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data import user_data
@@ -101,20 +101,6 @@ def test_member_that_is_not_an_array_is_refused(tmp_path, member, content):
     write_npz(tmp_path / "set.npz", **valid, **{member: content})
     with usage_error("set.npz", "plain arrays"):
         data.load("npz", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"[" * 100_000, "nested too deeply"),
-        (b"\xff", "not complete JSON"),
-        (b'{"train": [[0]], "val": [[99999999999999999999]], "test": [[]]}', "must be integers"),
-    ],
-)
-def test_json_that_is_not_a_partition_is_refused_in_one_line(tmp_path, content, message):
-    file = write(tmp_path / "rows.json", content)
-    with usage_error("rows.json", message):
-        exchange.check(exchange.read(file), num_samples=10, num_clients=1, source=file)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import FOUR, RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
+from files import FOUR, RNG, assert_rows, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import exchange
@@ -23,8 +23,7 @@ pytest.importorskip("PIL.Image", reason="images need Pillow")
 def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
     x, y = write_stl(tmp_path / STL.folder)
     got = load_twice("stl10", tmp_path)
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
     assert got.num_train == 3 and got.class_names[8] == "ship"
 
 
@@ -117,8 +116,7 @@ def test_published_arrays_are_read_as_bytes(tmp_path, first, kind):
     np.save(tmp_path / "in" / "xdata.npy", array.transpose(0, 3, 1, 2) if first else array)
     np.save(tmp_path / "in" / "ydata.npy", y.astype(np.float64)[:, None] if first else y)
     got = load_twice("covid19", tmp_path / "in")
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
 
 
 X = np.zeros((2, 3, 3, 3), np.uint8)
@@ -150,8 +148,7 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
     x, y = write_tiny(tmp_path / "in" / TINY.folder)
     got = load_twice("tinyimagenet", tmp_path / "in")
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
     assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
 
 
@@ -254,8 +251,7 @@ def test_every_format_of_cifar_is_read_with_the_training_set_first(tmp_path, nam
             pack(folder, name, form).rename(tmp_path / "archive" / cifar_stl10.SETS[name].forms[form].archive).parent
         )
     arrays = load_twice(name, folder)
-    np.testing.assert_array_equal(arrays.x, x)
-    np.testing.assert_array_equal(arrays.y, y)
+    assert_rows(arrays, x, y)
     assert arrays.num_train == len(x) - 2 and arrays.class_names == cifar_stl10.SETS[name].class_names
     if packed:  # nothing is unpacked, and the path of the archive is accepted too
         assert len(list(folder.iterdir())) == 1

@@ -93,9 +93,3 @@ def test_model_that_diverges_is_an_error_or_is_marked(nonfinite, tmp_path, monke
     assert code == 0 and "the model of client 1 diverged, first in round 2" in shown.out
     written = json.loads((tmp_path / "b" / "bounds.json").read_text())
     assert [bound["diverged"] for bound in written["bounds"]] == [2, 2, 2, 2]
-
-
-def test_options_that_bounds_do_not_have_are_refused(capsys):
-    for words in (["--dry-run"], ["--track", "tensorboard"], ["--resume", "auto"], ["--pool", "host"]):
-        assert bounds.main(words) == 2
-        assert f"{words[0]} is not an option of bounds" in capsys.readouterr().err

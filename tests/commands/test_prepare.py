@@ -62,27 +62,6 @@ def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, nam
         assert f"drawn: {folder / 'clients.png'}" in output
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ([], "name of a data set first"),
-        (["cifar10"], "needs --data-dir DIR"),
-        (["cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
-        (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
-        (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
-        (["digits", "--out", "/proc/no/such"], "--out"),
-        (["digits", "--select", "held_out"], "--select is not an option of prepare"),
-        (["digits", "--corrupt.kind=label_flip"], "--corrupt.kind is not an option of prepare"),
-    ],
-)
-def test_mistake_is_one_line_and_exit_code_two(capsys, args, message):
-    if "/proc/no/such" in args:
-        pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    assert prepare.main(args) == 2
-    shown = capsys.readouterr().err
-    assert message in shown and shown.count("\n") == 1
-
-
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
     monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))

@@ -125,26 +125,6 @@ def test_a_group_given_as_a_dict_is_the_group_at_once_and_a_wrong_name_is_refuse
 # --- mistakes
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--method", "fedvgg"], "did you mean 'fedvg'"),
-        (["--method", "uniform+fedvg+samples"], "unknown method 'uniform+fedvg+samples'"),
-        (
-            ["--method", "fedavg,fedprox"],
-            "several values are for python -m fedvg_jax.sweep, separated by spaces: fedavg",
-        ),
-        (["--alpha", "0.05", "0.5"], "a flag takes one value here; python -m fedvg_jax.sweep takes several"),
-        (["--method"], "--method needs a name"),
-        (["--fidelity", "offical"], "did you mean 'official'"),
-    ],
-)
-def test_unknown_name_is_one_line_and_exit_code_two(capsys, args, message):
-    assert sim.main(args) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
-
-
 def test_unknown_name_in_a_file_is_one_line(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('method = "fedvgg"\n')

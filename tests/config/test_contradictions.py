@@ -6,6 +6,8 @@ from files import one_line
 import fedvg_jax as fv
 from fedvg_jax import config
 
+TEXT = {"dataset": "literature", "model": "gru", "partition": "group"}
+TABLE = {"dataset": "iris", "clients": 3, "alpha": 10.0}
 REFUSED = [
     ({"partition": "file"}, "--partition-file FILE"),
     ({"partition_file": "a.npz"}, "--partition-file is not used by --partition dirichlet"),
@@ -40,6 +42,18 @@ REFUSED = [
     ({"record": "personal_accuracy"}, "of the clients' own models, and all have the global one; use --method ditto"),
     ({"record": "finetuned_accuracy", "split": "global"}, "record finetuned_accuracy needs test rows of every"),
     ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs must be"),
+    (TEXT | {"model": "mlp"}, r"model mlp needs class labels.*y of literature is int32 \[3541, 64\]; use --model gru"),
+    (TABLE | {"model": "gru"}, r"model gru takes sequences.*iris is float32 \[150, 4\].*use --model mlp"),
+    (TABLE | {"model": "cnn"}, "model cnn takes images.*use mlp"),
+    (TEXT | {"partition": "dirichlet"}, "partition dirichlet needs class labels.*use iid, quantity, group"),
+    (TEXT | {"augment": "flip"}, "augment flip is for images"),
+    (TEXT | {"normalise": "half"}, "normalise half is for images.*use none"),
+    (TEXT | {"corrupt.kind": "rotate"}, "corrupt.kind rotate is for images.*use label_flip, label_noise"),
+    (TEXT | {"validation.rho": 0.5}, "validation.rho 0.5 needs class labels"),
+    (
+        TEXT | {"validation.source": "npz", "validation.data_dir": "x", "val_ratio": 0.0},
+        "validation.source npz is for images.*use --validation.source clients",
+    ),
 ]
 
 

@@ -209,6 +209,10 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
+        ({"lr": "abc"}, {}, "lr must be a float; got 'abc'"),
+        ({"clients": True}, {}, "clients must be an int"),
+        ({"fedvg": "l2"}, {}, "fedvg must be a FedVG or a dict"),
+        ({"fedvg": fv.Config().fedprox}, {}, "fedvg must be a FedVG or a dict"),
         ({}, {"task": 3}, "task must be a Task, got a int"),
         ({}, {"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
         ({}, {"callbacks": 3}, "must be functions"),

@@ -119,17 +119,3 @@ def test_settings_from_python_are_converted_as_from_a_file():
 def test_object_that_is_no_config_is_one_line(given):
     with usage_error("must be a fedvg_jax.Config"):
         fedvg_jax.run(given)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": "abc"}, "lr must be a float; got 'abc'"),
-        ({"clients": True}, "clients must be an int"),
-        ({"fedvg": "l2"}, "fedvg must be a FedVG or a dict"),
-        ({"fedvg": config.FedProx()}, "fedvg must be a FedVG or a dict"),
-    ],
-)
-def test_setting_of_another_type_is_one_line_from_python(settings, message):
-    with usage_error(message):
-        fedvg_jax.run(Config(**settings))

@@ -73,20 +73,3 @@ def test_a_run_that_ended_early_is_finished_and_goes_on_without_its_target(whole
 def test_the_command_line_takes_a_metric_and_a_value(words):
     assert parse([*words, "--lr", "0.1"], "sim") == {"stop_at": "val_accuracy 0.9", "lr": 0.1}
     assert split_flags([*words, "--lr", "0.1"])["stop_at"] == ["val_accuracy 0.9"]
-
-
-KIND = "must be a metric of D_val and a number, such as"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("accuracy 0.9", KIND),
-        ("val_accuracy", KIND),
-        ("val_loss nan", KIND),
-        ("val_auc 0.9", "val_auc is not measured"),
-    ],
-)
-def test_a_target_that_cannot_be_reached_is_refused_before_the_first_round(text, message):
-    with pytest.raises(fv.UsageError, match=f"stop_at {message}"):
-        fv.simulation(fv.Config(stop_at=text))

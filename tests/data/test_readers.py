@@ -27,22 +27,6 @@ def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
     assert got.num_train == 3 and got.class_names[8] == "ship"
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "parts"),
-    [
-        ("train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
-        ("train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
-        ("test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
-    ],
-)
-def test_damaged_stl_file_is_named(tmp_path, file, content, parts):
-    write_stl(tmp_path)
-    (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
-    with usage_error(*parts):
-        data.load("stl10", tmp_path, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
 # --- MedMNIST
 
 
@@ -152,25 +136,29 @@ def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
     assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "parts"),
-    [
-        ("wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
-        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
-        ("wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
-        ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
-        ("val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
-    ],
-)
-def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts):
-    write_tiny(tmp_path)
+# --- all readers
+
+
+DAMAGED = [
+    ("stl10", "train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
+    ("stl10", "train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
+    ("stl10", "test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
+    ("tinyimagenet", "wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
+    ("tinyimagenet", "wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
+    ("tinyimagenet", "wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
+    ("tinyimagenet", "train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
+    ("tinyimagenet", "val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
+    ("tinyimagenet", "val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "content", "parts"), DAMAGED)
+def test_damaged_file_or_one_that_contradicts_the_lists_is_named(tmp_path, name, file, content, parts):
+    {"stl10": write_stl, "tinyimagenet": write_tiny}[name](tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
     with usage_error(*parts):
-        data.load("tinyimagenet", tmp_path)
-
-
-# --- all readers
+        data.load(name, tmp_path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("name", [*data.SOURCES, "tfds:mnist"])

@@ -1,13 +1,15 @@
 """Processes that are started together, and runs of the command line in several of them."""
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
 import sys
 
+import numpy as np
 from processes import default_signals
+
+from fedvg_jax.runs.record import history
 
 
 def free_port() -> int:
@@ -58,12 +60,7 @@ def run_processes(folder, name, layout, *words):
 
 def assert_equal_histories(folder, name, expected):
     """The same numbers, to rounding, in the histories of two runs of four rounds."""
-    import numpy as np
-
-    one, other = (
-        [json.loads(line) for line in (folder / each / "history.jsonl").read_text().splitlines()]
-        for each in (name, expected)
-    )
+    one, other = (history.read(folder / each) for each in (name, expected))
     assert len(one) == len(other) == 4
     for mine, its in zip(one, other, strict=True):
         for entry in ("clients", "weights", "scores", "test_loss", "val_loss"):

@@ -184,6 +184,14 @@ def test_groups_may_be_any_integers_or_strings_one_per_row():
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
+        ({"alpha": 0}, ["alpha must be > 0", "0"]),
+        ({"num_clients": 71}, ["71 clients", "10 samples need 710", "700", "fewer clients"]),
+        ({"seed": -1}, ["seed must be 0..4294967295", "-1"]),
+        ({"kind": "dirichle"}, ["one of dirichlet, official", "group", "'dirichle'"]),
+        ({"val_ratio": 1.0}, ["validation ratio must be", "1.0"]),
+        ({"test_ratio": 0.5, "val_ratio": 0.5}, ["0.5 + validation ratio 0.5", "below 1"]),
+        ({"val_ratio": 0.001}, ["0.001", "8 clients", "validation"]),
+        ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
         ({"kind": "group", "groups": None}, ["groups column", "none", "`groups` [T]"]),
         ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
         ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "--min-samples is 17", "fewer"]),

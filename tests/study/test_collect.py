@@ -95,12 +95,11 @@ def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
 def test_setting_that_a_sweep_does_not_vary_is_refused_unless_it_was_tuned(tmp_path):
     sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
     for name in ("fedavg", "fedvg"):
-        path = sweep / "points" / f"method={name},seed=0" / "config.json"
-        write_json(path, json.loads(path.read_text()) | {"lr": 0.1 if name == "fedvg" else 0.3})
+        edit(sweep / "points" / f"method={name},seed=0" / "config.json", lr=0.1 if name == "fedvg" else 0.3)
     with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'"):
         collect([sweep])
     chosen = {f"method={name}": {"values": {"lr": lr}} for name, lr in {"fedavg": 0.3, "fedvg": 0.1}.items()}
-    write_json(sweep / "sweep.json", json.loads((sweep / "sweep.json").read_text()) | {"tuning": {"chosen": chosen}})
+    edit(sweep / "sweep.json", tuning={"chosen": chosen})
     study = collect([sweep])
     assert study.scenarios == ((),) and "lr" not in study.settings
     assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
@@ -113,9 +112,7 @@ def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
     """Seeds of two sweeps would be one cell of two learning rates."""
     for seed, lr in ((0, 0.1), (1, 0.3)):
         sweep = write_sweep(tmp_path / f"s{seed}", {"method": ["fedavg"], "seed": [seed]}, lambda v: (0.5, 0.6), lr=lr)
-        chosen = {"method=fedavg": {"values": {"lr": lr}}}
-        document = json.loads((sweep / "sweep.json").read_text())
-        write_json(sweep / "sweep.json", document | {"tuning": {"chosen": chosen}})
+        edit(sweep / "sweep.json", tuning={"chosen": {"method=fedavg": {"values": {"lr": lr}}}})
     with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for 'fedavg'; 0\.3 for 'fedavg'"):
         collect([tmp_path / "s0", tmp_path / "s1"])
     assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
@@ -296,7 +293,8 @@ def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
 
 
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
-    give(write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg"), weighting="mine")
+    own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
+    edit(own / "manifest.json", given={"weighting": "mine"})
     (run,) = collect([tmp_path / "runs"]).runs
     assert run.given == {"weighting"} and run.weighting == "own weighting"
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
@@ -304,14 +302,9 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     assert set(study.methods) == {"fedvg", "own weighting"}
 
 
-def give(folder, **functions):
-    """Adds objects from Python to the manifest of a run."""
-    write_manifest(folder, json.loads((folder / "manifest.json").read_text()) | {"given": functions})
-
-
 def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
     names = {"data": "dataset", "partition": "partition", "task": "model"}
-    give(write_run(tmp_path / "a", method="fedavg"), **dict.fromkeys(names, "mine"))
+    edit(write_run(tmp_path / "a", method="fedavg") / "manifest.json", given=dict.fromkeys(names, "mine"))
     settings = collect([tmp_path]).settings
     assert {name: settings[setting] for name, setting in names.items()} == {name: f"own {name}" for name in names}
 
@@ -350,8 +343,7 @@ def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     axes = {"hyper.T": [0.5, 2.0], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, 0.6 + v["hyper.T"] / 10))
-    document = json.loads((sweep / "sweep.json").read_text())
-    write_json(sweep / "sweep.json", document | {"given": {"weighting": "mine.tempered"}})
+    edit(sweep / "sweep.json", given={"weighting": "mine.tempered"})
     study = collect([sweep])
     assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
     assert all(len(cell.runs) == 2 for cell in study.cells.values())

@@ -1,5 +1,6 @@
 """Tensors that stay with clients, against the oracle, and through every algorithm, executor and placement."""
 
+import dataclasses
 import functools
 
 import jax
@@ -129,10 +130,13 @@ def test_the_first_local_steps_train_local_tensors_and_the_others_the_rest(x64, 
 # --- runs
 
 
+OWN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
+FEDPER = config.Config(clients=4, rounds=2, local_epochs=1, lanes="1", alpha=10.0, method="fedper+fedvg")
+
+
 def run(**settings):
     """Returns the history of two rounds of FedPer under FedVG's weights."""
-    given = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "alpha": 10.0, "method": "fedper+fedvg"}
-    return fv.run(config.Config(**given | settings), data=worlds.images(120))
+    return fv.run(dataclasses.replace(FEDPER, **settings), **OWN)
 
 
 def models(history):

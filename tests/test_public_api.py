@@ -220,6 +220,8 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({}, {"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
         ({}, {"metrics": {"m": lambda model: 1.0}}, r"metric 'm' takes \(model\); it is called with \(model, data\)"),
         ({}, {"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
+        ({}, {"metrics": {"weights": lambda model, data: 0}}, "metric 'weights' would hide the history's own"),
+        ({}, {"metrics": {"test_mine": lambda model, data: 0}}, "metric 'test_mine' would hide the history's own"),
         ({}, {"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
         ({}, {"track": 3}, "unknown track '3'"),
         ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),

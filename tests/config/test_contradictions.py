@@ -27,6 +27,8 @@ REFUSED = [
     ({"clients": 4, "hold": 1, "weighting": "fltrust"}, "use --hold 0 or one of these"),
     ({"hold": 1, "weighting": "uniform", "robust.rule": "median"}, "--robust.rule mean"),
     ({"hold": -1}, "hold must be >= 0; got -1"),
+    ({"weighting": "samples+fedgv"}, "did you mean 'fedvg'"),
+    ({"weighting": "permuted"}, r"did you mean 'permuted\(NAME\)'"),
     ({"algorithm": "elastic", "server_stats": "official"}, r"elastic\.sensitivity"),
     ({"model": "vit_s16", "norm": "group"}, "--norm is not used by --model vit_s16; it is used by ResNets"),
     ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),

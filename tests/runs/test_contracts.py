@@ -272,12 +272,6 @@ def test_negative_losses_have_no_weights_by_validation_loss():
 # --- a user's metric, and tables
 
 
-@pytest.mark.parametrize("name", ["weights", "test_mine"])
-def test_a_metric_with_a_name_of_the_history_is_refused(name):
-    with pytest.raises(UsageError, match=f"metric '{name}' would hide the history's own"):
-        fedvg_jax.run(metrics={name: lambda model, data: 0})
-
-
 def evaluated(metric):
     """The record of an evaluation, with one metric; the two models' sums are the test's own."""
     sums = {"loss": jnp.float32(1), "confusion": jnp.eye(3).reshape(-1)}

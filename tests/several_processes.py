@@ -1,6 +1,7 @@
 """Processes that are started together, and runs of the command line in several of them."""
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
@@ -11,11 +12,15 @@ from processes import default_signals
 
 from fedvg_jax.runs.record import history
 
+PORTS = itertools.count(20_000 + 100 * (os.getpid() % 100))
+"""Ports of this process, below those that the kernel hands out: no other socket takes one before a test does."""
+
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("localhost", port))
+            return port
 
 
 @contextlib.contextmanager

@@ -25,9 +25,10 @@ gc.set_threshold(200_000, 20, 100)  # tracing makes millions of objects that liv
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error:::fedvg_jax")
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers of xdist inherit it, and what they start
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit both folders, and so do processes that tests start
         folder = tempfile.mkdtemp(prefix="fedvg_jax-tests-")
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ["FEDVG_CACHE_DIR"] = folder
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(folder, "xla"))
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
@@ -66,6 +67,16 @@ def frozen_garbage_collection():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Runs of one test whose programs are traced and not compiled."""
+    import programs
+
+    from fedvg_jax.runs import chunks
+
+    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
 
 RNG = np.random.default_rng(1)
+FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
+"""The folders of COVID-19's four classes -> numbers of images."""
 
 
 def pixels(*shape):
@@ -22,11 +24,21 @@ def usage_error(*parts):
     return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
 
 
+def one_line(pattern):
+    """Expects a UsageError of one line in which a regular expression matches."""
+    return pytest.raises(UsageError, match=rf"\A[^\n]*?(?:{pattern})[^\n]*\Z")
+
+
+def assert_rows(arrays, x, y):
+    """A data set has these rows and labels, in this order."""
+    np.testing.assert_array_equal(arrays.x, x)
+    np.testing.assert_array_equal(arrays.y, y)
+
+
 def load_twice(name, where, **options):
     """Loads a data set twice, from its files and from the cache, and checks that both results are equal."""
     first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))
-    np.testing.assert_array_equal(first.x, second.x)
-    np.testing.assert_array_equal(first.y, second.y)
+    assert_rows(first, second.x, second.y)
     assert second.x.dtype == np.uint8 and second.y.dtype == np.int32
     assert first[3:] == second[3:] and first.name == second.name
     return second

@@ -1,6 +1,8 @@
 """Run folders with made-up numbers, for the tests of reports; nothing is trained."""
 
+import csv
 import hashlib
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record import history, seals
+from fedvg_jax.study import markup
 
 CLASSES = 3
 
@@ -119,3 +122,8 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
                 own["partition_seed"] = own["seed"]
             write_run(folder / "points" / point["name"], values, **own)
     return folder
+
+
+def csv_rows(table) -> list[dict[str, str]]:
+    """Returns the lines of a table of a report, as its CSV file has them."""
+    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))

@@ -1,19 +1,26 @@
 """Processes that are started together, and runs of the command line in several of them."""
 
 import contextlib
-import json
+import itertools
 import os
 import socket
 import subprocess
 import sys
 
+import numpy as np
 from processes import default_signals
+
+from fedvg_jax.runs.record import history
+
+PORTS = itertools.count(20_000 + 100 * (os.getpid() % 100))
+"""Ports of this process, below those that the kernel hands out: no other socket takes one before a test does."""
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("localhost", port))
+            return port
 
 
 @contextlib.contextmanager
@@ -47,8 +54,8 @@ FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local
 def run_processes(folder, name, layout, *words):
     """Runs the command line in (processes, devices of each)."""
     count, devices = layout
-    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--cache-dir", str(folder / "cache"), "--devices"]
-    command += [str(count * devices), *words, "--resume" if (folder / name).exists() else "--out", str(folder / name)]
+    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--devices", str(count * devices), *words]
+    command += ["--resume" if (folder / name).exists() else "--out", str(folder / name)]
     where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
     commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
     with started_together(commands, folder, devices) as started:
@@ -58,12 +65,7 @@ def run_processes(folder, name, layout, *words):
 
 def assert_equal_histories(folder, name, expected):
     """The same numbers, to rounding, in the histories of two runs of four rounds."""
-    import numpy as np
-
-    one, other = (
-        [json.loads(line) for line in (folder / each / "history.jsonl").read_text().splitlines()]
-        for each in (name, expected)
-    )
+    one, other = (history.read(folder / each) for each in (name, expected))
     assert len(one) == len(other) == 4
     for mine, its in zip(one, other, strict=True):
         for entry in ("clients", "weights", "scores", "test_loss", "val_loss"):

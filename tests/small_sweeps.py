@@ -1,16 +1,12 @@
 """Small points of sweeps, and results of runs without times."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 
 from fedvg_jax.config import Config
 
-
-def base_config(cache_dir: Path) -> Config:
-    """Settings of a run of a second."""
-    return Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform", cache_dir=cache_dir)
+BASE = Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="uniform")
+"""Settings of a run of a second."""
 
 
 def timeless(records) -> list[dict]:

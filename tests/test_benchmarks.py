@@ -20,7 +20,6 @@ from benchmarks import (
     rounds,
     table,
 )
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.models import cnn, task
 
 
@@ -129,7 +128,7 @@ def test_recording_of_global_models_only_is_read_and_its_missing_arrays_are_list
 
 @pytest.mark.parametrize("key", ["init/w", "r0/rows/1", "r0/clients"])
 def test_recording_without_a_required_array_is_refused(tmp_path, key):
-    with pytest.raises(UsageError, match=f"lacks {key}"):
+    with pytest.raises(fv.UsageError, match=f"lacks {key}"):
         read_recording(tmp_path, **{key: None})
 
 

@@ -7,34 +7,21 @@ import json
 import re
 from pathlib import Path
 
-import programs
 import pytest
 from cases import naming
 
 import fedvg_jax
 from benchmarks import table as tables_of_pages
 from fedvg_jax.config import Config, flatten
-from fedvg_jax.runs import chunks
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-COMMANDS = {"one_round", "regression", "seeds"}
-"""Examples that are commands; `test_adapt.py` and `test_examples.py` run them."""
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in COMMANDS)
-"""Those that are notebooks."""
 
 WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
 WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
 WRITTEN = [path for path in WRITTEN if path.parent != DOCS / "reference" / "api"]
 """Pages that are written by hand."""
-
-
-def module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
 
 
 @pytest.fixture
@@ -75,34 +62,6 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece(ex
     assert named - OF_OTHERS == generated.pieces().keys() - OF_OTHERS
 
 
-def test_a_line_per_run_gives_the_rows_of_a_report(extension, tmp_path):
-    pytest.importorskip("scipy", reason="reports need the report extra")
-    from run_folders import write_sweep
-
-    from fedvg_jax.study import markup, tables
-    from fedvg_jax.study.collect import collect
-
-    axes = {"method": ["fedavg", "fedvg", "fedprox"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
-    spread = {"fedvg": 0.03, "fedavg": 0.05, "fedprox": 0.02}
-
-    def accuracies(values):
-        return 0.7, 0.6 + spread[values["method"]] * values["seed"] ** 2 + values["alpha"] / 5
-
-    study = collect([write_sweep(tmp_path / "s", axes, accuracies)])
-    result_tables = extension("result_tables")
-    for choice in ("final", "at_best_val"):
-        options = tables.options(study, "fedvg", choice=choice)
-        for table in (tables.accuracy(study, choice), tables.effects(study, options), tables.runs(study)):
-            (tmp_path / f"{table.name}.csv").write_text(markup.comma_separated(table), encoding="utf-8")
-        listed = result_tables.rows_of_runs(result_tables.csv_rows(tmp_path / "runs.csv"), choice)
-        reported = result_tables.rows_of_report(tmp_path)
-        assert [row[:2] for row in listed] == [row[:2] for row in reported] and len(listed) == 8
-        assert [row.method for row in listed].count(result_tables.LARGEST_CLASS) == 2
-        for ours, theirs in zip(listed, reported, strict=True):
-            assert (ours.mean, ours.std, ours.n) == pytest.approx((theirs.mean, theirs.std, theirs.n), nan_ok=True)
-            assert ours.difference == pytest.approx(theirs.difference)
-
-
 @pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
 def test_the_round_of_a_page_is_that_of_the_example(page):
     (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)
@@ -139,9 +98,9 @@ def test_the_python_of_a_page_on_an_integration_runs(page, package):
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
-def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch):
+@pytest.mark.usefixtures("traced")
+def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page):
     """Its programs are traced and not compiled."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code
     names = {}
@@ -161,13 +120,13 @@ def test_every_public_name_has_an_entry_in_the_reference(extension):
         assert f"fedvg_jax.{name}" in entries and f"fv.{name}" in api_pages.index(), name
 
 
-def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_every_key_of_a_run_folder_is_described(tmp_path):
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
     described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
     named = set(re.findall(r"`([^`\s]+)`", page))
     out = tmp_path / "run"
-    history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out, cache_dir=tmp_path))
+    history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out))
     keys = {re.sub("^(val|test)_(?!accuracy_)", "", key) for record in history.records for key in record}
     loaded = {path.name: json.loads(path.read_text()) for path in [*out.glob("*.json"), *out.rglob("seal.json")]}
     for name in ("summary.json", "partition.json", "manifest.json", "seal.json"):
@@ -175,12 +134,3 @@ def test_every_key_of_a_run_folder_is_described(tmp_path, monkeypatch):
     keys |= loaded["manifest.json"]["runs"][0].keys()
     assert keys <= described, sorted(keys - described)
     assert {path.name for path in out.iterdir() if path.suffix} <= named
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_in_small(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(tmp_path / "cache"))
-    picture = tmp_path / "picture.png"
-    module(path).main(fast=True, path=picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")

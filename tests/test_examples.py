@@ -14,6 +14,8 @@ from fedvg_jax import executors
 from fedvg_jax.algorithms import fedavg
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+COMMANDS = {"one_round", "regression", "seeds"}
+NOTEBOOKS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in COMMANDS)
 
 
 def loaded(name):
@@ -51,3 +53,12 @@ def test_the_round_in_the_open_equals_the_round_of_a_run(x64):
         state, _ = step(state, sim.schedule(number), sim.data, hyper)
         params = in_the_open(params, hyper["lr"], *example.minibatches(sim, number))
     worlds.assert_close(state.variables.params, params, 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_an_example_runs_in_small(name, tmp_path):
+    picture = tmp_path / "picture.png"
+    with jax.numpy_dtype_promotion("standard"):  # as a reader runs it
+        loaded(name).main(fast=True, path=picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")

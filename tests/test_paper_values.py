@@ -1,11 +1,9 @@
 """The paper's values beside ours: which runs have one, and which settings differ from the paper's."""
 
-import csv
-import io
 from pathlib import Path
 
 import pytest
-from run_folders import write_manifest, write_run, write_sweep
+from run_folders import csv_rows, write_manifest, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
@@ -13,13 +11,8 @@ from benchmarks.paper import values
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.runs.record import history
-from fedvg_jax.study import markup
 from fedvg_jax.study.cells import Cell, Run, Study
 from fedvg_jax.study.collect import collect
-
-
-def csv_rows(table):
-    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))
 
 
 def test_papers_value_stands_beside_ours_in_joint_standard_errors(tmp_path):

@@ -157,12 +157,12 @@ def finished(tmp_path_factory):
     """A run with progress: its history, and what it printed."""
     folder = tmp_path_factory.mktemp("run")
     export = folder / "model.safetensors"
-    settings = replace(SMALL, out=folder / "out", cache_dir=folder / "cache", eval_every=1, export=export)
+    settings = replace(SMALL, out=folder / "out", eval_every=1, export=export)
     return fv.run(settings, progress=True)
 
 
-def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(tmp_path, capsys):
-    settings = replace(SMALL, rounds=1, cache_dir=tmp_path)
+def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(capsys):
+    settings = replace(SMALL, rounds=1)
     shown = fv.run(settings, progress=True)
     printed = capsys.readouterr().out
     for part in ("data    digits", "method  fedavg", "round 1/1", "test accuracy, final round"):
@@ -209,6 +209,10 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
+        ({"lr": "abc"}, {}, "lr must be a float; got 'abc'"),
+        ({"clients": True}, {}, "clients must be an int"),
+        ({"fedvg": "l2"}, {}, "fedvg must be a FedVG or a dict"),
+        ({"fedvg": fv.Config().fedprox}, {}, "fedvg must be a FedVG or a dict"),
         ({}, {"task": 3}, "task must be a Task, got a int"),
         ({}, {"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
         ({}, {"callbacks": 3}, "must be functions"),
@@ -216,6 +220,8 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({}, {"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
         ({}, {"metrics": {"m": lambda model: 1.0}}, r"metric 'm' takes \(model\); it is called with \(model, data\)"),
         ({}, {"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
+        ({}, {"metrics": {"weights": lambda model, data: 0}}, "metric 'weights' would hide the history's own"),
+        ({}, {"metrics": {"test_mine": lambda model, data: 0}}, "metric 'test_mine' would hide the history's own"),
         ({}, {"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
         ({}, {"track": 3}, "unknown track '3'"),
         ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),

@@ -134,6 +134,19 @@ def _moved_variables(seed: int, init) -> Variables:
     return jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
 
 
+def random_variables(task: Task) -> Variables:
+    """Returns random arrays of a model's shapes in the current precision, with positive scales and variances; nothing
+    is compiled."""
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(False):
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+    values = [
+        1 + rng.uniform(0, 0.3, leaf.shape) if leaf.ndim == 1 else rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5
+        for leaf in jax.tree.leaves(shapes)
+    ]
+    return jax.tree.structure(shapes).unflatten([jnp.asarray(value, float) for value in values])
+
+
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
     """Returns the state before the first round, from `variables`; `changes` are hyperparameters."""
     arguments = task, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import optax
 import oracle
-import programs
 import pytest
 import worlds
 
@@ -15,7 +14,6 @@ from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine.local_training import Kept
-from fedvg_jax.runs import chunks
 
 WORLD = worlds.small()
 
@@ -113,24 +111,12 @@ def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
 # --- runs
 
 
-def test_a_run_sends_the_global_model_only(monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_a_run_sends_the_global_model_only():
     settings = config.Config(algorithm="ditto", clients=4, rounds=1, local_epochs=1, lanes="1", alpha=10.0)
     history = fv.run(settings, data=worlds.images(120))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(history.variables))
     assert history.records[0]["bytes_down"] == history.records[0]["bytes_up"] == 2 * size
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part; use one of them"),
-        ({"fidelity": "official"}, "algorithm ditto cannot be used with server_stats official: the published code"),
-    ],
-)
-def test_settings_that_cannot_work_are_one_line(settings, message):
-    with pytest.raises(fv.UsageError, match=message):
-        fv.run(config.Config(method="ditto", clients=4, rounds=1, **settings))
 
 
 def test_an_own_algorithm_has_personal_models_or_local_tensors():

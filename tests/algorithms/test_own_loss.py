@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 import worlds
 from flax import nnx
@@ -14,7 +13,7 @@ from flax import nnx
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core.types import Anchor, Batch
-from fedvg_jax.runs import chunks, registry
+from fedvg_jax.runs import registry
 
 WORLD = worlds.small()
 WEIGHTS = {"moon": "moon_mu", "fedntd": "ntd_beta", "feddecorr": "decorr_beta"}
@@ -110,8 +109,8 @@ def test_a_loss_runs_with_an_own_module_and_fedvg():
     assert all(np.isfinite(record["train_loss"]) for record in history.records)
 
 
-def test_an_nnx_module_has_outputs_and_no_features(monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_an_nnx_module_has_outputs_and_no_features():
     settings, given = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1"), worlds.images(80)
     data = np.asarray(given[0], np.float32).reshape(80, -1), given[1]
 

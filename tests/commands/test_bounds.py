@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import programs
 import pytest
 
 import fedvg_jax
@@ -18,11 +17,11 @@ SETTINGS = replace(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured():
     """Bounds under settings of the federation, which must not matter."""
     federation = {"weighting": "fedvg", "dropout": 0.5, "tuning": Tuning(steps=3, lr=0.3)}
     federation["robust"] = Robust(rule="clipped_mean", clip_norm=0.01)
-    settings = replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"), **federation)
+    settings = replace(SETTINGS, **federation)
     calls = []
     results = bounds.measure(settings, lambda bound, total: calls.append((bound, total)))
     assert calls == [(bound, 5) for bound in results]
@@ -43,22 +42,14 @@ def test_bound_equals_a_federation_of_one_client(measured):
     settings, results = measured
     parts = population.make_partition(settings, simulation.load_data(settings))
     others = ([np.concatenate(part)] for part in parts[1:])
-    alone = replace(SETTINGS, clients=1, join_ratio=1.0, rounds=2, eval_every=2, cache_dir=settings.cache_dir)
+    alone = replace(SETTINGS, clients=1, join_ratio=1.0, rounds=2, eval_every=2)
     history = fedvg_jax.run(alone, partition=([parts.train[1]], *others))
     assert results[3].test_accuracy == history.records[-1]["test_accuracy"]
 
 
-@pytest.fixture
-def traced(monkeypatch):
-    """Bounds without compiling: `trace_only`."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-
-
 @pytest.mark.usefixtures("traced")
 def test_command_writes_the_results_that_it_shows(tmp_path, capsys):
-    flags = (
-        f"--clients 2 --join-ratio 1 --rounds 1 --local-epochs 1 --alpha 1 --cache-dir {tmp_path} --out {tmp_path}/b"
-    )
+    flags = f"--clients 2 --join-ratio 1 --rounds 1 --local-epochs 1 --alpha 1 --out {tmp_path}/b"
     assert bounds.main(flags.split()) == 0
     written = json.loads((tmp_path / "b" / "bounds.json").read_text())
     assert [bound["kind"] for bound in written["bounds"]] == ["pooled", "validation", "alone", "alone"]
@@ -69,10 +60,10 @@ def test_command_writes_the_results_that_it_shows(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("traced")
-def test_settings_that_one_client_cannot_have_are_those_of_the_federation(tmp_path):
+def test_settings_that_one_client_cannot_have_are_those_of_the_federation():
     """Of 20 clients at alpha 0.05 some hold fewer rows than a minibatch, and share the program of the pooled model."""
     federation = {"join_ratio": 1.0, "weighting": "uniform", "robust": Robust(rule="krum")}
-    few = {"clients": 20, "rounds": 1, "local_epochs": 1, "alpha": 0.05, "cache_dir": tmp_path}
+    few = {"clients": 20, "rounds": 1, "local_epochs": 1, "alpha": 0.05}
     settings = config.check(replace(SETTINGS, **few, **federation))
     sizes = [bound.num_samples for bound in bounds.measure(settings) if bound.kind == "alone"]
     assert len(sizes) == 20 and min(sizes) < settings.batch_size
@@ -83,8 +74,7 @@ def test_settings_that_one_client_cannot_have_are_those_of_the_federation(tmp_pa
 def test_external_validation_set_needs_no_validation_rows_of_clients(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.repeat(np.arange(10), 2))
     source = Validation(source="npz", data_dir=tmp_path / "other.npz", copies="none")
-    short = {"rounds": 1, "local_epochs": 1, "cache_dir": tmp_path / "cache"}
-    settings = replace(SETTINGS, val_ratio=0.0, select="held_out", validation=source, **short)
+    settings = replace(SETTINGS, val_ratio=0.0, select="held_out", validation=source, rounds=1, local_epochs=1)
     sizes = {bound.kind: bound.num_samples for bound in bounds.measure(settings)}
     assert sizes["validation"] == 10 and sizes["pooled"] > 1000
 
@@ -94,7 +84,7 @@ def test_external_validation_set_needs_no_validation_rows_of_clients(tmp_path):
 def test_model_that_diverges_is_an_error_or_is_marked(nonfinite, tmp_path, monkeypatch, capsys):
     records = [{"round": 1}, {"round": 2, "diverged": [0]}, {"round": 3, "test_accuracy": 0.1}]
     monkeypatch.setattr(chunks, "run_chunks", lambda *args, **named: iter([(None, records[:2]), (None, records[2:])]))
-    flags = f"--clients 2 --alpha 1 --rounds 3 --nonfinite {nonfinite} --cache-dir {tmp_path} --out {tmp_path}/b"
+    flags = f"--clients 2 --alpha 1 --rounds 3 --nonfinite {nonfinite} --out {tmp_path}/b"
     code = bounds.main(flags.split())
     shown = capsys.readouterr()
     if nonfinite == "raise":
@@ -103,9 +93,3 @@ def test_model_that_diverges_is_an_error_or_is_marked(nonfinite, tmp_path, monke
     assert code == 0 and "the model of client 1 diverged, first in round 2" in shown.out
     written = json.loads((tmp_path / "b" / "bounds.json").read_text())
     assert [bound["diverged"] for bound in written["bounds"]] == [2, 2, 2, 2]
-
-
-def test_options_that_bounds_do_not_have_are_refused(capsys):
-    for words in (["--dry-run"], ["--track", "tensorboard"], ["--resume", "auto"], ["--pool", "host"]):
-        assert bounds.main(words) == 2
-        assert f"{words[0]} is not an option of bounds" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import programs
 import pytest
 
 from fedvg_jax import prepare, sim
-from fedvg_jax.runs import chunks, launch, simulation
+from fedvg_jax.runs import launch, simulation
 from fedvg_jax.study import sweep_arguments
 from fedvg_jax.views import plots
 
@@ -56,7 +56,6 @@ def folder(tmp_path, monkeypatch):
     """A working directory with the configs."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("JAX_PROCESS_ID", "0")  # as Kubernetes numbers the pods of a job
     return tmp_path
 
@@ -71,8 +70,20 @@ def test_documented_runs_are_parsed():
             assert sim.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
 
 
+def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
+    """One run in two pods, each with the number that Kubernetes gives it."""
+    yaml = pytest.importorskip("yaml", reason="reads the manifest")
+    manifest = (ROOT / "benchmarks" / "kubernetes" / "job.yaml").read_text(encoding="utf-8")
+    _, job = yaml.safe_load_all(manifest)
+    (command,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    number = arguments(command.removeprefix("exec ").replace("$JOB_COMPLETION_INDEX", "1"))
+    values, words = launch.split(number)
+    assert launch.parse(values) == launch.Launch("fedvg-0.fedvg:9911", job["spec"]["completions"], 1)
+    assert sim.parse(words).resume == "auto"
+
+
+@pytest.mark.usefixtures("traced")
 def test_documented_resumes_work(folder, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     first, again = (

@@ -31,7 +31,6 @@ def file(tmp_path):
 
 
 def call(file, *flags):
-    flags = [*flags, "--cache-dir", str(file.parent / "cache")]
     alpha = [] if "iid" in flags else ["--alpha", "1"]
     return prepare.main(["npz", "--data-dir", str(file), "--clients", "3", *alpha, *flags])
 
@@ -63,31 +62,10 @@ def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, nam
         assert f"drawn: {folder / 'clients.png'}" in output
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ([], "name of a data set first"),
-        (["cifar10"], "needs --data-dir DIR"),
-        (["cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
-        (["digits", "--splits", "official"], "--splits is not used by --dataset digits; it is used by dermamnist"),
-        (["cifar10", "--download", "--data-dir", "x"], "never fetched"),
-        (["digits", "--out", "/proc/no/such"], "--out"),
-        (["digits", "--select", "held_out"], "--select is not an option of prepare"),
-        (["digits", "--corrupt.kind=label_flip"], "--corrupt.kind is not an option of prepare"),
-    ],
-)
-def test_mistake_is_one_line_and_exit_code_two(tmp_path, capsys, args, message):
-    if "/proc/no/such" in args:
-        pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    assert prepare.main([*args, "--cache-dir", str(tmp_path / "cache")] if args else args) == 2
-    shown = capsys.readouterr().err
-    assert message in shown and shown.count("\n") == 1
-
-
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
     monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
-    where = ["tfds:mnist", "--data-dir", str(tmp_path), "--cache-dir", str(tmp_path)]
+    where = ["tfds:mnist", "--data-dir", str(tmp_path)]
     assert prepare.main(where) == 2 and not downloads
     assert prepare.main([*where, "--download"]) == 2 and downloads == [("mnist", tmp_path)]
 

@@ -22,54 +22,37 @@ from processes import started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import chunks, simulation, stop_signals
+from fedvg_jax.runs import simulation, stop_signals
 from fedvg_jax.runs.record import history, seals, verification
 from fedvg_jax.views import display, dry_run, plots
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def shell(cache, tmp_path_factory):
-    """Runs `python -m fedvg_jax.sim ARGS` in a folder of its own."""
-    folder = tmp_path_factory.mktemp("shell")
-    environment = {**os.environ, "FEDVG_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-
-    def run(*args, **changed):
-        command = [sys.executable, "-m", "fedvg_jax.sim", *map(str, args)]
-        return subprocess.run(command, cwd=folder, env=environment | changed, capture_output=True, text=True)
-
-    run.folder, run.environment = folder, environment
-    return run
+ENVIRONMENT = os.environ | {"XLA_FLAGS": ""}
+"""Of a process with the default flags of XLA."""
 
 
 @pytest.fixture
-def traced(monkeypatch, cache):
-    """Main in this process, without compiling rounds: `trace_only`."""
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+def main(traced, monkeypatch):
+    """The command in this process, whose rounds are traced and not compiled."""
     monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     return sim.main
 
 
 @pytest.fixture(scope="module")
-def folder(cache, tmp_path_factory):
+def folder(tmp_path_factory):
     """The folder of a short run."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    assert sim.main([*SHORT, "--cache-dir", str(cache), "--out", str(out)]) == 0
+    assert sim.main([*SHORT, "--out", str(out)]) == 0
     return out
 
 
-def test_output_names_data_model_method_and_results(traced, tmp_path, capsys, monkeypatch):
+def test_output_names_data_model_method_and_results(main, tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name))
-    assert traced([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert main([*SHORT, "--out", str(tmp_path / "run")]) == 0
     output, errors = capsys.readouterr()
     for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
         assert part in output
@@ -78,17 +61,17 @@ def test_output_names_data_model_method_and_results(traced, tmp_path, capsys, mo
     assert errors == "" and not list((tmp_path / "run").glob("*.png"))
 
 
-def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_path, monkeypatch, capsys):
+def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(main, tmp_path, monkeypatch, capsys):
     out, plans, plan_table = tmp_path / "run", [], display.plan_table
     monkeypatch.setattr(dry_run, "_measure_rates", lambda *_: dry_run.Rates(1, 0, 0, 0, 0))
     monkeypatch.setattr(display, "plan_table", lambda plan: plans.append(plan) or plan_table(plan))
-    assert traced([*SHORT, "--checkpoint-every", "1", "--out", str(out)]) == 0
+    assert main([*SHORT, "--checkpoint-every", "1", "--out", str(out)]) == 0
     before = sorted(path for path in out.rglob("*"))
-    assert traced(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0
+    assert main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0
     assert (plans[0].rounds, plans[0].evaluations, plans[0].seconds) == (5, 3, 5)  # after rounds 4, 6 and 8
-    assert traced(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
+    assert main(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
     assert "0 of 3 rounds are left" in capsys.readouterr().out
-    assert traced(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
+    assert main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
     assert "ran with other settings: lr" in capsys.readouterr().err and len(plans) == 1
     assert sorted(path for path in out.rglob("*")) == before
 
@@ -123,30 +106,30 @@ def test_taken_run_folder_is_refused_and_unchanged(folder, capsys):
     assert (folder / "history.jsonl").read_bytes() == before
 
 
-def test_closed_output_does_not_end_the_run(traced, tmp_path, monkeypatch):
+def test_closed_output_does_not_end_the_run(main, tmp_path, monkeypatch):
     """As in `sim ... | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w", buffering=1))
-    assert traced([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert main([*SHORT, "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
 
 
-def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(shell):
+def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(tmp_path):
     """USR1 after the first round, and then HUP again and again until it ends."""
-    out = shell.folder / "hung-up"
+    out = tmp_path / "hung-up"
     parent, child = pty.openpty()
     small = ["--dataset", "iris", "--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
     arguments = [*SHORT, *small, "--rounds", "1000000", "--out", str(out)]
     command = [sys.executable, "-m", "fedvg_jax.sim", *arguments]
-    env, pieces = shell.environment | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
+    env, pieces = os.environ | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
 
     def read():
         with contextlib.suppress(OSError):  # the terminal closes with the process
             while True:
                 pieces.append(os.read(parent, 4096))
 
-    with started(command, cwd=shell.folder, env=env, stdout=child) as process:
+    with started(command, cwd=tmp_path, env=env, stdout=child) as process:
         os.close(child)
         reader = threading.Thread(target=read)
         reader.start()
@@ -171,27 +154,9 @@ def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(shell):
     assert all(part in shown for part in ("/1000000", "test accuracy", "left", "interrupted"))
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--alpha", "0"], "alpha must be > 0"),
-        (["--resume", "/no/such"], "/no/such is not a run folder"),
-        (["--export", "/no/such/m.safetensors"], "export /no/such/m.safetensors: no such folder"),
-        (["--dataset", "cifar10", "--data-dir", "/no/such"], "cs.toronto.edu"),
-        (["--clients", "2000"], "fewer clients"),
-        (["--val-ratio", "0.001"], "validation"),
-        (["--model", "lenet5"], "--model tinycnn"),
-        (["--out", "/proc/no/such"], "--out"),
-    ],
-)
-def test_mistake_is_one_line_and_exit_code_two(capfd, cache, args, message):
-    assert sim.main([*args, "--cache-dir", str(cache)]) == 2
-    errors = capfd.readouterr().err.splitlines()
-    assert len(errors) == 1 and message in errors[0]
-
-
-def test_unavailable_back_end_is_one_line(shell):
-    done = shell(*SHORT, JAX_PLATFORMS="nosuch")
+def test_unavailable_back_end_is_one_line(tmp_path):
+    command, environment = [sys.executable, "-m", "fedvg_jax.sim", *SHORT], ENVIRONMENT | {"JAX_PLATFORMS": "nosuch"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "JAX_PLATFORMS" in done.stderr
 
 
@@ -216,7 +181,7 @@ def check_trace(folder):
     assert "chunk of rounds" in names
 
 
-def test_arrays_in_a_file_train(traced, tmp_path, capsys):
+def test_arrays_in_a_file_train(main, tmp_path, capsys):
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -225,7 +190,7 @@ def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     args = ["--dataset", "npz", "--data-dir", str(tmp_path), "--clients", "4", "--rounds", "2", "--eval-every", "2"]
     more = ["--export", str(tmp_path / "model.safetensors"), "--profile", str(tmp_path / "trace")]
-    assert traced([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more]) == 0
+    assert main([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more]) == 0
     size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3
@@ -251,11 +216,9 @@ runpy.run_module("fedvg_jax.sim", run_name="__main__")
 """Sends a signal while Python collects garbage, amid the import of jax."""
 
 
-def test_stop_signal_while_jax_is_imported_ends_the_process_in_one_line(shell, tmp_path):
+def test_stop_signal_while_jax_is_imported_ends_the_process_in_one_line(tmp_path):
     """An exception in a callback of the garbage collector would be printed and lost."""
-    with started(
-        [sys.executable, "-c", AT_IMPORT, *SHORT, "--out", str(tmp_path / "run")], env=shell.environment
-    ) as process:
+    with started([sys.executable, "-c", AT_IMPORT, *SHORT, "--out", str(tmp_path / "run")], env=ENVIRONMENT) as process:
         output = process.communicate(timeout=240)
     assert (process.returncode, output) == (130, ("", f"stopped at once; there is no run folder {tmp_path / 'run'}\n"))
 

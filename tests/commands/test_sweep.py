@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import signal
 import sys
@@ -21,7 +20,6 @@ import fedvg_jax
 from fedvg_jax import sweep
 from fedvg_jax.core import files
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import report, sweep_arguments, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
@@ -37,15 +35,9 @@ def read(*words):
     return sweep_arguments.read_command_line([*words, "--out", "runs/x"])
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def run(cache, tmp_path, capsys, monkeypatch):
+def run(tmp_path, capsys, monkeypatch):
     """Runs the command in this process without its report; returns (exit code, standard output, standard error)."""
-    monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
     monkeypatch.setattr(report, "write", lambda dirs, out: types.SimpleNamespace(paths=[*dirs, out / "report.html"]))
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -150,23 +142,23 @@ def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
     assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
 
 
-def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path):
+def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path, monkeypatch):
     """That one may lack runs that have ended since."""
     (tmp_path / "out").mkdir()
-    other = contextlib.ExitStack()
-    other.enter_context(files.claimed(tmp_path / "out" / ".report"))
+    claim, written, draw = contextlib.ExitStack(), [], sweep._draw_report
+    claim.enter_context(files.claimed(tmp_path / "out" / ".report"))
 
-    def end_later():
-        while not list((tmp_path / "out").glob("points/seed=1/summary.json")):
-            time.sleep(0.05)
-        time.sleep(1)
-        other.close()
+    def end_earlier_one():
+        written.append("earlier")
+        claim.close()
 
-    thread = threading.Thread(target=end_later)
-    thread.start()
-    code, out, err = run("--seed", "0:2")
-    thread.join()
-    assert (code, err) == (0, "") and f"report: {tmp_path / 'out' / 'report' / 'report.html'}" in out
+    def begin(*arguments):
+        threading.Timer(0.2, end_earlier_one).start()
+        return draw(*arguments)
+
+    monkeypatch.setattr(sweep, "_draw_report", begin)
+    monkeypatch.setattr(report, "write", lambda dirs, out: written.append("ours") or types.SimpleNamespace(paths=[out]))
+    assert run("--seed", "0")[0] == 0 and written == ["earlier", "ours"]
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
@@ -205,12 +197,12 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
     tuning = content["tuning"]
     assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7] and tuning["select"] == "val"
     for cell, choice in tuning["chosen"].items():
-        tried = History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
+        tried = fedvg_jax.History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
         assert choice["score"] == tried.records[-1]["val_accuracy"]
         assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 2)
     assert [p["name"] for p in content["points"]] == ["alpha=0.5", "alpha=5"]
     for point in content["points"]:
-        assert History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
+        assert fedvg_jax.History.load(tmp_path / "out" / "points" / point["name"]).config.lr == 0.2
     before = (tmp_path / "out" / "sweep.json").read_bytes()
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
 
@@ -232,7 +224,7 @@ def test_points_of_a_job_of_submitit_have_the_histories_of_the_runs_alone(run, t
     assert (code, err) == (0, "") and "2/2" in out and "n = 2 runs per cell" in out
     assert re.search(rf"1 job of \w+: \S+; logs in {tmp_path}/out/submitit", out)
     for seed in range(2):
-        computed = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        computed = fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}")
         alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
         assert timeless(computed.records) == timeless(alone.records)
 
@@ -268,10 +260,10 @@ def test_points_of_a_lost_job_are_unfinished_and_the_same_command_computes_them(
 
 
 @pytest.mark.slow
-def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path, cache):
+def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path):
     words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]
     start = [sys.executable, "-m", "fedvg_jax.sweep", *short(*words, "--out", str(tmp_path / "out"), "--jobs", "2")]
-    with started(start, env={**os.environ, "FEDVG_CACHE_DIR": str(cache)}) as process:
+    with started(start) as process:
         while len(list((tmp_path / "out").glob("points/*/checkpoints/*/seal.json"))) < 2:
             assert process.poll() is None
             time.sleep(0.1)
@@ -283,7 +275,7 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
         time.sleep(0.1)
     assert run(*words)[0] == 0
     for seed in range(4):
-        stopped = History.load(tmp_path / "out" / "points" / f"seed={seed}")
+        stopped = fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}")
         alone = fedvg_jax.run(dataclasses.replace(stopped.config, out=None, resume=None))
         assert timeless(stopped.records) == timeless(alone.records)
 

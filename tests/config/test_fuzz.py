@@ -9,13 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import fedvg_jax as fv
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 
-NAMES = sorted(config.flatten(Config()))
+NAMES = sorted(config.flatten(fv.Config()))
 EXTREME = st.sampled_from(
     [0, -1, 1, 2**31, 2**63, 10**400, 0.0, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf, ""]
 )
@@ -29,7 +28,7 @@ def allow_usage_error():
     """Accepts a UsageError of one line."""
     try:
         yield
-    except UsageError as error:
+    except fv.UsageError as error:
         assert "\n" not in str(error).strip() and str(error)
 
 
@@ -46,7 +45,7 @@ def test_any_bytes_as_a_config_file(folder, content):
     path = folder / "config.toml"
     path.write_bytes(content)
     with allow_usage_error():
-        config.check(config.apply(Config(), config.read_toml(path), "file"))
+        config.check(config.apply(fv.Config(), config.read_toml(path), "file"))
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1, max_size=2))
@@ -57,7 +56,7 @@ def test_any_bytes_as_a_config_file(folder, content):
 @example({"local_epochs": "9" * 5000})
 def test_any_value_of_any_setting(settings):
     with allow_usage_error():
-        made = config.check(config.apply(Config(), settings, "test"))
+        made = config.check(config.apply(fv.Config(), settings, "test"))
         assert run_folder.config_from_json(
             json.loads(json.dumps(config.to_json(made))), "json"
         ) == made or "nan" in str(made)
@@ -70,7 +69,7 @@ FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--
 @given(st.lists(FLAGS | VALUES.map(str), max_size=4))
 def test_any_command_line(argv):
     with allow_usage_error(), contextlib.redirect_stdout(io.StringIO()):
-        assert isinstance(sim.parse([word for word in argv if word not in ("-h", "--help")]), Config)
+        assert isinstance(sim.parse([word for word in argv if word not in ("-h", "--help")]), fv.Config)
 
 
 JSON = st.recursive(

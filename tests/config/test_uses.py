@@ -7,7 +7,6 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 from files import usage_error
 
@@ -15,9 +14,8 @@ import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
-from fedvg_jax.core.types import Variables
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs import chunks, registry
+from fedvg_jax.runs import registry
 from fedvg_jax.views import plots
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
@@ -68,7 +66,7 @@ def test_models_that_use_server_stats_are_those_with_running_statistics():
 def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client():
     for name, make in registry.ALGORITHMS.items():
         made = Config(algorithm=name)
-        variables = Variables({"w": jnp.zeros(2)}, {})
+        variables = fedvg_jax.Variables({"w": jnp.zeros(2)}, {})
         algorithm = make(made)
         memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
         assert bool(jax.tree.leaves(memory) or algorithm.personal) == (uses.unused(made, ["memories"]) == []), name
@@ -95,14 +93,12 @@ def test_flag_that_the_run_does_not_use_is_refused_with_what_would_use_it(capsys
     assert message in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
+@pytest.mark.usefixtures("traced")
 def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     path = tmp_path / "sweep.toml"
     path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
-    flags = ["--config", str(path), "--out", str(tmp_path / "run"), "--cache-dir", str(tmp_path / "cache")]
-    flags += ["--weighting", "samples"]
-    assert sim.main(flags) == 0
+    assert sim.main(["--config", str(path), "--out", str(tmp_path / "run"), "--weighting", "samples"]) == 0
     assert f"unused  fedprox.mu of {path}" in capsys.readouterr().out
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "fedprox.mu" in written["unused"] and written["fedprox"]["mu"] == 0.3
@@ -123,17 +119,3 @@ def test_settings_from_python_are_converted_as_from_a_file():
 def test_object_that_is_no_config_is_one_line(given):
     with usage_error("must be a fedvg_jax.Config"):
         fedvg_jax.run(given)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lr": "abc"}, "lr must be a float; got 'abc'"),
-        ({"clients": True}, "clients must be an int"),
-        ({"fedvg": "l2"}, "fedvg must be a FedVG or a dict"),
-        ({"fedvg": config.FedProx()}, "fedvg must be a FedVG or a dict"),
-    ],
-)
-def test_setting_of_another_type_is_one_line_from_python(settings, message):
-    with usage_error(message):
-        fedvg_jax.run(Config(**settings))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import load_twice, usage_error, write, write_folder, write_stl, write_tiny
+from files import FOUR, assert_rows, load_twice, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -17,7 +17,6 @@ from fedvg_jax.data.readers.folders import TINY
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
-FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
 SETS = {  # -> (folder of the set, its archive, function that writes the folder, page that every error names)
     "stl10": (STL.folder, STL.archive, write_stl, "stanford.edu"),
     "tinyimagenet": (TINY.folder, TINY.archive, write_tiny, "cs231n.stanford.edu"),
@@ -59,8 +58,7 @@ def test_archive_equals_its_folder_and_is_not_unpacked(tmp_path, name):
     file = pack(folder, name, tmp_path / "packed")
     for path in (file.parent, file):
         actual = load_twice(name, path)
-        np.testing.assert_array_equal(actual.x, expected.x)
-        np.testing.assert_array_equal(actual.y, expected.y)
+        assert_rows(actual, expected.x, expected.y)
         assert actual[3:] == expected[3:] and actual.name == name
     assert {path.name for path in file.parent.iterdir()} <= {file.name, "cache"}
 
@@ -96,8 +94,7 @@ def test_damaged_archive_is_refused_or_harmless_and_never_cached(tmp_path, name)
             assert str(file) in str(error) and "\n" not in str(error) and not cache.exists()
             num_refused += 1
         else:
-            np.testing.assert_array_equal(actual.x, expected.x)
-            np.testing.assert_array_equal(actual.y, expected.y)
+            assert_rows(actual, expected.x, expected.y)
     assert num_refused > 5
     file.write_bytes(intact)  # as after another download
     np.testing.assert_array_equal(data.load(name, file, tmp_path / "cache").x, expected.x)

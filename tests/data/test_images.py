@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from files import load_twice, pixels, png, usage_error, write, write_folder
+from files import assert_rows, load_twice, pixels, png, usage_error, write, write_folder
 
 from fedvg_jax import data
 from fedvg_jax.data import images
@@ -22,8 +22,7 @@ def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
     write(tmp_path / "set" / "notes.txt", b"not in a folder of a class")
     reports = []
     got = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
     assert (got.name, got.class_names, got.num_train, reports) == ("set", ("ant", "bee"), 5, [(5, 5)])
     again = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
     assert len(reports) == 1 and isinstance(again.x, np.memmap)

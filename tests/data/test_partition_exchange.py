@@ -61,16 +61,19 @@ def test_parts_with_rows_by_client_number_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ('{"0": [1], "2": [3]}', ["client 1 of 2 is missing"]),
-        ('{"0": [1], "1": 2}', ["must be a list"]),
-        ('{"0": [1], "train": [[2]]}', ["no val"]),
-        ('{"0": [1], "1": [2]', ["not complete JSON"]),
+        ('{"0": [1], "2": [3]}', ["client 1 of 2 is missing", "must hold"]),
+        ('{"0": [1], "1": 2}', ["must be a list", "must hold"]),
+        ('{"0": [1], "train": [[2]]}', ["no val", "must hold"]),
+        ('{"0": [1], "1": [2]', ["not complete JSON", "must hold"]),
+        ("[" * 100_000, ["nested too deeply"]),
+        ("\udcff", ["not complete JSON"]),
+        ('{"train": [[0]], "val": [[99999999999999999999]], "test": [[]]}', ["must be integers"]),
     ],
 )
 def test_damaged_file_is_refused_in_one_line(tmp_path, text, parts):
-    (tmp_path / "a.json").write_text(text)
-    with usage_error(str(tmp_path / "a.json"), *parts, "must hold"):
-        exchange.read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with usage_error(str(tmp_path / "a.json"), *parts):
+        read(tmp_path / "a.json", num_clients=1)
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 cut short", None])

@@ -67,7 +67,8 @@ def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
 
 def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
     changes = [
-        *({"kind": kind} for kind in ("shards", "classes", "group", "iid")),
+        *({"kind": kind} for kind in ("shards", "classes", "group", "iid", "dirichlet")),
+        *({"seed": 1}, {"alpha": 0.4}, {"labels": np.sort(LABELS)}, {"val_ratio": 0.2}),
         {"kind": "shards", "shards_per_client": 3},
         {"kind": "classes", "classes_per_client": 3},
         {"kind": "group", "groups": GROUPS[::-1]},
@@ -183,6 +184,14 @@ def test_groups_may_be_any_integers_or_strings_one_per_row():
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
+        ({"alpha": 0}, ["alpha must be > 0", "0"]),
+        ({"num_clients": 71}, ["71 clients", "10 samples need 710", "700", "fewer clients"]),
+        ({"seed": -1}, ["seed must be 0..4294967295", "-1"]),
+        ({"kind": "dirichle"}, ["one of dirichlet, official", "group", "'dirichle'"]),
+        ({"val_ratio": 1.0}, ["validation ratio must be", "1.0"]),
+        ({"test_ratio": 0.5, "val_ratio": 0.5}, ["0.5 + validation ratio 0.5", "below 1"]),
+        ({"val_ratio": 0.001}, ["0.001", "8 clients", "validation"]),
+        ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
         ({"kind": "group", "groups": None}, ["groups column", "none", "`groups` [T]"]),
         ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
         ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "--min-samples is 17", "fewer"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import RNG, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
+from files import FOUR, RNG, assert_rows, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import exchange
@@ -23,25 +23,8 @@ pytest.importorskip("PIL.Image", reason="images need Pillow")
 def test_stl_10_is_transposed_and_labels_start_at_zero(tmp_path):
     x, y = write_stl(tmp_path / STL.folder)
     got = load_twice("stl10", tmp_path)
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
     assert got.num_train == 3 and got.class_names[8] == "ship"
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "parts"),
-    [
-        ("train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
-        ("train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
-        ("test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
-    ],
-)
-def test_damaged_stl_file_is_named(tmp_path, file, content, parts):
-    write_stl(tmp_path)
-    (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
-    with usage_error(*parts):
-        data.load("stl10", tmp_path, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
 
 
 # --- MedMNIST
@@ -94,9 +77,6 @@ def test_missing_medmnist_file_or_size_is_refused(tmp_path):
 # --- COVID-19
 
 
-FOUR = {"COVID-19": 2, "Normal": 1, "Pneumonia-Bacterial": 1, "Pneumonia-Viral": 2}
-
-
 @pytest.mark.parametrize(("outer", "inner"), [(".", ""), ("Curated X-Ray Dataset", "images")])
 def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, outer, inner):
     _, y = write_folder(tmp_path / "in" / outer, FOUR, inner=inner)
@@ -120,8 +100,7 @@ def test_published_arrays_are_read_as_bytes(tmp_path, first, kind):
     np.save(tmp_path / "in" / "xdata.npy", array.transpose(0, 3, 1, 2) if first else array)
     np.save(tmp_path / "in" / "ydata.npy", y.astype(np.float64)[:, None] if first else y)
     got = load_twice("covid19", tmp_path / "in")
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
 
 
 X = np.zeros((2, 3, 3, 3), np.uint8)
@@ -153,30 +132,33 @@ def test_file_of_malformed_published_arrays_is_named(tmp_path, x, y, parts):
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
     x, y = write_tiny(tmp_path / "in" / TINY.folder)
     got = load_twice("tinyimagenet", tmp_path / "in")
-    np.testing.assert_array_equal(got.x, x)
-    np.testing.assert_array_equal(got.y, y)
+    assert_rows(got, x, y)
     assert got.num_train == 6 and got.class_names == ("boa", "goldfish")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "parts"),
-    [
-        ("wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
-        ("wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
-        ("wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
-        ("train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
-        ("val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
-        ("val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
-    ],
-)
-def test_file_that_contradicts_the_lists_is_named(tmp_path, file, content, parts):
-    write_tiny(tmp_path)
+# --- all readers
+
+
+DAMAGED = [
+    ("stl10", "train_X.bin", bytes(100), ["train_X.bin", "100 bytes", "27648"]),
+    ("stl10", "train_y.bin", bytes([1, 11, 2]), ["train_y.bin", "got 11"]),
+    ("stl10", "test_X.bin", None, ["test_X.bin missing", "stanford.edu"]),
+    ("tinyimagenet", "wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
+    ("tinyimagenet", "wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
+    ("tinyimagenet", "wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
+    ("tinyimagenet", "train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
+    ("tinyimagenet", "val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
+    ("tinyimagenet", "val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "content", "parts"), DAMAGED)
+def test_damaged_file_or_one_that_contradicts_the_lists_is_named(tmp_path, name, file, content, parts):
+    {"stl10": write_stl, "tinyimagenet": write_tiny}[name](tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
     with usage_error(*parts):
-        data.load("tinyimagenet", tmp_path)
-
-
-# --- all readers
+        data.load(name, tmp_path, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("name", [*data.SOURCES, "tfds:mnist"])
@@ -257,8 +239,7 @@ def test_every_format_of_cifar_is_read_with_the_training_set_first(tmp_path, nam
             pack(folder, name, form).rename(tmp_path / "archive" / cifar_stl10.SETS[name].forms[form].archive).parent
         )
     arrays = load_twice(name, folder)
-    np.testing.assert_array_equal(arrays.x, x)
-    np.testing.assert_array_equal(arrays.y, y)
+    assert_rows(arrays, x, y)
     assert arrays.num_train == len(x) - 2 and arrays.class_names == cifar_stl10.SETS[name].class_names
     if packed:  # nothing is unpacked, and the path of the archive is accepted too
         assert len(list(folder.iterdir())) == 1

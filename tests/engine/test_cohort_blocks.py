@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import worlds
+from files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
@@ -147,7 +147,7 @@ def scratch(cohort, size, algorithm="fedavg"):
     image = (40, 40, 3)
     task = tasks.classification(mlp.MLP(10), 10, image)
     net = worlds.world([4] * 100, batch_size=4, cohort_size=cohort, local_epochs=1)
-    net = net._replace(pool=Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y))
+    net = net._replace(pool=fedvg_jax.Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y))
     algorithm, hyper = worlds.algorithm(algorithm), worlds.hyper()
     rule = worlds.weighting("fedvg", algorithm, task, 4)
     step = federated_round.make_round(task, algorithm, rule, executors.lanes(1), local_training.sgd, 100)
@@ -167,27 +167,10 @@ def test_memory_depends_on_the_block_and_not_on_the_cohort():
 # --- what cannot come in blocks
 
 
-def run_config(**changes):
-    return replace(config.Config(clients=4, hold=1), **changes)
-
-
-REFUSED = {
-    "placebo": ({"weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 needs weights"),
-    "fltrust": ({"weighting": "fltrust"}, "use --hold 0 or one of these"),
-    "median": ({"weighting": "uniform", "robust": config.Robust(rule="median")}, "--robust.rule mean"),
-    "negative": ({"hold": -1}, "hold must be >= 0; got -1"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_rules_that_need_all_models_are_refused_in_one_line(name):
-    changes, message = REFUSED[name]
-    with pytest.raises(UsageError) as error:
-        config.check(run_config(**changes))
-    assert message in str(error.value) and "\n" not in str(error.value)
-    if name != "negative":
-        for hold in (0, 2, 3):  # the cohort is one block
-            config.check(run_config(**changes | {"hold": hold}))
+@pytest.mark.parametrize("hold", [0, 2, 3])
+def test_rules_that_need_all_models_work_on_a_cohort_in_one_block(hold):
+    for weighting, rule in (("permuted(fedvg)", "mean"), ("fltrust", "mean"), ("uniform", "median")):
+        config.check(config.Config(clients=4, hold=hold, weighting=weighting, robust=config.Robust(rule=rule)))
 
 
 @pytest.mark.parametrize("name", config.WEIGHTINGS)
@@ -201,12 +184,8 @@ def test_streamable_names_are_the_rules_with_terms(name):
 def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
     step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
-    with pytest.raises(UsageError, match="this weighting has no terms"):
+    with pytest.raises(fedvg_jax.UsageError, match="this weighting has no terms"):
         jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
-
-
-def of_terms(*terms):
-    return basic.samples()._replace(terms=terms)
 
 
 WHOLE = basic.samples().terms[0]
@@ -219,9 +198,8 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
     terms, message = WRONG[mistake]
-    with pytest.raises(UsageError) as error:
-        contracts.check_terms(of_terms(*terms), TASK, world().data(), worlds.hyper())
-    assert message in str(error.value) and "\n" not in str(error.value)
+    with usage_error(message):
+        contracts.check_terms(basic.samples()._replace(terms=terms), TASK, world().data(), worlds.hyper())
 
 
 # --- runs
@@ -238,7 +216,7 @@ def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
 def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
     """Its records list exactly the clients of the cohort, with the weights n_k / n."""
     settings = config.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, weighting="samples")
-    settings = replace(settings, hold=2, lanes="1", cache_dir=tmp_path / "cache", out=tmp_path / "run")
+    settings = replace(settings, hold=2, lanes="1", model="linear", out=tmp_path / "run")
     fedvg_jax.run(settings, data=worlds.images(120))
     records = history.read(tmp_path / "run")
     assert [len(set(record["clients"])) for record in records] == [5, 5]

@@ -13,7 +13,6 @@ from cases import naming
 import fedvg_jax
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Data, Task, Variables
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.weightings import family
@@ -26,7 +25,7 @@ def loss(params, stats, batch, mask, train):
     return squares.sum() / len(batch), stats
 
 
-TASK = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
+TASK = fedvg_jax.Task(lambda key: fedvg_jax.Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
 SETTINGS = {"seed": 0, "cohort_size": 2, "local_epochs": (2, 2), "batch_size": 2, "num_lanes": 1, "capacity": 4}
 
 
@@ -36,7 +35,7 @@ def one_round(lr, as_array):
     step = federated_round.make_round(TASK, fedavg(), rule, executors.lanes(1), local_training.sgd, num_clients=2)
     hyper = {"lr": lr, "eps": 1e-8}
     state = federated_round.init_state(TASK, fedavg(), 2, jax.random.key(0), hyper)
-    data = Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
+    data = fedvg_jax.Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
     schedule = schedules.make(0, ROWS, **SETTINGS)
     state, schedule, data = jax.tree.map(as_array, (state, schedule, data))
     state, metrics = step(state, schedule, data, hyper)

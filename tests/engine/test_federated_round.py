@@ -153,11 +153,10 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
 
 
 @pytest.fixture(scope="module")
-def poisoned(tmp_path_factory):
+def poisoned():
     """Two rounds on images of four pixels; the loss is NaN on a white one, on which one client of the first round
     trains."""
-    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9)
-    settings = replace(settings, cache_dir=tmp_path_factory.mktemp("cache"))
+    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9, model="linear")
     arrays = user_data.as_arrays(worlds.images(120))
     parts = population.make_partition(settings, arrays)
     who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
@@ -211,12 +210,12 @@ def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
     assert np.isfinite(records[1]["test_loss"])
 
 
-def test_rounds_without_present_clients_give_one_warning_and_a_count(tmp_path):
+def test_rounds_without_present_clients_give_one_warning_and_a_count():
     rng, lines = np.random.default_rng(0), []
     x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
     parts = tuple(np.split(np.arange(*part), 3) for part in ((0, 30), (30, 45), (45, 60)))
-    settings = Config(clients=3, join_ratio=1.0, rounds=3, local_epochs=1, lanes="1", cache_dir=tmp_path, eval_every=9)
-    settings = replace(settings, weighting="samples", nonfinite="skip")
+    settings = Config(clients=3, join_ratio=1.0, rounds=3, local_epochs=1, lanes="1", eval_every=9)
+    settings = replace(settings, weighting="samples", nonfinite="skip", model="linear")
     sim = build.simulation(settings, data=(x, y), partition=parts)
     pool = sim.data.pool._replace(x=jnp.full_like(sim.data.pool.x, jnp.nan))  # data with NaN are refused
     sim = sim._replace(data=sim.data._replace(pool=pool))
@@ -353,12 +352,6 @@ def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
     plain, mean = moved("fedavg", aggregate=median), moved("fedavg")
     worlds.assert_close(moved("fedavgm", aggregate=median), tree.scale(1.9, plain), 1e-12)
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (plain, mean)), strict=True))
-
-
-def test_elastic_on_running_statistics_is_refused_without_a_sensitivity_for_them():
-    with pytest.raises(UsageError, match=r"elastic\.sensitivity"):
-        config.check(Config(algorithm="elastic", server_stats="official"))
-    config.check(Config(algorithm="elastic", server_stats="official", elastic=config.Elastic(sensitivity="official")))
 
 
 def test_running_statistics_are_averaged_or_take_the_server_step(x64):

@@ -1,5 +1,7 @@
 """Sequences of characters through the engine, against the NumPy oracle and a Python loop."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,11 +10,13 @@ import oracle
 import pytest
 import worlds
 
+import fedvg_jax as fv
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import evaluate
 from fedvg_jax.models import gru
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
+from fedvg_jax.runs import registry
 
 C, L = worlds.CLASSES, 4
 
@@ -38,13 +42,9 @@ def bigram_logits(params, stats, x, train):
     return outputs, (embed_backward, classifier), stats
 
 
-def with_rows(x, y):
-    """Returns the small world with other rows."""
-    return worlds.small()._replace(pool=Batch(x, y))
-
-
 SIZE, RNG = len(worlds.small().pool.y), np.random.default_rng(5)
-SEQUENCES = with_rows(RNG.integers(0, C, (SIZE, L), np.int32), RNG.integers(0, C, (SIZE, L), np.int32))
+SEQUENCES = worlds.small()._replace(pool=Batch(*RNG.integers(0, C, (2, SIZE, L), np.int32)))
+"""The small world with other rows."""
 BIGRAM = tasks.next_character(Bigram(), C, L)
 
 
@@ -110,3 +110,20 @@ def test_gru_equals_its_equations_in_numpy(x64):
         outputs.append(state @ p["classifier/kernel"] + p["classifier/bias"])
     predicted = worlds.jit(GRU.predict)(*variables, Batch(x, x))
     np.testing.assert_allclose(predicted, np.stack(outputs, 1), rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_on_texts_records_accuracy_per_character(tmp_path, monkeypatch):
+    """Of two short texts with 21 rows each, of which 5 are for test."""
+    rng = np.random.default_rng(0)
+    for author in ("first", "second"):
+        (tmp_path / f"{author}.txt").write_text("".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8")
+    small = functools.partial(gru.GRU, width=2, hidden=3)
+    monkeypatch.setitem(registry.MODELS, "gru", registry.Model(small, gru.blocks))
+    settings = {"dataset": "text", "data_dir": tmp_path, "model": "gru", "partition": "group", "rounds": 1}
+    settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
+    settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.2}}
+    record = fv.run(fv.Config(**settings, record="client_accuracy, confusion")).records[-1]
+    confusion = np.array(record["test_confusion"])
+    assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64
+    assert record["test_accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
+    assert np.array(record["client_accuracy"]).shape == (2,) and 0 < np.min(record["client_accuracy"]) < 1

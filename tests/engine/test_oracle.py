@@ -1,7 +1,5 @@
 """The engine against the NumPy oracle, for every algorithm, weighting and way of scoring."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,15 +29,15 @@ RULES = [("samples", scoring()), ("uniform", scoring()), *BY_TENSOR]
 """Two of them are those of the algorithms' own papers."""
 USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
 """The algorithms whose server uses weights; each tensor needs its own. The others use the weighted mean alone."""
+MODES = config.SETTINGS["fedvg.mode"].names
 WITH_FEDAVG = [
-    *(
-        ("fedvg", scoring(*parts))
-        for parts in itertools.product(norms.BY_NAME, groups.BY_NAME, config.SETTINGS["fedvg.mode"].names)
-    ),
+    *(("fedvg", scoring(norm, "layerwise")) for norm in norms.BY_NAME if norm != "l1"),
+    *(("fedvg", scoring("l1", granularity, mode)) for granularity in groups.BY_NAME for mode in MODES),
     ("uniform", scoring()),
     ("uniform+samples", scoring()),
     ("fedvg+uniform", scoring("l2", "layerwise", "eval")),
 ]
+"""A granularity takes the norms of the tensors as numbers, whichever norm or mode they are of."""
 
 
 def make(algorithm):

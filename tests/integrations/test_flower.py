@@ -2,6 +2,9 @@
 
 import importlib
 import importlib.util
+import json
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import one_round
@@ -13,7 +16,7 @@ from fedvg_jax.core.types import UsageError
 
 flwr = pytest.importorskip("flwr", reason="needs the extra flower")
 
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.serverapp import Grid  # noqa: E402
 from flwr.serverapp import strategy as strategies  # noqa: E402
 
@@ -25,11 +28,11 @@ NODES = [11, 22, 33, 44]
 class LocalGrid(Grid):
     """Answers every message at once, by a function (node, message) -> reply."""
 
-    def __init__(self, answer):
-        self.answer = answer
+    def __init__(self, answer, nodes=NODES):
+        self.answer, self.nodes = answer, nodes
 
     def get_node_ids(self):
-        return NODES
+        return self.nodes
 
     def send_and_receive(self, messages, *, timeout=None):
         return [self.answer(message.metadata.dst_node_id, message) for message in messages]
@@ -204,3 +207,32 @@ def test_reply_without_its_number_of_examples_is_refused():
         one_round_of(strategy, lambda node, message: reply(message, QUADRATIC, **{"num-examples": 2.7}))
     with pytest.raises(UsageError, match="node 11 replied with num-examples None; expected its number"):
         one_round_of(strategy, lambda node, message: reply(message, QUADRATIC, loss=1.0))
+
+
+@pytest.mark.parametrize("strategy", ["fedvg", "fedavg"])
+def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeypatch):
+    """Its two apps with the settings of its pyproject.toml, in this process."""
+    pytest.importorskip("torch", reason="the clients of the example are those of PyTorch")
+    folder = Path(__file__).parents[2] / "examples" / "flower_digits"
+    monkeypatch.syspath_prepend(str(folder))
+    described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    changes = {"strategy": strategy, "num-server-rounds": 5, "results": str(tmp_path / "results.json")}
+    client, server = (
+        importlib.import_module(described["components"][name].partition(":")[0]).app
+        for name in ("clientapp", "serverapp")
+    )
+
+    def context(node, **config):
+        return Context(1, node, config, RecordDict(), described["config"] | changes)
+
+    def answer(node, message):
+        made = client(message, context(node, **{"partition-id": node - 1}))
+        made.metadata.__dict__["_src_node_id"] = node
+        return made
+
+    server(LocalGrid(answer, list(range(1, 11))), context(0))
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert len(result["accuracy"]) == 6 and result["accuracy"][0] < 0.2 and result["accuracy"][-1] > 0.6
+    if strategy == "fedvg":
+        weights = np.array(result["weights"])
+        assert weights.shape == (5, 10) and np.allclose(weights.sum(1), 1, atol=1e-5) and weights.std() > 0.001

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import worlds
+from files import one_line
 from flax import nnx
 
 import fedvg_jax
@@ -245,9 +246,8 @@ def linen(*layers, **options):
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_module_that_cannot_be_a_task_is_refused_in_one_line(message):
-    with pytest.raises(UsageError, match=message) as error:
+    with one_line(message):
         REFUSED[message]()
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +298,6 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_an_error_of_a_module_or_loss_is_one_line(mistake):
     arguments, message = MISTAKES[mistake]
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError) as error:  # jax adds notes
         made(**arguments)
     assert message in str(error.value) and "\n" not in str(error.value)

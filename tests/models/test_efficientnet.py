@@ -6,9 +6,8 @@ import zlib
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config
+import fedvg_jax as fv
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch
 from fedvg_jax.models import efficientnet, pretrained
 from fedvg_jax.runs import registry
 
@@ -22,7 +21,7 @@ RECORDED = {
 
 
 def make_task(norm="batch"):
-    return registry.named_task(Config(model=MODEL, norm=norm), (32, 32, 3), 10)
+    return registry.named_task(fv.Config(model=MODEL, norm=norm), (32, 32, 3), 10)
 
 
 @functools.cache
@@ -52,7 +51,7 @@ def seeded_file(path):
 def test_outputs_equal_those_recorded_from_pytorch(tmp_path):
     variables = pretrained.load(seeded_file(tmp_path / "lite0.safetensors"), shapes(), MODEL, head=True)
     x = np.random.default_rng(32).normal(size=(2, 32, 32, 3)).astype(np.float32)
-    batch, mask = Batch(x, np.zeros(2, np.int32)), np.ones(2, bool)
+    batch, mask = fv.Batch(x, np.zeros(2, np.int32)), np.ones(2, bool)
     forward = jax.jit(lambda variables: make_task().forward(*variables, batch, mask, False))
     (_, logits, features), _ = forward(variables)
     np.testing.assert_allclose(logits[:, [0, 3, 9]], RECORDED["logits"], atol=1e-4)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import worlds
 
+import fedvg_jax as fv
 from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import Config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch
+from fedvg_jax.models import resnet, vit
 from fedvg_jax.models import task as tasks
+from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.mlp import MLP
 from fedvg_jax.runs import registry
 
@@ -22,38 +23,59 @@ every_small_model = pytest.mark.parametrize("name", SMALL)
 
 
 def make(name, shape=CIFAR, classes=10, conv="gemm"):
-    return registry.named_task(Config(model=name, conv=conv), shape, classes)
+    return registry.named_task(fv.Config(model=name, conv=conv), shape, classes)
+
+
+NARROW = {
+    "resnet": (resnet.ResNet(3, (1, 1), width=4), (9, 12, 3)),
+    "resnet, group norm, cifar stem": (resnet.ResNet(3, (1,), width=48, norm="group", stem="cifar"), (9, 12, 3)),
+    "vit": (vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8), (6, 9, 3)),
+}
+"""Narrower networks than those with a name, and their images."""
+
+
+def task_of(name, image, conv="gemm"):
+    """The task of a network with three classes."""
+    if name in NARROW:
+        return rewrite.fast_task(tasks.classification(NARROW[name][0], 3, image), conv)
+    return make(name, image, 3, conv)
 
 
 @functools.cache
-def with_smallest_images(name):
-    """The model's task on the smallest images it takes, and a batch of six with two rows of padding."""
-    side, rng = NETWORKS[name].smallest, np.random.default_rng(0)
-    x = jnp.asarray(rng.integers(0, 256, (6, side, side, 2), np.uint8))
-    return make(name, x.shape[1:], 3), Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
+def with_small_images(name):
+    """The task on small images, of a named model the smallest it takes, and a batch of six with two rows of padding."""
+    image = NARROW[name][1] if name in NARROW else (NETWORKS[name].smallest, NETWORKS[name].smallest, 2)
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, *image), np.uint8))
+    return task_of(name, image), fv.Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
 
 
 @functools.cache
 def model_variables(name):
     """Returns the model's arrays in double precision."""
-    return worlds.variables(task=with_smallest_images(name)[0])
+    return worlds.random_variables(with_small_images(name)[0])
 
 
 @functools.cache
 def train_step(name, conv):
     """Returns (batch, mask) -> ((loss, statistics), gradients), in double precision and NumPy."""
-    _, batch, _ = with_smallest_images(name)
+    _, batch, _ = with_small_images(name)
     params, stats = model_variables(name)
-    loss = make(name, batch.x.shape[1:], 3, conv).loss
+    loss = task_of(name, batch.x.shape[1:], conv).loss
     run = worlds.jit(lambda batch, mask: jax.value_and_grad(loss, has_aux=True)(params, stats, batch, mask, True))
-    return lambda *arguments: jax.device_get(run(*arguments))
+
+    def step(*arguments):
+        with jax.numpy_dtype_promotion("standard"):  # as in a run: a ViT resizes its images in float32
+            return jax.device_get(run(*arguments))
+
+    return step
 
 
-@pytest.fixture(params=["lenet5", "cnn"])
+@pytest.fixture(params=["lenet5", "cnn", *NARROW])
 def trained(request, x64):
     """Returns (batch, mask, train step, statistics before it) of one model."""
-    _, batch, mask = with_smallest_images(request.param)
-    return batch, mask, train_step(request.param, "planes"), model_variables(request.param).stats
+    _, batch, mask = with_small_images(request.param)
+    conv = "lax" if request.param in NARROW else "planes"
+    return batch, mask, train_step(request.param, conv), model_variables(request.param).stats
 
 
 def test_dense_and_convolution_have_torch_s_initialisation():
@@ -70,7 +92,7 @@ def test_dense_and_convolution_have_torch_s_initialisation():
 
 def test_padded_rows_change_neither_loss_nor_gradients(trained):
     batch, mask, run, _ = trained
-    other = Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
+    other = fv.Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
     jax.tree.map(np.testing.assert_array_equal, run(other, mask), run(batch, mask))
 
 
@@ -105,7 +127,7 @@ def test_small_model_has_the_reference_code_s_two_blocks(name):
 @pytest.mark.parametrize(("name", "conv"), [("lenet5", "planes"), ("tinycnn", "gemm")])
 def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name, conv):
     """gemm with one model: `test_conv.py` compares it with XLA's convolution in every case."""
-    _, batch, mask = with_smallest_images(name)
+    _, batch, mask = with_small_images(name)
     worlds.assert_close(train_step(name, conv)(batch, mask), train_step(name, "lax")(batch, mask), 1e-9)
 
 
@@ -114,7 +136,7 @@ def test_mlp_without_hidden_layers_is_logistic_regression(x64):
     task, rng = tasks.classification(MLP(3, ()), 3, (2, 2, 1)), np.random.default_rng(0)
     x, kernel, bias = rng.integers(0, 256, (5, 2, 2, 1), np.uint8), rng.normal(size=(4, 3)), rng.normal(size=3)
     params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
-    actual = task.predict(params, {}, Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
+    actual = task.predict(params, {}, fv.Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
     np.testing.assert_allclose(actual, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
 
 
@@ -122,7 +144,7 @@ def test_scores_of_the_linear_head_are_x_times_w_transposed_plus_b():
     task = make("linear", (5,), 3)
     variables, x = task.init(jax.random.key(0)), np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     head = jax.tree.map(np.asarray, variables.params["classifier"])
-    scores = task.predict(*variables, Batch(x, np.zeros(4, np.int32)))
+    scores = task.predict(*variables, fv.Batch(x, np.zeros(4, np.int32)))
     np.testing.assert_allclose(scores, x @ head["weight"].T + head["bias"], rtol=1e-5, atol=1e-6)
 
 
@@ -156,8 +178,8 @@ def test_labels_of_a_small_dtype_are_counted_as_those_of_int32():
     variables = worlds.jit(task.init)(jax.random.key(0))
     labels, mask = jnp.array([0, 1, 2, 127, 7]), jnp.array([True, True, True, True, False])
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1), np.uint8))
-    sums = worlds.jit(task.measure)(*variables, Batch(x, labels.astype(jnp.int8)), mask)
-    predicted = jnp.argmax(task.predict(*variables, Batch(x, labels)), -1)
+    sums = worlds.jit(task.measure)(*variables, fv.Batch(x, labels.astype(jnp.int8)), mask)
+    predicted = jnp.argmax(task.predict(*variables, fv.Batch(x, labels)), -1)
     expected = np.zeros((count, count), int)
     np.add.at(expected, (labels[:4], predicted[:4]), 1)
     np.testing.assert_array_equal(sums["confusion"].reshape(count, count), expected)
@@ -170,7 +192,7 @@ def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix(monkeypat
     mask = jnp.arange(30) < 28
     task = tasks.classification(MLP(7, hidden=()), 7, (6,))
     variables = worlds.jit(task.init)(jax.random.key(0))
-    arguments = *variables, Batch(jnp.asarray(x), jnp.asarray(y)), mask
+    arguments = *variables, fv.Batch(jnp.asarray(x), jnp.asarray(y)), mask
     by_matrix = tasks.metrics(jax.device_get(worlds.jit(task.measure)(*arguments)))
     monkeypatch.setattr(tasks, "MOST_COUNTED", 6)
     sums = worlds.jit(tasks.classification(MLP(7, hidden=()), 7, (6,)).measure)(*arguments)

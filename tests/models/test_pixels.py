@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import worlds
 
-from fedvg_jax.config import Config
-from fedvg_jax.core.types import Batch
+import fedvg_jax as fv
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.models import pixels
@@ -141,11 +140,9 @@ def test_only_training_minibatches_are_augmented_once_each():
 
 def test_statistics_of_the_settings_reach_the_model():
     """Under half, uint8 pixels are x / 127.5 - 1; inputs of other dtypes are taken as they are under none."""
-    plain, half = (registry.named_task(Config(normalise=name), (2, 2, 1), 2) for name in ("none", "half"))
-    shapes = jax.eval_shape(plain.init, jax.random.key(0)).params
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), shapes)
-    x, y = rng.integers(0, 256, (3, 2, 2, 1), np.uint8), jnp.zeros(3, jnp.int32)
-    actual = half.predict(params, {}, Batch(jnp.asarray(x), y))
-    expected = plain.predict(params, {}, Batch(jnp.asarray(x / 127.5 - 1, jnp.float32), y))
+    plain, half = (registry.named_task(fv.Config(normalise=name), (2, 2, 1), 2) for name in ("none", "half"))
+    params, _ = worlds.random_variables(plain)
+    x, y = np.random.default_rng(0).integers(0, 256, (3, 2, 2, 1), np.uint8), jnp.zeros(3, jnp.int32)
+    actual = half.predict(params, {}, fv.Batch(jnp.asarray(x), y))
+    expected = plain.predict(params, {}, fv.Batch(jnp.asarray(x / 127.5 - 1, jnp.float32), y))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import worlds
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch, Variables
+from fedvg_jax.core.types import Batch
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
@@ -31,25 +31,6 @@ def batch(image, n=6, seed=0) -> Batch:
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 256, (n, *image), np.uint8), rng.integers(0, 3, n)
     return Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32))
-
-
-def random_variables(task) -> Variables:
-    """Returns random arrays of the model's shapes, with positive scales and variances; nothing is compiled."""
-    rng = np.random.default_rng(1)
-    with jax.enable_x64(False):
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
-    values = [
-        1 + rng.uniform(0, 0.3, leaf.shape) if leaf.ndim == 1 else rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5
-        for leaf in jax.tree.leaves(shapes)
-    ]
-    return jax.tree.structure(shapes).unflatten([jnp.asarray(value, float) for value in values])
-
-
-def trainer(task):
-    """Returns (batch, mask) -> ((loss, statistics), gradients) of a training step."""
-    variables = random_variables(task)
-    run = worlds.jit(lambda batch, mask: jax.value_and_grad(task.loss, has_aux=True)(*variables, batch, mask, True))
-    return lambda *arguments: jax.device_get(run(*arguments))
 
 
 def paths(model, classes=10):
@@ -101,21 +82,9 @@ def test_initialisation_is_torchvision_s():
 # --- laws
 
 
-@pytest.mark.parametrize("kind", ["basic", "group norm, cifar stem"])
-def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(kind):
-    image = (9, 12, 3)
-    task, rows, mask = make(image, **SMALL[kind]), batch(image), jnp.arange(6) < 4
-    other, run = Batch(rows.x.at[4:].set(255), rows.y.at[4:].set(2)), trainer(task)
-    actual = run(rows, mask)
-    jax.tree.map(np.testing.assert_array_equal, run(other, mask), actual)
-    (_, stats), grads = actual
-    assert all(leaf.any() for leaf in jax.tree.leaves(grads))
-    assert (stats == {}) == (SMALL[kind].get("norm") == "group")
-
-
 def test_grayscale_equals_three_equal_channels():
     task, gray = make((9, 12, 1), depths=(1,)), batch((9, 12, 1))
-    variables = random_variables(task)
+    variables = worlds.random_variables(task)
     assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
     both = gray, Batch(jnp.repeat(gray.x, 3, -1), gray.y)
     np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())

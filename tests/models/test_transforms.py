@@ -9,10 +9,11 @@ import programs
 import pytest
 import worlds
 
-from fedvg_jax.core.types import Batch
+from fedvg_jax.core.types import Batch, Data, Report
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models import transforms
 from fedvg_jax.models.mlp import MLP
+from fedvg_jax.weightings import signals
 
 WHOLE = tasks.classification(MLP(3, (5,)), 3, (2, 2, 3))
 """Any model in which no row depends on another."""
@@ -76,6 +77,14 @@ def test_derivatives_equal_those_of_the_whole_minibatch(model, name):
         model.params
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected)
+
+
+def test_groups_that_are_scored_as_one_batch_pass_through_microbatches(model):
+    groups = jnp.array([[0, 1, 2], [3, 4, -1], [-1, -1, -1]], jnp.int32)
+    report, data = Report(model, jnp.int32(1), model.params), Data(BATCH, groups, groups, groups)
+    measures = [signals.validation_gradient(by_microbatches(2), True, groups_per_pass) for groups_per_pass in (1, 3)]
+    single, wide = worlds.jit(lambda *given: [measure({}, *given) for measure in measures])(report, data)
+    worlds.assert_close(wide, single, 1e-12)
 
 
 def test_float_images_keep_their_gradient(model):

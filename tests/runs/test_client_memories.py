@@ -32,14 +32,13 @@ LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run():
     """(layout, settings) -> (history, the states after each round, on the host)."""
-    cache, algorithm = tmp_path_factory.mktemp("cache"), worlds.full_algorithm()
 
     def run(layout, callbacks=True, **changes):
         states = []
         memories = "host" if layout.startswith("host") else "device"
-        config = replace(SETTINGS, cache_dir=cache, memories=memories, **changes)
+        config = replace(SETTINGS, memories=memories, **changes)
 
         def keep(record, state):
             states.append(checkpoint.to_host(state))
@@ -47,7 +46,7 @@ def run(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in LAYOUTS[layout].items():
                 patch.setattr(client_memories, name, value)
-            given = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+            given = {"data": linear.data(), "task": linear.TASK, "algorithm": worlds.full_algorithm()}
             history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
         return history, states
 

@@ -89,19 +89,3 @@ def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
     monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * client_bytes)
     assert {len(clients) for clients, _ in client_models._pieces(sim, 0, is_finetuned=True)} == {3}
     assert recorded(run(method="ditto")) == recorded(of_ditto())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"record": "personal_accuracy"},
-            "of the clients' own models, and all have the global one; use --method ditto",
-        ),
-        ({"record": "finetuned_accuracy", "split": "global"}, "record finetuned_accuracy needs test rows of every"),
-        ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs must be"),
-    ],
-)
-def test_settings_that_cannot_work_are_one_line(settings, message):
-    with pytest.raises(fv.UsageError, match=message):
-        fv.run(config.Config(clients=4, rounds=1, **settings))

@@ -3,15 +3,10 @@
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax.models import MLP, classification
 
 PARAMS = 64 * 10 + 10  # logistic regression on 8 x 8 digits
 THETA = 4 * PARAMS
 TENSORS = 2
-
-
-def linear():
-    return classification(MLP(10, hidden=()), 10, (8, 8, 1))
 
 
 @pytest.mark.parametrize(
@@ -24,13 +19,13 @@ def linear():
     ],
 )
 def test_bytes_of_a_client_equal_those_counted_by_hand(algorithm, down, up):
-    sim = fv.simulation(fv.Config(algorithm=algorithm, clients=4), task=linear())
+    sim = fv.simulation(fv.Config(algorithm=algorithm, clients=4, model="linear"))
     assert sim.traffic == (down, up, 0, 0)
 
 
 def test_dropped_clients_receive_and_do_not_send():
-    config = fv.Config(clients=8, join_ratio=1.0, rounds=6, dropout=0.4, local_epochs=1, weighting="samples")
-    found = fv.run(config, task=linear())
+    config = fv.Config(clients=8, join_ratio=1.0, rounds=6, dropout=0.4, weighting="samples", model="linear")
+    found = fv.run(config)
     assert any("dropped" in record for record in found.records)
     for record in found.records:
         assert record["bytes_down"] == 8 * THETA

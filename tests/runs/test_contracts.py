@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import linear
 import numpy as np
 import optax
-import programs
 import pytest
 import worlds
 from files import usage_error
@@ -221,8 +220,8 @@ def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
         fedvg_jax.run(settings, data=(x, y), task=task)
 
 
-def test_one_client_a_round_draws_a_warning(small, caplog, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_one_client_a_round_draws_a_warning(small, caplog):
     settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
     fedvg_jax.run(settings, **small)
     assert "one client a round: every weighting gives it the weight 1" in caplog.text
@@ -271,12 +270,6 @@ def test_negative_losses_have_no_weights_by_validation_loss():
 
 
 # --- a user's metric, and tables
-
-
-@pytest.mark.parametrize("name", ["weights", "test_mine"])
-def test_a_metric_with_a_name_of_the_history_is_refused(name):
-    with pytest.raises(UsageError, match=f"metric '{name}' would hide the history's own"):
-        fedvg_jax.run(metrics={name: lambda model, data: 0})
 
 
 def evaluated(metric):

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_sweeps import base_config
+from small_sweeps import BASE
 
 import fedvg_jax
 from fedvg_jax.core.types import Variables
@@ -65,7 +65,7 @@ def test_records_end_with_the_round_in_which_the_loss_explodes():
 
 def test_a_run_whose_loss_explodes_is_marked_as_diverged(tmp_path):
     """At this rate the model ends constant, after a first round with a loss of 4e9; everything stays finite."""
-    config = dataclasses.replace(base_config(tmp_path / "cache"), rounds=6, lr=30.0, eval_every=6)
+    config = dataclasses.replace(BASE, rounds=6, lr=30.0, eval_every=6)
     whole = fedvg_jax.run(dataclasses.replace(config, nonfinite="skip"))
     assert not any("diverged" in record for record in whole.records) and whole.records[-1]["train_loss"] < 100
     with pytest.raises(fedvg_jax.DivergedError, match="round 1: the training loss") as caught:

@@ -25,17 +25,12 @@ DATA = linear.data()
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def run(cache):
+def run():
     """(devices, settings) -> (history, the states after each round as they are stored, the last state)."""
 
     def run(devices, callbacks=True, **changes):
         states, last = [], []
-        config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
+        config = replace(SETTINGS, devices=str(devices), **changes)
 
         def keep(record, state):
             states.append(client_memories.save(state, config.clients))
@@ -66,20 +61,20 @@ def rows_held(state):
     return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
 
 
-def test_devices_that_divide_the_memories_give_the_run_of_one(run, cache):
+def test_devices_that_divide_the_memories_give_the_run_of_one(run):
     found = run(3)
     assert_equal_runs(found, run(1))
-    assert rows_held(found[2]) == rows_held(simulated(cache).state) == {8}, "also before the first round"
+    assert rows_held(found[2]) == rows_held(simulated().state) == {8}, "also before the first round"
 
 
-def simulated(cache, devices=3, **changes):
-    config = replace(SETTINGS, cache_dir=cache, devices=str(devices), **changes)
+def simulated(devices=3, **changes):
+    config = replace(SETTINGS, devices=str(devices), **changes)
     return simulation.simulation(config, data=DATA, task=linear.TASK, algorithm=worlds.full_algorithm())
 
 
-def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others(cache):
+def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     """A chunk of three rounds of four clients has 12 rows or more."""
-    sim = simulated(cache, memories="host")
+    sim = simulated(memories="host")
     placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
     clients, _ = client_memories.number_rows(placement, chunk)
     store = client_memories.open_store(placement, sim.config, sim.state)
@@ -96,9 +91,9 @@ def exchanged_bytes(sim):
     return sum(kernel.bytes for kernel in kernels), exchanged.of_round(text)[1]
 
 
-def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number(cache):
+def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
     """The memory of a client has 3 + 1 + 1 + 3 numbers; a round takes four of them, and gathers four new ones."""
-    few, many = (exchanged_bytes(simulated(cache, clients=n, join_ratio=4 / n)) for n in (10, 20))
+    few, many = (exchanged_bytes(simulated(clients=n, join_ratio=4 / n)) for n in (10, 20))
     assert few == many
     of_cohort = 4 * 4 * 8
     assert of_cohort <= few[1]["all-reduce"] < 3 * of_cohort and few[1]["all-gather"] <= 2 * of_cohort

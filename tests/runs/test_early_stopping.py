@@ -54,7 +54,7 @@ def test_patience_counts_evaluations_without_a_better_value(losses, patience, ro
     assert ended[:1] == ([] if rounds is None else [rounds])
 
 
-def test_a_run_that_ended_early_is_finished(whole, tmp_path):
+def test_a_run_that_ended_early_is_finished_and_goes_on_without_its_target(whole, tmp_path):
     config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
     first = fv.run(config)
     assert verification.check(config.out).misfits == []
@@ -63,12 +63,7 @@ def test_a_run_that_ended_early_is_finished(whole, tmp_path):
     assert timeless(again.records) == timeless(first.records)
     assert (config.out / "summary.json").read_bytes() == written
     jax.tree.map(np.testing.assert_array_equal, again.variables, first.variables)
-    assert sweep_folder.is_finished(config.out, config)
-
-
-def test_a_run_that_ended_early_goes_on_without_its_target(whole, tmp_path):
-    config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
-    assert len(fv.run(config).records) < CONFIG.rounds
+    assert sweep_folder.is_finished(config.out, config) and len(first.records) < CONFIG.rounds
     longer = fv.run(dataclasses.replace(config, stop_at="", resume=str(config.out)))
     assert timeless(longer.records) == timeless(whole.records)
     assert longer.summary["stopped_early"] is None
@@ -78,14 +73,3 @@ def test_a_run_that_ended_early_goes_on_without_its_target(whole, tmp_path):
 def test_the_command_line_takes_a_metric_and_a_value(words):
     assert parse([*words, "--lr", "0.1"], "sim") == {"stop_at": "val_accuracy 0.9", "lr": 0.1}
     assert split_flags([*words, "--lr", "0.1"])["stop_at"] == ["val_accuracy 0.9"]
-
-
-@pytest.mark.parametrize("text", ["accuracy 0.9", "val_accuracy", "val_loss nan"])
-def test_a_target_without_metric_or_number_is_refused(text):
-    with pytest.raises(fv.UsageError, match=r"stop_at must be a metric of D_val and a number, such as"):
-        fv.run(fv.Config(stop_at=text))
-
-
-def test_a_metric_that_is_not_measured_is_refused_before_the_first_round():
-    with pytest.raises(fv.UsageError, match=r"stop_at val_auc is not measured by this task; use one of val_loss"):
-        fv.simulation(fv.Config(stop_at="val_auc 0.9"))

@@ -34,7 +34,7 @@ def images(tmp_path):
 
 def call(source, out, *flags):
     flags = ["--dataset", "npz", "--data-dir", str(source), "--out", str(out), *flags]
-    return prepare.main(["features", "--model", "tinycnn", "--cache-dir", str(out.parent / "cache"), *flags])
+    return prepare.main(["features", "--model", "tinycnn", *flags])
 
 
 def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(images, tmp_path):

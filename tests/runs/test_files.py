@@ -214,15 +214,17 @@ run_and_exit(command)
 def test_signals_in_a_burst_change_neither_line_nor_exit_code(merged, line):
     """One that comes later, while results are printed, ends the process at once."""
     with started([sys.executable, "-c", ANSWERED.format(merged=merged)]) as process:
-        assert process.communicate(timeout=60) == ("stopped\n", line) and process.returncode == 143
+        assert process.communicate(timeout=240) == ("stopped\n", line) and process.returncode == 143
 
 
 UNSAVED = """
 import time
 from fedvg_jax.runs import stop_signals
 stop_signals.GRACE = 0.1
-with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals(lambda: False):
+with stop_signals.end_at_once(lambda: "bye"), stop_signals.catch_signals(lambda: False) as requests:
     print("ready", flush=True)
+    while not requests.stop:
+        time.sleep(0.01)
     time.sleep(1)
 """
 
@@ -231,7 +233,7 @@ def test_a_stop_signal_waits_for_unsaved_rounds():
     with started([sys.executable, "-c", UNSAVED]) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
 
 
 # --- JSON from files

@@ -1,6 +1,7 @@
 """A run whose rows stay on the host gives the history of one whose rows are all on the devices, bit for bit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -39,11 +40,9 @@ def small_pieces(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(images, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-
+def run(images):
     def run(task=TASK, **changes):
-        return fv.run(replace(SETTINGS, cache_dir=cache, **changes), data=images, task=task)
+        return fv.run(replace(SETTINGS, **changes), data=images, task=task)
 
     return run
 
@@ -53,13 +52,13 @@ def whole(run):
     return run(pool="device")
 
 
-def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, tmp_path, monkeypatch):
+def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, monkeypatch):
     """Of two devices that train on single minibatches, where the probe's rows are further ones."""
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
 
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
-        settings = replace(settings, cache_dir=tmp_path, record="", devices="2")
+        settings = replace(settings, record="", devices="2")
         return fv.simulation(settings, data=images, task=TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
@@ -115,17 +114,18 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
 # --- files read in place
 
 
-def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images):
+def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images, monkeypatch):
     np.save(tmp_path / "x.npy", images[0])
     np.save(tmp_path / "y.npy", images[1])
     arrays = datasets.load("npz", tmp_path, tmp_path / "cache")
     assert isinstance(arrays.x.base, np.memmap) and not (tmp_path / "cache").exists()
     assert np.array_equal(arrays.x, images[0]) and np.array_equal(arrays.y, images[1])
     assert arrays.class_names == ("0", "1", "2") and arrays.num_train == 200
-    np.save(tmp_path / "class_names.npy", np.array(["cat", "dog", "owl"]))
+    np.save(tmp_path / "class_names.npy", np.array(["Käse".encode(), "β".encode(), b"owl"]))
     np.save(tmp_path / "groups.npy", np.arange(200) % 7)
-    named = datasets.load("npz", tmp_path)
-    assert named.class_names == ("cat", "dog", "owl") and named.groups.max() == 6
+    monkeypatch.chdir(tmp_path)
+    named = datasets.load("npz", Path("."))
+    assert named.class_names == ("Käse", "β", "owl") and named.groups.max() == 6 and named.name == tmp_path.name
     for content, message in ((b"\x93NUMPY", "not a complete .npy file"), (None, "y.npy missing")):
         (tmp_path / "y.npy").write_bytes(content) if content else (tmp_path / "y.npy").unlink()
         with usage_error(message):

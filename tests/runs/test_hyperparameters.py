@@ -4,14 +4,13 @@ import dataclasses
 
 import jax
 import numpy as np
-import programs
 import pytest
 import worlds
 
 import fedvg_jax
 from fedvg_jax import algorithms, config, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
-from fedvg_jax.runs import chunks, registry
+from fedvg_jax.runs import registry
 from fedvg_jax.runs.hyperparameters import checked, merge_hyperparameters
 
 WORLD = worlds.uneven()
@@ -60,8 +59,8 @@ def test_hyperparameters_of_local_training_are_not_declared_again():
         merge_hyperparameters(config.Config(), own, weightings.uniform())
 
 
-def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+@pytest.mark.usefixtures("traced")
+def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
     own = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
     fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})

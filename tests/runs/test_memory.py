@@ -15,21 +15,12 @@ SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0
 HUGE = 2**32 - 1
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory):
-    return replace(SETTINGS, cache_dir=tmp_path_factory.mktemp("cache"))
-
-
-def estimate_of(settings, made):
-    width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
-    executor = registry.make_executor(settings)
-    return memory.estimate(settings, made.data.pool, len(made.arrays.y), made.state, width, executor)
-
-
-def test_estimate_counts_state_arrays_and_minibatches(settings):
-    settings = replace(settings, algorithm="scaffold", weighting="native")
+def test_estimate_counts_state_arrays_and_minibatches():
+    settings = replace(SETTINGS, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
-    actual = estimate_of(settings, made)
+    width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
+    sizes = made.data.pool, len(made.arrays.y), made.state, width
+    actual = memory.estimate(settings, *sizes, registry.make_executor(settings))
     variables = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state.variables))
     leaves = [x for x in jax.tree.leaves(made.state) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
     assert actual["state of the server and the clients"] == pytest.approx(2 * sum(x.nbytes for x in leaves), abs=64)
@@ -38,28 +29,17 @@ def test_estimate_counts_state_arrays_and_minibatches(settings):
     assert actual["data"] == sum(leaf.nbytes for leaf in jax.tree.leaves(made.data.pool))
 
 
-def test_batch_is_no_wider_than_the_data_need(settings):
-    narrow, wide = (simulation.simulation(replace(settings, batch_size=size)) for size in (1796, HUGE))
-    most = len(narrow.arrays.y)
-    assert narrow.schedule(0).rows.shape[1] <= most and wide.data.scoring.shape[1] <= most
-    arrays = [(a, b) for a, b in zip(narrow.schedule(0), wide.schedule(0), strict=True) if isinstance(a, np.ndarray)]
-    assert len(arrays) == 9 and all(np.array_equal(a, b) for a, b in arrays[:-1])
-    for one, other in zip(narrow.data[1:], wide.data[1:], strict=True):
-        assert np.array_equal(one, other)
-    assert np.array_equal(narrow.schedule(0).rows, wide.schedule(0).rows)
-
-
 @pytest.mark.parametrize("changes", [{"local_epochs": 999_999_999}, {"local_epochs": "1:999999999"}])
-def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(settings, changes):
+def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(changes):
     with pytest.raises(UsageError, match=r"needs about [\d,.]+ GiB of memory by estimate .* there is [\d,.]+ GiB"):
-        simulation.simulation(replace(settings, **changes))
+        simulation.simulation(replace(SETTINGS, **changes))
 
 
-def test_run_is_refused_on_a_smaller_machine_unless_forced(settings, monkeypatch):
+def test_run_is_refused_on_a_smaller_machine_unless_forced(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 2**20)
     with pytest.raises(UsageError, match="--force"):
-        simulation.simulation(settings)
-    assert simulation.simulation(replace(settings, force=True)).config.force
+        simulation.simulation(SETTINGS)
+    assert simulation.simulation(replace(SETTINGS, force=True)).config.force
 
 
 def test_temporaries_of_the_compiled_program_count(monkeypatch):

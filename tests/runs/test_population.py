@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-import programs
 import pytest
 import worlds
 from files import usage_error
@@ -27,8 +26,8 @@ from fedvg_jax.views import display
 DIGITS = data.load("digits")
 
 
-def settings(folder, **changes):
-    return config.check(config.apply(Config(cache_dir=folder, clients=6, alpha=1.0), changes, "test"))
+def settings(**changes):
+    return config.check(config.apply(Config(clients=6, alpha=1.0), changes, "test"))
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +40,6 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"partition": "file"}, "--partition-file FILE"),
-        ({"partition_file": "a.npz"}, "--partition-file is not used by --partition dirichlet"),
-        ({"partition": "official", "split": "global"}, "split global"),
-        ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
-        ({"val_ratio": 0.0}, "external --validation.source"),
-        ({"validation.source": "npz"}, "--validation.data-dir"),
-        ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "--validation.clients"),
-        ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
-        ({"validation.size": 1}, "validation.size must be >= 2"),
-        ({"corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
-        ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
-    ],
-)
-def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, message):
-    with usage_error(message):
-        settings(tmp_path, **changes)
-
-
-@pytest.mark.parametrize(
     "options",
     [
         {"split": "global", "validation.size": 50, "select": "held_out"},
@@ -71,20 +49,20 @@ def test_inconsistent_settings_are_refused_in_one_line(tmp_path, changes, messag
     ],
     ids=str,
 )
-def test_shapes_do_not_depend_on_alpha_or_seeds(tmp_path, elsewhere, options):
+def test_shapes_do_not_depend_on_alpha_or_seeds(elsewhere, options):
     """Another alpha or seed therefore compiles nothing."""
     if options.get("validation.source") == "npz":
         options = options | {"validation.data_dir": elsewhere}
     result = []
     for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
-        made = settings(tmp_path, **options | change)
+        made = settings(**options | change)
         made_data = simulation.make_data(made, DIGITS, population.make_partition(made, DIGITS))
         result.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
     assert all(shapes == result[0] for shapes in result)
 
 
-def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
-    made = settings(tmp_path, **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
+def test_external_set_replaces_the_clients_validation_rows(elsewhere):
+    made = settings(**{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
     parts = population.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
     tables = simulation.make_data(made, DIGITS, parts)
@@ -95,8 +73,8 @@ def test_external_set_replaces_the_clients_validation_rows(tmp_path, elsewhere):
     assert np.asarray(tables.test).max() < 1797
 
 
-def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
-    made = settings(tmp_path, **{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
+def test_corruption_does_not_change_validation_and_test_rows():
+    made = settings(**{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
     parts = population.make_partition(made, DIGITS)
     y = np.asarray(simulation.make_data(made, DIGITS, parts).pool.y)
     bad = registry.corrupt_clients(made)
@@ -107,8 +85,8 @@ def test_corruption_does_not_change_validation_and_test_rows(tmp_path):
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-def test_description_counts_partition_and_validation_set(tmp_path):
-    made = settings(tmp_path, **{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
+def test_description_counts_partition_and_validation_set():
+    made = settings(**{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
     parts = population.make_partition(made, DIGITS)
     description = population.describe(made, DIGITS, parts, population.make_shared(made, DIGITS, parts))
     assert description["partition"] == "dirichlet" and description["clients"] == 6
@@ -120,15 +98,15 @@ def test_description_counts_partition_and_validation_set(tmp_path):
 
 
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "noise")])
-def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(tmp_path, kinds):
-    made = settings(tmp_path, **{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
+def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(kinds):
+    made = settings(**{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
-    alone = settings(tmp_path, **{"attack.kind": "noise"}, clients=20)
+    alone = settings(**{"attack.kind": "noise"}, clients=20)
     assert registry.corrupt_clients(made).tolist() == registry.corrupt_clients(alone).tolist()
 
 
-def test_partition_from_python_is_checked_and_lists_of_rows_are_split(tmp_path):
-    made = settings(tmp_path)
+def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
+    made = settings()
     rows = np.array_split(np.random.default_rng(0).permutation(1797), 6)
     parts = population.take_partition(made, DIGITS, rows)
     for client_rows, train, val, test in zip(rows, *parts, strict=True):
@@ -151,7 +129,7 @@ def test_groups_of_an_npz_make_a_partition(tmp_path):
     for _ in range(2):  # decoded, then from the cache
         arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
         assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
-    parts = population.make_partition(settings(tmp_path, partition="group", clients=9), arrays)
+    parts = population.make_partition(settings(partition="group", clients=9), arrays)
     assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
     np.savez(tmp_path / "b.npz", x=x, y=y, groups=np.linspace(0, 1, 270))
     with usage_error("b.npz: groups must be integers or strings [270]"):
@@ -192,14 +170,14 @@ def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_b
     assert scored(9, task=worlds.QUADRATIC) == 9
 
 
-def test_resuming_with_other_external_validation_images_is_refused(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("traced")
+def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
     """The manifest has a digest of these images beside those of data and partition."""
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     file, y = tmp_path / "external.npz", np.arange(20) % 10
     x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     np.savez(file, x=x, y=y)
     options = {"validation.source": "npz", "validation.data_dir": str(file), "val_ratio": 0.0, "checkpoint_every": 1}
-    first = settings(tmp_path, rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
+    first = settings(rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
     fedvg_jax.run(first)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert {"data", "partition", "validation"} <= manifest.keys()
@@ -209,8 +187,8 @@ def test_resuming_with_other_external_validation_images_is_refused(tmp_path, mon
         fedvg_jax.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))
 
 
-def test_max_rows_holds_for_named_and_for_given_data(tmp_path):
-    settings_ = settings(tmp_path, max_rows=300)
+def test_max_rows_holds_for_named_and_for_given_data():
+    settings_ = settings(max_rows=300)
     named = simulation.load_data(settings_)
     assert len(named.y) == 300
     given = fedvg_jax.simulation(settings_, data=DIGITS)
@@ -244,9 +222,9 @@ def rows_of(table):
     return rows[rows >= 0].tolist()
 
 
-def test_held_out_rows_select_and_no_weight_reads_them(tmp_path):
+def test_held_out_rows_select_and_no_weight_reads_them():
     """Every weighting reads `scoring` or `val`."""
-    held_out = settings(tmp_path, select="held_out")
+    held_out = settings(select="held_out")
     parts = population.make_partition(held_out, DIGITS)
     made, d_val = simulation.make_data(held_out, DIGITS, parts), np.concatenate(parts.val).tolist()
     selected, weighed = rows_of(chunks.evaluation_tables(made)["val"]), rows_of(made.val)
@@ -255,9 +233,9 @@ def test_held_out_rows_select_and_no_weight_reads_them(tmp_path):
     assert set(rows_of(made.scoring)) <= set(weighed)
 
 
-def test_summary_and_table_name_the_rows_that_selected(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    history = fedvg_jax.run(settings(tmp_path, rounds=1, local_epochs=1, select="held_out"))
+@pytest.mark.usefixtures("traced")
+def test_summary_and_table_name_the_rows_that_selected():
+    history = fedvg_jax.run(settings(rounds=1, local_epochs=1, select="held_out"))
     assert history.summary["select"] == "held_out"
     for select, rows in display.SELECTED_ON.items():
         shown = display.result_table(history._replace(summary=history.summary | {"select": select}))

@@ -40,10 +40,10 @@ class Tiny:
     otherwise nor on the weighting, which has none.
     """
 
-    def __init__(self, cache):
+    def __init__(self):
         rng = np.random.default_rng(0)
         x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
-        settings = replace(SMALL, algorithm="elastic", cache_dir=cache)  # elastic's schedules have probes
+        settings = replace(SMALL, algorithm="elastic")  # elastic's schedules have probes
         algorithm = worlds.full_algorithm()
         rule = worlds.weighting("fedvg", algorithm, worlds.TASK, SMALL.batch_size)
         arrays = Arrays("random", x, y, tuple("abc"), 200)
@@ -68,9 +68,8 @@ class Tiny:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    return functools.cache(lambda: Tiny(cache))
+def tiny():
+    return functools.cache(Tiny)
 
 
 @pytest.fixture(scope="module")

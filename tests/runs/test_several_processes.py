@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import random
 import re
@@ -17,12 +16,14 @@ from pathlib import Path
 import jax
 import pytest
 from several_processes import free_port, started_together
+from small_sweeps import timeless
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import launch, registry, shared_start, stop_signals
+from fedvg_jax.runs.record import history
 
 # --- the command line
 
@@ -237,21 +238,15 @@ RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", 
 RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
-def commands_of_two(folder, *words):
-    """Returns the run's commands for two processes, on a free port."""
+def together(folder, *words):
+    """Starts the run in two processes, which meet at a free port."""
     command = [sys.executable, "-m", "fedvg_jax.sim", *RUN, "--out", str(folder / "run"), *words]
     where = ["--distributed", f"localhost:{free_port()}", "--processes", "2", "--process"]
-    return [[*command, *where, str(i)] for i in range(2)]
-
-
-def together(folder, *words):
-    """Starts the run in two processes."""
-    return started_together(commands_of_two(folder, *words), folder)
+    return started_together([[*command, *where, str(i)] for i in range(2)], folder)
 
 
 def history_of(folder):
-    records = [json.loads(line) for line in (folder / "run" / "history.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+    return timeless(history.read(folder / "run"))
 
 
 def wait_for_rounds(folder, least, started):

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from run_folders import partition, write_run, write_summary
+from run_folders import partition, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -131,7 +131,7 @@ def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
         ("fedvg", 1, {2: 1.0}),
     ):
         fields = {i: {"test_loss": loss, "val_loss": loss} for i, loss in losses.items()}
-        write_summary(write_run(tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields))
+        write_run(tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields)
     study = collect([tmp_path])
     drawn = rows(draw(study, "curves")[0])
     assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [

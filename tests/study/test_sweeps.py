@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from small_sweeps import base_config, histories, timeless
+from small_sweeps import BASE, histories, timeless
 
 import fedvg_jax
 from fedvg_jax.core import files
@@ -25,34 +25,27 @@ AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
 FOLLOWING = (sweep_points.Layer({"partition_seed": "follow"}, "sweep"),)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """Settings of a run of a second."""
-    return dataclasses.replace(base_config(tmp_path_factory.mktemp("cache")), model="linear")
+CONFIG = dataclasses.replace(BASE, model="linear")
 
 
-def points_of(base, **changed):
-    return sweep_points.make_points(sweep_points.Sweep(sweep_points.parse_axes({**AXES, **changed}), FOLLOWING, base))
-
-
-def open_sweep(base, out, swept=AXES):
+def open_sweep(out, swept=AXES, config=CONFIG):
     """The points of a sweep in a folder made for them."""
-    sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, base)
+    sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, config)
     points = sweep_points.make_points(sweep)
     sweep_folder.open_folder(out, sweep_folder.document(points), points.points)
     return points.points
 
 
 @pytest.fixture(scope="module")
-def whole(base, tmp_path_factory):
+def whole(tmp_path_factory):
     """(folder, results) of a sweep that nothing disturbed."""
     out = tmp_path_factory.mktemp("sweeps") / "whole"
-    return out, fedvg_jax.run_sweep(base, AXES, out)
+    return out, fedvg_jax.run_sweep(CONFIG, AXES, out)
 
 
-def test_point_of_a_sweep_equals_the_run_alone(base, whole):
-    for point, result in zip(points_of(base).points, whole[1], strict=True):
-        alone = fedvg_jax.run(point.config)
+def test_point_of_a_sweep_equals_the_run_alone(whole):
+    for result in whole[1]:
+        alone = fedvg_jax.run(dataclasses.replace(CONFIG, **result.values, partition_seed=result.values["seed"]))
         assert timeless(alone.records) == timeless(result.result.records)
         timed = {"compile_seconds", "run_seconds", "rounds_per_second"}
         assert {n: v for n, v in alone.summary.items() if n not in timed} == {
@@ -60,16 +53,16 @@ def test_point_of_a_sweep_equals_the_run_alone(base, whole):
         }
 
 
-def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(base, whole):
+def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(whole):
     num_compiled = programs._compiled.store.cache_info().misses
-    assert histories(fedvg_jax.run_sweep(base, AXES)) == histories(whole[1])
+    assert histories(fedvg_jax.run_sweep(CONFIG, AXES)) == histories(whole[1])
     assert programs._compiled.store.cache_info().misses == num_compiled
 
 
-def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(base, whole):
+def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(whole):
     seeds = [(r.result.config.seed, r.result.config.partition_seed) for r in whole[1]]
     assert seeds == [(0, 0), (1, 1)]
-    short = dataclasses.replace(base, rounds=1)
+    short = dataclasses.replace(CONFIG, rounds=1)
     kept = dataclasses.replace(short, partition_seed=7)
     for config, axis in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [7]}), (kept, {"lr": [0.1]})):
         assert [r.result.config.partition_seed for r in fedvg_jax.run_sweep(config, axis)] == [7]
@@ -77,7 +70,7 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
     assert alone.result.config.partition_seed == short.partition_seed
 
 
-def test_finished_points_are_listed_verify_and_are_not_computed_again(base, whole, monkeypatch):
+def test_finished_points_are_listed_verify_and_are_not_computed_again(whole, monkeypatch):
     monkeypatch.setattr(loop, "run_simulation", None)
     out, results = whole
     content = json.loads((out / "sweep.json").read_text())
@@ -86,17 +79,17 @@ def test_finished_points_are_listed_verify_and_are_not_computed_again(base, whol
     assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
     for result in results:
         assert not verification.check(out / "points" / result.name).misfits
-    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(results)
+    assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(results)
 
 
 class Killed(BaseException):
     """Ends a sweep as a kill does: nothing more is written."""
 
 
-def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(base, tmp_path, monkeypatch):
+def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(tmp_path, monkeypatch):
     """Also of a point that is resumed from a checkpoint; without the seconds, which differ from run to run."""
     monkeypatch.setattr(cells, "seconds", lambda run: 1.0)
-    swept = dataclasses.replace(base, checkpoint_every=2)
+    swept = dataclasses.replace(CONFIG, checkpoint_every=2)
     changed = {"seed": [0, 1]}
     folders = [tmp_path / name / "sweep" for name in ("undisturbed", "killed")]
     for seed, number in ((0, 1), (1, 4)):  # before the first checkpoint of a point, and after it
@@ -105,7 +98,7 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(bas
             if (point.config.seed, records[-1]["round"]) == (seed, number):
                 raise Killed
 
-        points = open_sweep(swept, folders[1], changed)
+        points = open_sweep(folders[1], changed, swept)
         with pytest.raises(Killed):
             sweeps.compute(points, folders[1], sweeps.Observers(on_records=kill))
     results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
@@ -126,20 +119,20 @@ def report_bytes(sweep):
     return {path.relative_to(sweep): path.read_bytes() for path in written.paths}
 
 
-def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(base, whole, tmp_path):
+def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(whole, tmp_path):
     def stop(point, records):
         signal.raise_signal(signal.SIGTERM)
 
     out = tmp_path / "out"
-    computed, stopped_by = sweeps.compute(open_sweep(base, out), out, sweeps.Observers(on_records=stop))
+    computed, stopped_by = sweeps.compute(open_sweep(out), out, sweeps.Observers(on_records=stop))
     assert (computed, stopped_by) == ({}, "SIGTERM")
     assert len(fedvg_jax.History.load(out / "points" / whole[1][0].name).records) == 1
-    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
+    assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(whole[1])
 
 
-def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, monkeypatch):
+def test_waiting_process_takes_over_the_point_of_one_that_ends(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    points = open_sweep(base, out)
+    points = open_sweep(out)
     folder = sweep_folder.point_folder(out, points[0].name)
     folder.mkdir()
     other = files.claimed(folder / sweep_folder.CLAIM)
@@ -149,9 +142,9 @@ def test_waiting_process_takes_over_the_point_of_one_that_ends(base, tmp_path, m
     assert list(computed) == [points[1].name, points[0].name] and stopped_by is None
 
 
-def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, tmp_path, monkeypatch):
+def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(tmp_path, monkeypatch):
     out, changed = tmp_path / "out", {"lr": [1e30, 0.2]}
-    results = fedvg_jax.run_sweep(base, changed, out)
+    results = fedvg_jax.run_sweep(CONFIG, changed, out)
     kinds = [r.result.kind if isinstance(r.result, Failure) else "" for r in results]
     assert kinds == ["diverged", ""] and results[0].values["lr"] == 1e30
     failure = results[0].result
@@ -160,10 +153,10 @@ def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(base, t
     assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
     assert len(fedvg_jax.History.load(folder).records) == failure.round
     monkeypatch.setattr(loop, "run_simulation", None)
-    assert fedvg_jax.run_sweep(base, changed, out)[0].result.kind == "diverged"
+    assert fedvg_jax.run_sweep(CONFIG, changed, out)[0].result.kind == "diverged"
 
 
-def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, tmp_path, monkeypatch):
+def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(whole, tmp_path, monkeypatch):
     out, run = tmp_path / "out", loop.run_simulation
 
     def fail_once(sim, **arguments):
@@ -172,19 +165,19 @@ def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(base, whole, 
         return run(sim, **arguments)
 
     monkeypatch.setattr(loop, "run_simulation", fail_once)
-    results = fedvg_jax.run_sweep(base, AXES, out)
+    results = fedvg_jax.run_sweep(CONFIG, AXES, out)
     assert [isinstance(r.result, Failure) for r in results] == [False, True]
     assert results[1].result == Failure("failed", 0, "[Errno 28] No space left on device")
     assert (out / "points" / results[1].name / "config.json").exists()
     monkeypatch.undo()
-    assert histories(fedvg_jax.run_sweep(base, AXES, out)) == histories(whole[1])
+    assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(whole[1])
     assert not (out / "points" / results[1].name / "failure.json").exists()
 
 
-def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(base, tmp_path, monkeypatch):
+def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(tmp_path, monkeypatch):
     """Also a process that waits for the point while another one computes it."""
     out, tried = tmp_path / "out", []
-    points = open_sweep(base, out)
+    points = open_sweep(out)
 
     def fail(work, point):
         tried.append(point.name)
@@ -203,32 +196,32 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     assert len(tried) == 4 * len(points)
 
 
-def test_folder_of_another_sweep_is_refused_in_one_line(base, whole, tmp_path):
+def test_folder_of_another_sweep_is_refused_in_one_line(whole, tmp_path):
     out, _ = whole
     with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
-        fedvg_jax.run_sweep(base, {"alpha": [0.1, 0.2]}, out)
+        fedvg_jax.run_sweep(CONFIG, {"alpha": [0.1, 0.2]}, out)
     more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
     with pytest.raises(UsageError, match=r"ran with other settings: lr 0.1 -> 0.3"):
-        fedvg_jax.run_sweep(base, {**more, "lr": 0.3}, out)
+        fedvg_jax.run_sweep(CONFIG, {**more, "lr": 0.3}, out)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is taken and holds no sweep"):
-        fedvg_jax.run_sweep(base, AXES, tmp_path)
+        fedvg_jax.run_sweep(CONFIG, AXES, tmp_path)
 
 
-def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(base, tmp_path, monkeypatch):
+def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(tmp_path, monkeypatch):
     def kill(*arguments):
         raise Killed
 
     monkeypatch.setattr(files, "replace_bytes", kill)
     with pytest.raises(Killed):
-        open_sweep(base, tmp_path / "out")
+        open_sweep(tmp_path / "out")
     monkeypatch.undo()
-    open_sweep(base, tmp_path / "out")
+    open_sweep(tmp_path / "out")
     assert (tmp_path / "out" / "points").is_dir()
 
 
 @pytest.mark.parametrize("swept", [AXES, {"seed": [7]}], ids=["the same", "another"])
-def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(base, tmp_path, monkeypatch, swept):
+def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(tmp_path, monkeypatch, swept):
     """The second one finds the folder in the state just before sweep.json is written."""
     replace, is_writing = files.replace_bytes, threading.Event()
 
@@ -239,20 +232,20 @@ def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(
 
     monkeypatch.setattr(files, "replace_bytes", slow_replace)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(open_sweep, base, tmp_path / "out")
+        first = pool.submit(open_sweep, tmp_path / "out")
         is_writing.wait()
         if swept is AXES:
-            open_sweep(base, tmp_path / "out", swept)
+            open_sweep(tmp_path / "out", swept)
         else:
             with pytest.raises(UsageError, match="holds a sweep with other points"):
-                open_sweep(base, tmp_path / "out", swept)
+                open_sweep(tmp_path / "out", swept)
         assert first.result()
     assert len(sweep_folder.read(tmp_path / "out").points) == 2
 
 
-def test_missing_data_are_refused_before_the_first_point(base, tmp_path):
+def test_missing_data_are_refused_before_the_first_point(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
-        fedvg_jax.run_sweep(base, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
+        fedvg_jax.run_sweep(CONFIG, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,7 @@ import re
 import statistics
 
 import pytest
-from run_folders import write_json, write_run, write_summary, write_sweep
+from run_folders import csv_rows, write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -34,10 +34,6 @@ def study(tmp_path_factory):
 
 def row(table, *lead):
     return next(r for r in table.rows if tuple(e.key or e.text for e in r[: len(lead)]) == lead)
-
-
-def csv_rows(table):
-    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))
 
 
 def test_accuracy_has_mean_deviation_and_marks_the_best_two(study):
@@ -108,7 +104,7 @@ def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
     accuracies = (value / 2, value) if metric == "accuracy" else (None, None)
     fields = {} if metric == "accuracy" else {i: {"test_loss": value * (3 - i), "val_loss": 1.0} for i in (1, 2)}
     for seed in range(3):
-        write_summary(write_run(tmp_path / f"{seed}", accuracies, method="fedavg", seed=seed, fields=fields))
+        write_run(tmp_path / f"{seed}", accuracies, method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
     assert study.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2.0"
 
@@ -164,7 +160,6 @@ def test_tables_of_losses_have_the_smallest_as_the_best(tmp_path):
     for method, loss in {"fedavg": 0.5, "fedvg": 0.25}.items():
         fields = {2: {"test_loss": loss, "val_loss": loss}}
         run = write_run(tmp_path / method, (None, None), method=method, fields=fields)
-        write_summary(run)
         write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
     made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
     assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1), "best")

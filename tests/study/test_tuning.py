@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from files import one_line
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
@@ -53,9 +54,8 @@ def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_
         (folder / "summary.json").unlink()
         if is_failed:
             sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("failed", 0, "disk full"))
-    with pytest.raises(UsageError, match=message) as error:
+    with one_line(message):
         tuning.choose(tmp_path, points, TUNING)
-    assert "\n" not in str(error.value)
 
 
 def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
@@ -77,6 +77,5 @@ def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused():
     varied = {"fedvg.mode": ["train", "eval"], "seed": "0:2"}
     sweep = sweep_points.Sweep(sweep_points.parse_axes(varied), start=Config(rounds=1))
     message = r"tuned fedvg.signal and the axes fedvg.mode do not combine: .*; make the tuned settings axes"
-    with pytest.raises(UsageError, match=message) as error:
+    with one_line(message):
         tuning.tuning_points(sweep, tuning.make_tuning({"fedvg.signal": ["gradient", "delta"]}))
-    assert "\n" not in str(error.value)

@@ -57,17 +57,3 @@ def test_command_draws_a_run_folder_again(tmp_path, capsys):
     assert plots.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in ("accuracy.png", "weights.png")]
     assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "arguments are required: RUN"),
-        (["/no/such"], "not a run folder"),
-        (["RUN", "--all"], "unrecognized arguments"),
-    ],
-)
-def test_mistake_is_one_line(capsys, words, message):
-    assert plots.main(words) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -7,7 +7,6 @@ import pytest
 from files import usage_error
 
 import fedvg_jax as fv
-from fedvg_jax.config import Config
 from fedvg_jax.config.options import TRACKERS
 from fedvg_jax.runs import loop
 from fedvg_jax.views import tracking
@@ -59,7 +58,7 @@ def fake(monkeypatch):
 
 
 def settings(tmp_path, **changes):
-    return Config(**{"out": tmp_path / "sweep" / "points" / "alpha=1", "track": "wandb", "rounds": 4, **changes})
+    return fv.Config(**{"out": tmp_path / "sweep" / "points" / "alpha=1", "track": "wandb", "rounds": 4, **changes})
 
 
 def rounds_of(calls):
@@ -114,16 +113,16 @@ def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, mo
 def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
     with usage_error("tensorboard writes into the run folder", "out"):
-        fv.run(Config(rounds=1), track=["tensorboard"])
+        fv.run(fv.Config(rounds=1), track=["tensorboard"])
 
 
 def test_missing_package_is_one_line_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
     for name in TRACKERS:
         with usage_error(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'"):
-            fv.run(Config(track=name, out=tmp_path / "out"))
+            fv.run(fv.Config(track=name, out=tmp_path / "out"))
         with usage_error(f"track {name} needs"):
-            fv.run_sweep(Config(rounds=1), {"seed": [0]}, tmp_path / "out", track=name)
+            fv.run_sweep(fv.Config(rounds=1), {"seed": [0]}, tmp_path / "out", track=name)
     assert not (tmp_path / "out").exists()
 
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import worlds
 
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Report, Returns, UsageError
+from fedvg_jax.core.types import Report, Returns
 from fedvg_jax.engine import evaluate
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import baselines, basic, signals
@@ -223,15 +222,3 @@ def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
     for measured, weights in worlds.jit(lambda: [measured_and_weights(rule) for rule in rules])():
         worlds.assert_close(measured, expected, 1e-12)
         np.testing.assert_allclose(weights.params["fc1"]["kernel"], raw / raw.sum(), rtol=1e-12)
-
-
-# --- names
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("samples+fedgv", "did you mean 'fedvg'"), ("permuted", r"did you mean 'permuted\(NAME\)'")],
-)
-def test_an_unknown_weighting_is_reported(text, message):
-    with pytest.raises(UsageError, match=message):
-        config.check(replace(config.Config(), weighting=text))

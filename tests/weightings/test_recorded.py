@@ -12,9 +12,8 @@ from benchmarks.paper.layers import layer_norms
 from fedvg_jax.core.types import Batch, Data, Report, Task, Variables
 from fedvg_jax.weightings import recorded
 
-SMALL = fv.Config(
-    rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0, keep=0, seed=3
-)
+SMALL = fv.Config(rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0)
+SMALL = dataclasses.replace(SMALL, model="linear", keep=0, seed=3)
 RECORD = "client_accuracy,client_val_loss,client_drift,client_fisher_trace,client_joint_fisher"
 EVERYTHING = f"{RECORD}, confusion"
 

@@ -11,7 +11,7 @@ import worlds
 
 import fedvg_jax
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Report, UsageError, Variables
+from fedvg_jax.core.types import Report, UsageError
 from fedvg_jax.weightings import signals
 
 K = 3
@@ -28,16 +28,6 @@ def linear_problem():
     rng = np.random.default_rng(0)
     clients = {"w": jnp.asarray(rng.normal(size=(K, 4, 2))), "b": jnp.asarray(rng.normal(size=(K, 2)))}
     return clients, {"x": jnp.asarray(rng.normal(size=(5, 6, 4))), "y": jnp.asarray(rng.normal(size=(5, 6, 2)))}
-
-
-def trained_clients() -> Variables:
-    """K different models."""
-    return jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
-
-
-def report_of(variables, num_samples=1) -> Report:
-    """The report of a client whose update is zero."""
-    return Report(variables, jnp.int32(num_samples), tree.zeros_like(variables.params))
 
 
 def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(x64):
@@ -89,7 +79,8 @@ def test_gradient_norms_are_the_norm_of_every_clients_tensor():
 @functools.cache
 def scored(train, sizes):
     """Returns the definition and, for every number of groups in a pass, the engine's signal: gradients and L1 norms."""
-    clients, data, num_rows = trained_clients(), WORLD.data(), 10
+    clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
+    data, num_rows = WORLD.data(), 10
     reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
 
     def loss(params, stats, rows):
@@ -122,7 +113,8 @@ def test_every_norm_is_zero_without_rows_to_score():
     data = WORLD.data()
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
     signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
-    actual = worlds.jit(signal)(worlds.hyper(), report_of(worlds.variables()), data)
+    variables = worlds.variables()
+    actual = worlds.jit(signal)(worlds.hyper(), Report(variables, jnp.int32(1), variables.params), data)
     assert all(leaf == 0 for leaf in jax.tree.leaves(actual))
 
 

@@ -1,0 +1,49 @@
+"""A mistake on a command line is one line and exit code 2."""
+
+import importlib.util
+
+import pytest
+
+from fedvg_jax import bounds, plots, prepare, sim
+
+NEEDS_MATPLOTLIB = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="pictures need the plot extra"
+)
+MISTAKES = [
+    (sim, "--alpha 0", "alpha must be > 0"),
+    (sim, "--alpha 0.05 0.5", "a flag takes one value here; python -m fedvg_jax.sweep takes several"),
+    (sim, "--method fedvgg", "did you mean 'fedvg'"),
+    (sim, "--method uniform+fedvg+samples", "unknown method 'uniform+fedvg+samples'"),
+    (sim, "--method fedavg,fedprox", "several values are for python -m fedvg_jax.sweep, separated by spaces: fedavg"),
+    (sim, "--method", "--method needs a name"),
+    (sim, "--fidelity offical", "did you mean 'official'"),
+    (sim, "--resume /no/such", "/no/such is not a run folder"),
+    (sim, "--export /no/such/m.safetensors", "export /no/such/m.safetensors: no such folder"),
+    (sim, "--dataset cifar10 --data-dir /no/such", "cs.toronto.edu"),
+    (sim, "--clients 2000", "fewer clients"),
+    (sim, "--val-ratio 0.001", "validation"),
+    (sim, "--model lenet5", "--model tinycnn"),
+    (sim, "--out /proc/no/such", "--out"),
+    (prepare, "", "name of a data set first"),
+    (prepare, "cifar10", "needs --data-dir DIR"),
+    (prepare, "cifar10 --data-dir /no/such", "cs.toronto.edu"),
+    (prepare, "digits --splits official", "--splits is not used by --dataset digits; it is used by dermamnist"),
+    (prepare, "cifar10 --download --data-dir x", "never fetched"),
+    pytest.param(prepare, "digits --out /proc/no/such", "--out", marks=NEEDS_MATPLOTLIB),
+    (prepare, "digits --select held_out", "--select is not an option of prepare"),
+    (prepare, "digits --corrupt.kind=label_flip", "--corrupt.kind is not an option of prepare"),
+    (bounds, "--dry-run", "--dry-run is not an option of bounds"),
+    (bounds, "--track tensorboard", "--track is not an option of bounds"),
+    (bounds, "--resume auto", "--resume is not an option of bounds"),
+    (bounds, "--pool host", "--pool is not an option of bounds"),
+    (plots, "", "arguments are required: RUN"),
+    (plots, "/no/such", "not a run folder"),
+    (plots, "RUN --all", "unrecognized arguments"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "message"), MISTAKES, ids=lambda part: getattr(part, "__name__", part))
+def test_mistake_is_one_line_and_exit_code_two(capfd, command, words, message):
+    assert command.main(words.split()) == 2
+    errors = capfd.readouterr().err
+    assert message in errors and errors.count("\n") == 1

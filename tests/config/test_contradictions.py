@@ -1,0 +1,69 @@
+"""Settings that contradict each other, or that no run can have, are refused in one line."""
+
+import pytest
+from files import one_line
+
+import fedvg_jax as fv
+from fedvg_jax import config
+
+TEXT = {"dataset": "literature", "model": "gru", "partition": "group"}
+TABLE = {"dataset": "iris", "clients": 3, "alpha": 10.0}
+REFUSED = [
+    ({"partition": "file"}, "--partition-file FILE"),
+    ({"partition_file": "a.npz"}, "--partition-file is not used by --partition dirichlet"),
+    ({"partition": "official", "split": "global"}, "split global"),
+    ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
+    ({"val_ratio": 0.0}, "external --validation.source"),
+    ({"validation.source": "npz"}, "--validation.data-dir"),
+    ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "--validation.clients"),
+    ({"validation.size": 50, "validation.fraction": 0.5}, "give one"),
+    ({"validation.size": 1}, "validation.size must be >= 2"),
+    ({"clients": 6, "corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
+    ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
+    ({"robust.rule": "median"}, "median ignores weights, so measuring those of fedvg"),
+    ({"robust.rule": "median", "weighting": "uniform", "algorithm": "feddyn"}, "server of feddyn also averages"),
+    ({"robust.rule": "krum", "weighting": "uniform", "robust.num_bad": 4}, r"at most \(K - 3\) / 2 .* K = 10"),
+    ({"clients": 4, "hold": 1, "weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 needs weights"),
+    ({"clients": 4, "hold": 1, "weighting": "fltrust"}, "use --hold 0 or one of these"),
+    ({"hold": 1, "weighting": "uniform", "robust.rule": "median"}, "--robust.rule mean"),
+    ({"hold": -1}, "hold must be >= 0; got -1"),
+    ({"weighting": "samples+fedgv"}, "did you mean 'fedvg'"),
+    ({"weighting": "permuted"}, r"did you mean 'permuted\(NAME\)'"),
+    ({"algorithm": "elastic", "server_stats": "official"}, r"elastic\.sensitivity"),
+    ({"model": "vit_s16", "norm": "group"}, "--norm is not used by --model vit_s16; it is used by ResNets"),
+    ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
+    ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
+    ({"selection": "power_of_choice", "candidates": 9}, "from the cohort's 10 to the 20 clients, or 0; got 9"),
+    ({"selection": "power_of_choice", "cohorts": "official"}, "use cohorts seeded"),
+    ({"selection": "power_of_choice", "pool": "host"}, "use pool device"),
+    ({"algorithm": "ditto", "local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part"),
+    ({"algorithm": "ditto", "server_stats": "official"}, "ditto cannot be used with server_stats official"),
+    ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
+    ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
+    ({"local": "^fc1/", "robust.rule": "median", "weighting": "uniform"}, "which is for one model of all clients"),
+    ({"record": "personal_accuracy"}, "of the clients' own models, and all have the global one; use --method ditto"),
+    ({"record": "finetuned_accuracy", "split": "global"}, "record finetuned_accuracy needs test rows of every"),
+    ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs must be"),
+    ({"stop_at": "accuracy 0.9"}, "stop_at must be a metric of D_val and a number, such as"),
+    ({"stop_at": "val_accuracy"}, "stop_at must be a metric of D_val and a number, such as"),
+    ({"stop_at": "val_loss nan"}, "stop_at must be a metric of D_val and a number, such as"),
+    ({"stop_at": "val_auc 0.9"}, "stop_at val_auc is not measured by this task; use one of val_loss"),
+    (TEXT | {"model": "mlp"}, r"model mlp needs class labels.*y of literature is int32 \[3541, 64\]; use --model gru"),
+    (TABLE | {"model": "gru"}, r"model gru takes sequences.*iris is float32 \[150, 4\].*use --model mlp"),
+    (TABLE | {"model": "cnn"}, "model cnn takes images.*use mlp"),
+    (TEXT | {"partition": "dirichlet"}, "partition dirichlet needs class labels.*use iid, quantity, group"),
+    (TEXT | {"augment": "flip"}, "augment flip is for images"),
+    (TEXT | {"normalise": "half"}, "normalise half is for images.*use none"),
+    (TEXT | {"corrupt.kind": "rotate"}, "corrupt.kind rotate is for images.*use label_flip, label_noise"),
+    (TEXT | {"validation.rho": 0.5}, "validation.rho 0.5 needs class labels"),
+    (
+        TEXT | {"validation.source": "npz", "validation.data_dir": "x", "val_ratio": 0.0},
+        "validation.source npz is for images.*use --validation.source clients",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=str)
+def test_settings_that_cannot_work_are_refused_in_one_line(settings, message):
+    with one_line(message):
+        fv.simulation(config.check(config.apply(fv.Config(), settings, "test")))

@@ -26,7 +26,6 @@ RULES = {
     "fedvg": ("fedvg", {}),
     "layerwise": ("fedvg", {"granularity": "layerwise"}),
     "blockwise": ("fedvg", {"granularity": "blockwise", "norm": "l2"}),
-    "own statistics": ("fedvg", {"granularity": "layerwise", "stats": "layer"}),
     "delta": ("fedvg", {"signal": "delta"}),
     "mean": ("samples+fedvg", {}),
     "generalised": ("generalised", {"exponent": 2.0}),

@@ -3,16 +3,7 @@
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.baselines import fitted, fltrust, inverse_samples, permuted, val_accuracy, val_loss
-from fedvg_jax.weightings.basic import (
-    broadcast_weights,
-    by_scalar,
-    given,
-    mix,
-    no_detail,
-    samples,
-    shares,
-    uniform,
-)
+from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, given, mix, no_detail, samples, shares, uniform
 from fedvg_jax.weightings.family import generalised, generalised_weights
 from fedvg_jax.weightings.fedvg import fedvg, inverse_norm_weights
 from fedvg_jax.weightings.fisher import fisher_trace, joint_fisher, sampled_joint_fisher

@@ -209,10 +209,8 @@ def training_timer(sim: Simulation, executor: Executor) -> Callable[[Schedule], 
 
     @jax.jit
     def train(state, planned, data, hyper):
-        def client(shared, planned):
-            return local_training.make_client(sim.task, algorithm, optimiser, shared[0], planned, shared[1], hyper)
-
-        return executor.train(client, (state, data), planned).params
+        client = functools.partial(local_training.make_client, sim.task, algorithm, optimiser)
+        return executor.train(client, (state, data, hyper), planned).params
 
     def seconds(planned: Schedule) -> float:
         return machine.time_call(lambda: jax.block_until_ready(train(sim.state, planned, sim.data, sim.hyper)))

@@ -9,7 +9,7 @@ import programs
 import pytest
 
 from fedvg_jax import prepare, sim
-from fedvg_jax.runs import chunks, launch, simulation
+from fedvg_jax.runs import chunks, launch, registry
 from fedvg_jax.study import sweep_arguments
 from fedvg_jax.views import plots
 
@@ -73,7 +73,7 @@ def test_documented_runs_are_parsed():
 
 def test_documented_resumes_work(folder, monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
+    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     first, again = (
         arguments(next(line for line in documented("sim") if f"--resume {name}" in line)) for name in ("auto", "RUN")

@@ -22,7 +22,7 @@ from processes import started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import chunks, simulation, stop_signals
+from fedvg_jax.runs import chunks, registry, stop_signals
 from fedvg_jax.runs.record import history, seals, verification
 from fedvg_jax.views import display, dry_run, plots
 
@@ -53,7 +53,7 @@ def traced(monkeypatch, cache):
     """Main in this process, without compiling rounds: `trace_only`."""
     monkeypatch.setenv("FEDVG_CACHE_DIR", str(cache))
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
+    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     return sim.main
 

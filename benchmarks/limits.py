@@ -191,7 +191,9 @@ def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         results[str(count)] = {}
         for alpha in ALPHAS:
             parts = population.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
-            schedules = map(simulation.make_schedule(config, sim.arrays, parts, executor), range(5))
+            schedules = map(
+                simulation.make_schedule(config, sim.arrays, parts, sim._replace(executor=executor)), range(5)
+            )
             ratios = [_ratio_of_medians(seconds, s, _without_idle_lanes(s, count), repeats) for s in schedules]
             results[str(count)][str(alpha)] = round(float(np.mean(ratios)), 3)
     return results

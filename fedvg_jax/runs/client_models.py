@@ -87,7 +87,7 @@ def _pieces(
     client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
     size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
     table_shape = (size, max(1, -(-int(test.max()) // evaluate.ROWS)) * evaluate.ROWS)
-    keep_single = simulation.keeps_single_rows(config, arrays, train, sim.task, sim.algorithm)
+    keep_single = simulation.keeps_single_rows(config, train, sim)
     for begin in range(0, len(test), size):
         piece = np.arange(size) + min(begin, len(test) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])

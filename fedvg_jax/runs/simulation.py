@@ -233,9 +233,7 @@ def simulation(
         state=state,
         data=placed,
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
-        schedule=make_schedule(
-            config, arrays, parts, executor, task=program.task, algorithm=program.algorithm, select=select
-        ),
+        schedule=make_schedule(config, arrays, parts, program, select=select),
         selection=chosen,
         given=frozenset(name for name, value in given.items() if value is not None),
         host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
@@ -457,7 +455,7 @@ def make_data(
     if not keeps_lone_row:  # a model is traced only where it matters
         keeps_lone_row = not norm.lone_row_is_undefined((task or registry.make_task(config, arrays)).init)
 
-    def table(rows, max_rows, batch_size, keep_single):
+    def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)
         batch_size = fitting_width(batch_size, num_rows)
         made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
@@ -466,9 +464,9 @@ def make_data(
     return Data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
-        table(scored, max_scored, evaluate.ROWS, keep_single=True),
-        table(client_rows.joined(parts.test), max_test, evaluate.ROWS, keep_single=True),
-        table(selected, max_selected, evaluate.ROWS, keep_single=True) if is_split else None,
+        table(scored, max_scored),
+        table(client_rows.joined(parts.test), max_test),
+        table(selected, max_selected) if is_split else None,
     )
 
 
@@ -486,28 +484,24 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def keeps_single_rows(
-    config: Config, arrays: Arrays, sizes: np.ndarray, task: Task | None = None, algorithm: Algorithm | None = None
-) -> bool:
+def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Program | Simulation) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
     They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
 
     Args:
         config: the run's settings.
-        arrays: the data set.
         sizes: training rows of each client.
-        task: the model that is trained; None for the config's.
-        algorithm: of the run; None for the config's.
+        program: has the model that is trained, and the algorithm.
 
     Raises:
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = registry.probe_ratio(config, algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
+    is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
     if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
         return False
-    is_undefined = norm.lone_row_is_undefined((task or registry.make_task(config, arrays)).init)
+    is_undefined = norm.lone_row_is_undefined(program.task.init)
     if is_undefined and config.batch_size == 1:
         raise UsageError(
             "batch_size 1 leaves BatchNorm a single value, whose variance is undefined; use --batch-size 2 or more, or"
@@ -520,28 +514,25 @@ def make_schedule(
     config: Config,
     arrays: Arrays,
     parts: Partition,
-    executor: Executor,
+    program: programs.Program | Simulation,
     width: int | None = None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
     select: cohorts.Cohorts | None = None,
 ) -> Callable[..., Schedule]:
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
+        program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
-        task: the model that is trained; defaults to the config's.
-        algorithm: of the run, whose probe may read rows; defaults to the config's.
         select: the cohorts; by default those of the config's `cohorts`.
     """
     sizes = client_rows.sizes(parts.train)
-    keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
+    keep_single = keeps_single_rows(config, sizes, program)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
-    probed = registry.probe_ratio(config, algorithm)
+    probed = registry.probe_ratio(config, program.algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
@@ -554,8 +545,8 @@ def make_schedule(
             cohort_size=size,
             local_epochs=epochs,
             batch_size=batch_size,
-            num_lanes=executor.num_lanes,
-            lanes_together=executor.lanes_together,
+            num_lanes=program.executor.num_lanes,
+            lanes_together=program.executor.lanes_together,
             capacity=capacity,
             probe_ratio=probed,
             keep_single=keep_single,

@@ -62,7 +62,7 @@ def test_another_round_length_partition_seed_or_step_size_compiles_nothing(tmp_p
         parts = population.make_partition(other, first.arrays)
         sizes.add(tuple(len(rows) for rows in parts.train))
         data, hyper = simulation.make_data(other, first.arrays, parts), registry.make_hyper(other)
-        of_round = simulation.make_schedule(other, first.arrays, parts, registry.make_executor(other))
+        of_round = simulation.make_schedule(other, first.arrays, parts, first)
         state = first.state
         for done, count in ((0, 1), (1, 2)):
             rounds = schedules.stack([of_round(done + i) for i in range(count)], simulation.MAX_ROUNDS)
@@ -103,9 +103,8 @@ def test_processes_share_programs_in_the_compilation_cache():
 def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(tmp_path, num_clients, width):
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; 4 clients have more."""
     config = replace(Config(), clients=num_clients, partition="iid", cache_dir=tmp_path)
-    arrays = simulation.load_data(config)
-    parts = population.make_partition(config, arrays)
-    schedule = simulation.make_schedule(config, arrays, parts, registry.make_executor(config))(0)
+    made = simulation.simulation(config)
+    parts, schedule = made.partition, made.schedule(0)
     assert schedule.rows.shape[1] == width
     for place, (client, first, count) in enumerate(
         zip(schedule.clients, schedule.start, schedule.num_steps, strict=True)

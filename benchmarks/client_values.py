@@ -35,7 +35,7 @@ from benchmarks.paper.validity import rank_correlation
 from fedvg_jax import sim as simulator
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import programs, registry
+from fedvg_jax.runs import registry
 from fedvg_jax.runs.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "client_values.json"
@@ -89,8 +89,9 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
     and the evaluation.
     """
     rule, evaluate = sim.weighting, make_evaluate(sim.task)
-    given, live = fv.weightings.given(rule), registry.make_live(sim.config, sim.task)
-    step = programs.make_round(sim.config, sim.task, sim.algorithm, given, sim.executor, sim.optimiser, live)
+    options = {"support": registry.make_live(sim.config, sim.task), **registry.round_options(sim.config, sim.task)}
+    parts = (sim.task, sim.algorithm, fv.weightings.given(rule), sim.executor, sim.optimiser)
+    step = fv.make_round(*parts, sim.config.clients, **options)
 
     @jax.jit
     def rounds(state, schedule, weights):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -80,10 +81,8 @@ def step_milliseconds(
     images = Batch(jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8)), jnp.zeros(pool, jnp.int32))
     data, hyper = Data(images, rows[0], rows[0], rows[0]), {"lr": jnp.float32(0.01)}
 
-    def make_client(shared, planned):
-        state, data, hyper = shared
-        live = support or task.support
-        return local_training.make_client(task, fedavg(), local_training.sgd, state, planned, data, hyper, support=live)
+    parts, live = (task, fedavg(), local_training.sgd), support or task.support
+    make_client = functools.partial(local_training.make_client, *parts, support=live)
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)

@@ -34,7 +34,7 @@ from benchmarks.demo import interval
 from benchmarks.paper.validity import rank_correlation
 from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import programs, registry
+from fedvg_jax.runs import registry
 from fedvg_jax.runs.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "lasting_weights.json"
@@ -108,9 +108,10 @@ def scale_weighting(rule: Weighting) -> Weighting:
 
 def make_program(sim: fv.Simulation) -> Program:
     """Returns the jitted functions of a run, which all seeds share."""
-    parts = (sim.executor, sim.optimiser, registry.make_live(sim.config, sim.task))
+    parts = (sim.executor, sim.optimiser, sim.config.clients)
+    options = {"support": registry.make_live(sim.config, sim.task), **registry.round_options(sim.config, sim.task)}
     rules = [scale_weighting(rule) for rule in (sim.weighting, fv.weightings.permuted(sim.weighting))]
-    steps = [jax.jit(programs.make_round(sim.config, sim.task, sim.algorithm, rule, *parts)) for rule in rules]
+    steps = [jax.jit(fv.make_round(sim.task, sim.algorithm, rule, *parts, **options)) for rule in rules]
     return Program(steps[0], steps[1], jax.jit(make_evaluate(sim.task)))
 
 

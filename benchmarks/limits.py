@@ -191,7 +191,9 @@ def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         results[str(count)] = {}
         for alpha in ALPHAS:
             parts = population.make_partition(dataclasses.replace(config, alpha=alpha), sim.arrays)
-            schedules = map(simulation.make_schedule(config, sim.arrays, parts, executor), range(5))
+            schedules = map(
+                simulation.make_schedule(config, sim.arrays, parts, sim._replace(executor=executor)), range(5)
+            )
             ratios = [_ratio_of_medians(seconds, s, _without_idle_lanes(s, count), repeats) for s in schedules]
             results[str(count)][str(alpha)] = round(float(np.mean(ratios)), 3)
     return results
@@ -209,10 +211,8 @@ def training_timer(sim: Simulation, executor: Executor) -> Callable[[Schedule], 
 
     @jax.jit
     def train(state, planned, data, hyper):
-        def client(shared, planned):
-            return local_training.make_client(sim.task, algorithm, optimiser, shared[0], planned, shared[1], hyper)
-
-        return executor.train(client, (state, data), planned).params
+        client = functools.partial(local_training.make_client, sim.task, algorithm, optimiser)
+        return executor.train(client, (state, data, hyper), planned).params
 
     def seconds(planned: Schedule) -> float:
         return machine.time_call(lambda: jax.block_until_ready(train(sim.state, planned, sim.data, sim.hyper)))

@@ -186,9 +186,7 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     weighting, optimiser = registry.make_weighting(config, task, algorithm), registry.make_optimiser(config)
     live = registry.make_live(config, task)
 
-    def client(shared, planned):
-        state, data, hyper = shared
-        return local_training.make_client(task, algorithm, optimiser, state, planned, data, hyper, support=live)
+    client = functools.partial(local_training.make_client, task, algorithm, optimiser, support=live)
 
     def train(state, planned, data, hyper) -> Variables:
         trained = executor.train(client, (state, data, hyper), planned)

@@ -23,6 +23,7 @@ by the difference of the weights. Other semantics (one client left out, another 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -195,7 +196,7 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     published = {"stats_too": True, "weigh_untrained": True}
     step = federated_round.make_round(task, algorithm, weighting, executor, optimiser, clients, **published)
     hyper = registry.make_hyper(config)
-    initial = federated_round.init_state(task, algorithm, clients, jax.random.key(0), hyper, stats_too=True)
+    initial = federated_round.init_state(task, algorithm, clients, hyper, stats_too=True)
     return Program(task, algorithm, jax.jit(step), dict(hyper), data, initial)
 
 
@@ -293,9 +294,7 @@ def client_gaps(recording: Recording, program: Program, state: SimState, planned
     task, algorithm = program.task, program.algorithm
 
     def train(state, planned, data, hyper):
-        def make_client(shared, planned):
-            return local_training.make_client(task, algorithm, local_training.sgd, shared[0], planned, *shared[1:])
-
+        make_client = functools.partial(local_training.make_client, task, algorithm, local_training.sgd)
         return executors.lanes(1).train(make_client, (state, data, hyper), planned)
 
     trained = jax.jit(train)(state, planned, program.data, program.hyper)

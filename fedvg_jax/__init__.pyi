@@ -6,7 +6,6 @@ from fedvg_jax import executors as executors
 from fedvg_jax import models as models
 from fedvg_jax import weightings as weightings
 from fedvg_jax.api import evaluate as evaluate
-from fedvg_jax.api import init_state as init_state
 from fedvg_jax.api import make_schedule as make_schedule
 from fedvg_jax.api import run as run
 from fedvg_jax.api import run_sweep as run_sweep
@@ -33,6 +32,7 @@ from fedvg_jax.engine.differentiable import max_steps as max_steps
 from fedvg_jax.engine.differentiable import over_rounds as over_rounds
 from fedvg_jax.engine.differentiable import stack_schedules as stack_schedules
 from fedvg_jax.engine.differentiable import unrolled as unrolled
+from fedvg_jax.engine.federated_round import init_state as init_state
 from fedvg_jax.engine.federated_round import make_round as make_round
 from fedvg_jax.engine.local_training import sgd as sgd
 from fedvg_jax.models.adapt import linen_task as linen_task

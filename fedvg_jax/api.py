@@ -17,24 +17,21 @@ import numpy as np
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks, files, hardware, processes
-from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
     Data,
     Executor,
-    Hyper,
     Schedule,
     Selection,
-    SimState,
     Task,
     Tree,
     UsageError,
     Variables,
 )
-from fedvg_jax.engine import executors, federated_round, schedule
-from fedvg_jax.engine.evaluate import make_evaluate
+from fedvg_jax.engine import executors, schedule
+from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import (
     chunks,
@@ -54,9 +51,6 @@ from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
     from fedvg_jax.study.sweeps import SweepResult
-
-EVAL_ROWS = 64
-"""Rows of one step of `evaluate`."""
 
 
 def run(
@@ -245,37 +239,6 @@ def run_sweep(
     return sweeps.run_sweep(start, axes, replacements, folder, progress, lambda config: _check_flags(config, task))
 
 
-def init_state(
-    task: Task,
-    algorithm: Algorithm,
-    num_clients: int,
-    hyper: Hyper,
-    *,
-    seed: int = 0,
-    variables: Variables | None = None,
-    local: LocalPart | None = None,
-) -> SimState:
-    """Returns the state before the first round.
-
-    Args:
-        task: draws the initial model.
-        algorithm: makes the memory of the server and of the clients.
-        num_clients: N.
-        hyper: name -> value, such as {"lr": 0.1}.
-        seed: of the initial model.
-        variables: the initial model, in place of the task's.
-        local: the part of the model that stays with each client, of `local_part`.
-
-    >>> from fedvg_jax.algorithms import fedavg
-    >>> task = Task(lambda key: Variables({"w": jax.numpy.zeros(2)}, {}), None, None, None, None, str)
-    >>> state = init_state(task, fedavg(), 3, {"lr": 0.1})
-    >>> int(state.round), state.variables.params["w"].tolist()
-    (0, [0.0, 0.0])
-    """
-    key = jax.random.key(seed)
-    return federated_round.init_state(task, algorithm, num_clients, key, hyper, variables=variables, local=local)
-
-
 def make_schedule(
     number: int,
     client_rows: Sequence[np.ndarray],
@@ -346,7 +309,7 @@ def _checked_rows(rows: Any) -> np.ndarray:
 
 
 def evaluate(
-    model: Task | Simulation, variables: Variables, data: Data | Tree | None = None, *, batch_size: int = EVAL_ROWS
+    model: Task | Simulation, variables: Variables, data: Data | Tree | None = None, *, batch_size: int = ROWS
 ) -> dict[str, float]:
     """Returns the metrics of a model's variables, in evaluation mode.
 

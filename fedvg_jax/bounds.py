@@ -136,18 +136,18 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
-    from fedvg_jax.runs import chunks, registry, simulation
+    from fedvg_jax.runs import chunks, simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * config.join_ratio))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
     single = _single(federated, alone)
     width = simulation.fitting_width(alone.batch_size, max(len(rows) for *_, rows in jobs))
-    executor = registry.make_executor(alone)
+    program = single._replace(task=federated.task)
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
-        schedule = simulation.make_schedule(alone, single.arrays, parts, executor, width, federated.task)
+        schedule = simulation.make_schedule(alone, single.arrays, parts, program, width)
         return single._replace(schedule=schedule)
 
     programs = chunks.compile_programs(with_rows(jobs[0][-1]))

@@ -149,8 +149,8 @@ def random_variables(task: Task) -> Variables:
 
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
     """Returns the state before the first round, from `variables`; `changes` are hyperparameters."""
-    arguments = task, algorithm, len(world.train), jax.random.key(0), hyper(**changes), stats_too
-    return federated_round.init_state(*arguments, variables=variables(task=task))
+    arguments = task, algorithm, len(world.train), hyper(**changes)
+    return federated_round.init_state(*arguments, variables=variables(task=task), stats_too=stats_too)
 
 
 HYPER = {
@@ -441,7 +441,7 @@ def play(
     """Returns state and metrics after every round of a plan; `options` are those of `make_round`."""
     step, values = make_round(world, algorithm, rule, task, **options), values or hyper()
     start = {name: value for name, value in options.items() if name in ("stats_too", "local")}
-    arguments = task, algorithm, len(world.train), jax.random.key(0), values
+    arguments = task, algorithm, len(world.train), values
     state, results = federated_round.init_state(*arguments, variables=variables(task=task), **start), []
     for planned in plan:
         state, metrics = step(state, planned, world.data(), values)

@@ -65,7 +65,7 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
             )
             recorder.add([truth[-1][1]], state)
             stored = client_memories.save(state, settings.clients)
-            recorder.write_checkpoint(stored, truth[-1][1], (0.0, float(number)))
+            recorder.write_checkpoint(stored, (0.0, float(number)))
             recorder.wait()
     return truth
 

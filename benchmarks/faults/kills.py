@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults.processes import start, wait_or_kill
-from fedvg_jax.runs.record import checkpoint, history, seals
+from fedvg_jax.runs.record import history, seals
 
 RUN = "--clients 8 --alpha 5 --algorithm scaffold --weighting samples --local-epochs 1 --eval-every 10"
 RUN += " --checkpoint-every 3 --resume auto"
@@ -119,5 +119,5 @@ def describe_kill(out: Path, anytime: bool) -> str:
 def outcome(out: Path, rounds: int) -> tuple:
     """Returns the history without seconds, and the CRC-32 of all leaves of the final state and the best model."""
     records = [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)]
-    seal = json.loads((out / "checkpoints" / checkpoint.folder_name(rounds) / checkpoint.SEAL).read_text())
+    seal = json.loads((out / "checkpoints" / seals.folder_name(rounds) / seals.SEAL).read_text())
     return records, seal["leaves"], seal["best"]

@@ -89,26 +89,20 @@ def simulate_for(config: Config, machine: Machine, replacements: Mapping[str, An
     host = {"devices": "1", "lanes": "auto", "pool": "device", "memories": "device", "force": True}
     here = simulation.simulation(dataclasses.replace(config, **host), **replacements)
     config = dataclasses.replace(here.config, devices=config.devices, lanes=config.lanes)
-    given = {name: getattr(here, name) for name in ("task", "algorithm", "weighting") if name in here.given}
-    images = None if "task" in given else programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
+    given = {name: getattr(here, name) for name in ("algorithm", "weighting") if name in here.given}
+    images = programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
+    model = here.task if "task" in here.given else images
     with assumed(machine.hardware):
-        program = programs.make_program(config, images, **given, devices=machine.devices)
+        program = programs.make_program(config, model, **given, devices=machine.devices)
         state, memories = _state_shapes(config, here.state, program.executor)
     placement = program.executor.placement or SingleDeviceSharding(machine.devices[0])
     of_states = cohort_memories.placement(program.executor) or placement
     return here._replace(
         config=config,
         state=jax.tree.map(_on_sharding, of_states, state),
+        memories=memories,
         data=_on_sharding(placement, here.data),
-        schedule=simulation.make_schedule(
-            config,
-            here.arrays,
-            here.partition,
-            program.executor,
-            task=program.task,
-            memories=memories,
-            algorithm=program.algorithm,
-        ),
+        schedule=simulation.make_schedule(config, here.arrays, here.partition, program),
         chunk=program.chunk,
         evaluate=program.evaluate,
         executor=program.executor,
@@ -137,7 +131,8 @@ def compile_for(sim: simulation.Simulation, hardware: Hardware) -> TargetProgram
     def shapes(tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=placement), tree)
 
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
+    rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
     with assumed(hardware):
         lowered = sim.chunk.lower(sim.state, *shapes((np.int32(0), rounds)), sim.data, shapes(dict(sim.hyper)))
         evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.test)

@@ -34,7 +34,7 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
     >>> stacked({"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, "client_params")
     3
     """
-    leaves = dict(zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True))
+    leaves = tree.by_path(pytree)
     if not leaves:
         if num_clients is None:
             raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
@@ -59,7 +59,7 @@ def floating(pytree: Tree, what: str) -> None:
 
     >>> floating({"w": jnp.ones(2)}, "params")
     """
-    for path, leaf in zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True):
+    for path, leaf in tree.by_path(pytree).items():
         try:
             dtype = jnp.result_type(leaf)
         except TypeError:
@@ -128,7 +128,7 @@ def distributions(weights: Tree, num_clients: int, what: str = "weights", tolera
     >>> distributions({"w": jnp.array([0.75, 0.25])}, 2)
     """
     stacked(weights, what, num_clients, per_tensor=True)
-    for path, leaf in zip(tree.paths(weights), jax.tree.leaves(weights), strict=True):
+    for path, leaf in tree.by_path(weights).items():
         values = np.asarray(leaf, np.float64)
         if not np.isfinite(values).all() or (values < 0).any():
             raise UsageError(f"{what} leaf '{path}' is {_short(values)}; expected ({num_clients},) numbers >= 0")

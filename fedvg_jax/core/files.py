@@ -76,16 +76,16 @@ def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None
     flush([path.parent])
 
 
-def append(path: Path, text: str, is_first: bool) -> None:
-    """Appends all of `text` to a file, or nothing if the disk is full.
+def append(path: Path, data: bytes, is_first: bool) -> None:
+    """Appends all of `data` to a file, or nothing if the disk is full.
 
     Args:
         path: the file.
-        text: whole lines.
+        data: whole lines.
         is_first: whether the file may be created. Otherwise it must exist, so that its deletion is an error.
     """
     with path.open("ab" if is_first else "r+b", buffering=0) as file:
-        end, data = file.seek(0, os.SEEK_END), text.encode()
+        end = file.seek(0, os.SEEK_END)
         try:
             while data:
                 data = data[file.write(data) :]

@@ -83,7 +83,7 @@ def members(layer_norms: Sequence[tuple[Layer, Array]], by_group: Variables) -> 
         layer_norms: layers and their norms.
         by_group: a group number in every leaf.
     """
-    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    group_of = tree.by_path(by_group.params)
     norms_of: dict[int, list[Array]] = {}
     for layer, norm in layer_norms:
         if (group := group_of[layer.tensors[0]]) >= 0:

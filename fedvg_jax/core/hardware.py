@@ -27,6 +27,13 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 """XLA's flag for GPU operations that give the same bits every time."""
 
 
+SMALL_IMAGE_PIXELS = 64 * 64
+"""Largest height x width of a small image, for `--conv auto`."""
+
+MEMORY_SHARE = 0.5
+"""Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
+
+
 class Hardware(NamedTuple):
     """The devices that jax computes on, and their host."""
 
@@ -58,15 +65,13 @@ class Choices(NamedTuple):
     XLA's CPU back end vectorises the innermost axis. 6 to 64 channels leave its vectors partly empty, the images of a
     minibatch fill them. Accelerators tile channels themselves."""
     small_image_conv: str
-    """Convolution of images of at most `small_image_pixels` (`--conv auto`), by its value of `--conv`.
+    """Convolution of images of at most `SMALL_IMAGE_PIXELS` (`--conv auto`), by its value of `--conv`.
 
     XLA's CPU back end runs the gradients of its own convolution 12 to 28 times slower inside a loop. Batched over
     clients, XLA's convolution becomes a grouped one, which is slow on every platform. Patches and a matmul avoid both.
     Winograd's saving of products was measured on CPUs only."""
     large_image_conv: str
     """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
-    small_image_pixels: int
-    """Largest height x width of a small image."""
     fusion_barriers: bool
     """Whether `models.layers.fusion_barrier` keeps XLA from recomputing a residual stream in every network block.
 
@@ -81,8 +86,6 @@ class Choices(NamedTuple):
 
     0 where they are negligible. Other models use one device; None: every model uses all devices. The devices of a CPU
     are its cores, and only for the listed models is one client per core faster than one client on all cores."""
-    memory_share: float
-    """Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
     is_float64_safe_on_many_devices: bool
     """False where a cohort must not be shared in double precision.
 
@@ -138,11 +141,9 @@ CPU = Choices(
     layout="images_last",
     small_image_conv="winograd",
     large_image_conv="winograd",
-    small_image_pixels=64 * 64,
     fusion_barriers=True,
     max_lanes=1,
     bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
-    memory_share=0.5,
     is_float64_safe_on_many_devices=False,
     rows_per_scoring_pass={"": 1, "linear": 512},
     clients_per_scoring_pass={"linear": 16},
@@ -159,11 +160,9 @@ ACCELERATOR = Choices(
     layout="images_first",
     small_image_conv="gemm",
     large_image_conv="lax",
-    small_image_pixels=64 * 64,
     fusion_barriers=False,
     max_lanes=4,
     bytes_per_client=None,
-    memory_share=1.0,
     is_float64_safe_on_many_devices=True,
     rows_per_scoring_pass={"": 1024, "vit_s16": 64, "vit_b16": 64},
     clients_per_scoring_pass={},
@@ -186,7 +185,7 @@ def choices() -> Choices:
 def auto_conv(num_pixels: int) -> str:
     """Returns the name of the convolution that `--conv auto` uses for images of that many pixels, height x width."""
     chosen = choices()
-    return chosen.small_image_conv if num_pixels <= chosen.small_image_pixels else chosen.large_image_conv
+    return chosen.small_image_conv if num_pixels <= SMALL_IMAGE_PIXELS else chosen.large_image_conv
 
 
 def auto_devices(model: str, double: bool) -> int:
@@ -213,7 +212,7 @@ def auto_devices(model: str, double: bool) -> int:
         return 1
     if not num_bytes or hardware.memory_bytes is None:
         return num_devices
-    return min(num_devices, max(1, int(chosen.memory_share * hardware.memory_bytes / num_bytes)))
+    return min(num_devices, max(1, int(MEMORY_SHARE * hardware.memory_bytes / num_bytes)))
 
 
 def auto_pool(num_bytes: int) -> str:

@@ -29,14 +29,12 @@ class LocalPart(NamedTuple):
 
     def of(self, variables: Variables) -> dict[str, Array]:
         """Returns the local tensors by path."""
-        pairs = zip(tree.paths(variables), jax.tree.leaves(variables), strict=True)
-        return {path: leaf for path, leaf in pairs if self.is_local(_without_kind(path))}
+        return {path: leaf for path, leaf in tree.by_path(variables).items() if self.is_local(_without_kind(path))}
 
     def within(self, variables: Variables, part: dict[str, Array]) -> Variables:
         """Returns the variables with the tensors of `part` in place of their own."""
-        leaves, structure = jax.tree.flatten(variables)
-        paths = tree.paths(variables)
-        return structure.unflatten([part.get(path, leaf) for path, leaf in zip(paths, leaves, strict=True)])
+        leaves = (part.get(path, leaf) for path, leaf in tree.by_path(variables).items())
+        return jax.tree.structure(variables).unflatten(leaves)
 
     def restored(self, params: Tree, original: Tree) -> Tree:
         """Returns trees like the parameters with the local tensors of `original`."""

@@ -66,8 +66,8 @@ def from_first(arrays: Tree) -> Tree:
     from jax.experimental import multihost_utils
 
     with _lenient():
-        as_bytes = [_bytes_of(leaf) for leaf in jax.tree.leaves(arrays)]
-        received = multihost_utils.broadcast_one_to_all(as_bytes)
+        on_host = map(np.ascontiguousarray, jax.tree.leaves(arrays))
+        received = multihost_utils.broadcast_one_to_all([leaf.reshape(-1).view(np.uint8) for leaf in on_host])
     shapes = [(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(arrays)]
     leaves = [np.asarray(x).view(dtype).reshape(shape) for x, (shape, dtype) in zip(received, shapes, strict=True)]
     return jax.tree.structure(arrays).unflatten(leaves)
@@ -145,7 +145,3 @@ def _lenient() -> Iterator[None]:
     """Allows the promotions of dtypes and ranks that jax's own exchange uses."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def _bytes_of(leaf: Any) -> np.ndarray:
-    return np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)

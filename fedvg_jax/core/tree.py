@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,12 +60,7 @@ def total(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def weighted_sum(
-    weights: Array,
-    stack: Array,
-    origin: Array,
-    sharding: NamedSharding | None = None,
-) -> Array:
+def weighted_sum(weights: Array, stack: Array, origin: Array, sharding: NamedSharding | None = None) -> Array:
     """Returns sum_k w_k (x_k - origin) in the dtype of x, added up in at least float32, on a CPU in the order of k.
 
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
@@ -175,7 +171,11 @@ def real_rows(table) -> np.ndarray:
 
 def params_of(memory: Tree) -> Tree:
     """Returns the memory of trained tensors only: every `Variables` in it is replaced by its params."""
-    return jax.tree.map(_params, memory, is_leaf=lambda node: isinstance(node, Variables))
+
+    def is_variables(node: Tree) -> bool:
+        return isinstance(node, Variables)
+
+    return jax.tree.map(lambda node: node.params if is_variables(node) else node, memory, is_leaf=is_variables)
 
 
 def is_finite(tree: Tree) -> Array:
@@ -199,6 +199,11 @@ def wide_dtype(tree: Tree):
 def paths(tree: Tree) -> list[str]:
     """Returns the paths of the leaves, e.g. "a/b/kernel", in leaf order."""
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def by_path(tree: Tree) -> dict[str, Any]:
+    """Returns the leaves by path, in leaf order."""
+    return dict(zip(paths(tree), jax.tree.leaves(tree), strict=True))
 
 
 def wide(x: Array) -> Array:
@@ -234,7 +239,3 @@ def arrays(tree: Tree, dtype=None) -> Tree:
 def size(tree: Tree) -> int:
     """Returns the number of scalars."""
     return sum(x.size for x in jax.tree.leaves(tree))
-
-
-def _params(node: Tree) -> Tree:
-    return node.params if isinstance(node, Variables) else node

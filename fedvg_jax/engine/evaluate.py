@@ -12,6 +12,10 @@ from jax import Array, lax
 from fedvg_jax.core import tree
 from fedvg_jax.core.scopes import EVALUATION
 from fedvg_jax.core.types import Executor, Task, Tree, Variables
+from fedvg_jax.weightings import signals
+
+ROWS = 64
+"""Rows of a step of an evaluation; the result does not depend on it."""
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -24,15 +28,7 @@ def mean_loss(task: Task, variables: Variables, pool: Tree, rows: Array) -> Arra
         pool: leaves [T, ...].
         rows: int32 [V, B], -1 for padding.
     """
-
-    def add(total: Array, batch_rows: Array) -> tuple[Array, Array]:
-        batch, mask = tree.gather(pool, batch_rows)
-        loss, _ = task.loss(*variables, batch, mask, False)
-        count = mask.sum().astype(total.dtype)
-        return total + loss.astype(total.dtype) * count, count
-
-    total, counts = lax.scan(add, jnp.zeros((), tree.wide_dtype(variables)), rows)
-    return total / counts.sum()
+    return signals.mean_over(lambda batch_rows: signals.summed_loss(task, variables, pool, batch_rows), rows)
 
 
 def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[[Variables, Tree, Array], Tree]:

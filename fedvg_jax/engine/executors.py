@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
+from fedvg_jax.core.hardware import choices
 from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
 
@@ -26,21 +27,20 @@ DEVICES = "devices"
 """The axis of a mesh of `sharded`."""
 
 
-def lanes(num_lanes: int, is_packed: bool = False, num_mapped: int = 1) -> Executor:
+def lanes(num_lanes: int, num_mapped: int = 1) -> Executor:
     """Returns an executor of L clients side by side, without padding or masks; trip counts are data.
 
     Lanes load and store clients only between the segments of the plan.
 
     Args:
         num_lanes: L.
-        is_packed: whether a stored client is one vector, see `hardware.Choices.is_packed`; the result is the same.
         num_mapped: clients that scoring computes together, where they are more than the lanes.
     """
     num_mapped = max(num_mapped, num_lanes)
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
-        return _or_untrained(_on_lanes(num_lanes, client, schedule, is_packed), client, schedule)
+        return _or_untrained(_on_lanes(num_lanes, client, schedule), client, schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None)
@@ -65,13 +65,7 @@ def vmapped() -> Executor:
     return Executor(1, train, lambda f, shared, xs: jax.vmap(lambda x: f(shared, x))(xs))
 
 
-def sharded(
-    num_devices: int,
-    num_lanes: int,
-    devices: Sequence[Any] | None = None,
-    is_packed: bool = False,
-    num_mapped: int = 1,
-) -> Executor:
+def sharded(num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None, num_mapped: int = 1) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.
@@ -85,7 +79,6 @@ def sharded(
         num_devices: D.
         num_lanes: L.
         devices: jax's devices, of which the first D are used; defaults to those of this process.
-        is_packed: as in `lanes`.
         num_mapped: as in `lanes`, on each device.
     """
     mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), (DEVICES,))
@@ -99,7 +92,7 @@ def sharded(
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, -count % num_devices)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
-            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule, is_packed)
+            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
         specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": by_device}
@@ -148,14 +141,15 @@ def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[
     return [device for i, device in enumerate(ordered) if i % available < used]
 
 
-def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: bool) -> Tree:
+def _on_lanes(num_lanes: int, client: Client, schedule: Schedule) -> Tree:
     """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others.
+
+    A stored client is one vector where the hardware `is_packed`; the result is the same.
 
     Args:
         num_lanes: L.
         client: how a client trains.
         schedule: of the cohort, with the plan of these lanes.
-        is_packed: as in `lanes`.
     """
     plan, over_lanes = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
@@ -163,7 +157,7 @@ def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: boo
 
     count = len(schedule.clients)
     untrained = jax.eval_shape(client.init, jnp.int32(0))
-    packing = packings.of(untrained) if is_packed else packings.UNPACKED
+    packing = packings.of(untrained) if choices().is_packed else packings.UNPACKED
 
     def segment(s, carry):
         on_lanes, stored = carry
@@ -184,14 +178,10 @@ def _on_lanes(num_lanes: int, client: Client, schedule: Schedule, is_packed: boo
     empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), stored_entry)
     with jax.named_scope(SEGMENTS):
         stored = lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
-    return jax.vmap(packing.unpack)(stored) if is_packed else stored
-
-
-def _untrained(client: Client, schedule: Schedule) -> Tree:
-    """Returns the clients' initial carries, stacked [K, ...]."""
-    return jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
+    return jax.vmap(packing.unpack)(stored)
 
 
 def _or_untrained(done: Tree, client: Client, schedule: Schedule) -> Tree:
     """Returns the carries, with the initial one for clients without steps."""
-    return tree.where(schedule.num_steps == 0, _untrained(client, schedule), done)
+    untrained = jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
+    return tree.where(schedule.num_steps == 0, untrained, done)

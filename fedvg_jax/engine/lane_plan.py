@@ -27,12 +27,7 @@ class Piece(NamedTuple):
     num_steps: int
 
 
-def plan_blocks(
-    num_steps: np.ndarray,
-    num_lanes: int,
-    lanes_together: int = 1,
-    block_size: int | None = None,
-) -> Plan:
+def plan_blocks(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, block_size: int | None = None) -> Plan:
     """Returns the plan of a cohort, or the stacked plans of its cohort blocks, leaves [blocks, ...].
 
     The last cohort block is padded with dummy clients without steps.
@@ -71,41 +66,14 @@ def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -
     >>> int(plan.length.sum()), plan.client[: plan.num_segments].tolist()
     (3, [[0, 1], [0, 2], [1, 2]])
     """
-    pieces = _pieces(num_steps, num_lanes, lanes_together)
+    by_device = enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
+    pieces = [p for d, clients in by_device for p in _pieces_of_device(num_steps, clients, lanes_together, d)]
     return _plan_of_pieces(pieces, len(num_steps), num_lanes)
-
-
-class Extent(NamedTuple):
-    """What a plan takes, without its tables."""
-
-    num_segments: int
-    """Times at which some lane changes client."""
-    num_steps: int
-    """Steps of the longest lane, which all lanes take."""
-
-
-def extent(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -> Extent:
-    """Returns the extent of `plan_lanes` with the same arguments; its tables may not fit in memory.
-
-    >>> extent(np.array([2, 2, 2]), 2, lanes_together=2)
-    Extent(num_segments=3, num_steps=3)
-    """
-    ends = {piece.begin + piece.num_steps for piece in _pieces(num_steps, num_lanes, lanes_together)}
-    return Extent(len(ends), max(ends, default=0))
 
 
 def block_size(plan: Plan) -> int:
     """Returns the number of clients of a plan, or of each of its cohort blocks."""
     return plan.length.shape[-1] - plan.client.shape[-1]
-
-
-def _pieces(num_steps: np.ndarray, num_lanes: int, lanes_together: int) -> list[Piece]:
-    """Returns the pieces of all lanes."""
-    return [
-        piece._replace(lane=lanes_together * device + piece.lane)
-        for device, clients in enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
-        for piece in _pieces_of_device(num_steps, clients, lanes_together)
-    ]
 
 
 def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int]]:
@@ -119,11 +87,11 @@ def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int
     return clients
 
 
-def _pieces_of_device(num_steps: np.ndarray, clients: Sequence[int], num_lanes: int) -> Iterator[Piece]:
+def _pieces_of_device(num_steps: np.ndarray, clients: Sequence[int], num_lanes: int, device: int) -> Iterator[Piece]:
     """Yields the pieces of a device's clients, laid end to end over its lanes."""
     counts = [int(num_steps[k]) for k in clients]
     end = max(max(counts, default=0), -(-sum(counts) // num_lanes))
-    lane, time = 0, 0
+    lane, time = num_lanes * device, 0
     for k, count in zip(clients, counts, strict=True):
         on_lane = min(count, end - time)
         on_next = count - on_lane

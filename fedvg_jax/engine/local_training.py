@@ -143,10 +143,9 @@ def make_client(
     task: Task,
     algorithm: Algorithm,
     optimiser: Optimiser,
-    state: SimState,
+    shared: tuple[SimState, Data, Hyper],
     schedule: Schedule,
-    data: Data,
-    hyper: Hyper,
+    *,
     augment: Augment | None = None,
     support: GradientSupport = FULL_SUPPORT,
     local: LocalPart | None = None,
@@ -165,14 +164,13 @@ def make_client(
         algorithm: its `loss` may replace the task's, its `correct` changes gradients, and `personal` those of a
             personal model.
         optimiser: the client's.
-        state: gives theta_g and the memories.
+        shared: what all clients share: the state, with theta_g and the memories; the data; and the hyperparameters.
         schedule: gives the minibatches.
-        data: the pool of rows.
-        hyper: name -> value.
         augment: (key, batch) -> batch, or None.
         support: the entries of the parameters that are carried; the others stay those of theta_g.
         local: the part of the model that stays with the client, which no `correct` changes.
     """
+    state, data, hyper = shared
     rule = optimiser(hyper, state.round)
     rule = _separately(rule) if algorithm.personal else rule
     is_random = checks.takes_key(task.loss)
@@ -191,31 +189,24 @@ def make_client(
         randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
         return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
 
-    def personal_gradients(carry: Carry, batch, mask, k, minibatch) -> tuple[Tree, Tree]:
-        """Returns the gradients of a personal model, and its new statistics."""
-        (_, stats), grads = task_gradients(carry.personal, batch, mask, k, minibatch)
-        received = tree.params_of(anchor(state, schedule, k))
-        return algorithm.personal(hyper, grads, carry.personal.params, received), stats  # pyright: ignore
-
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
         params = support.within(state.variables.params, carry.params)
+        received = tree.params_of(anchor(state, schedule, k, local))
         if algorithm.loss is None:
             (loss, stats), grads = task_gradients(Variables(params, carry.stats), batch, mask, k, minibatch)
         else:
-            key, received = (
-                minibatch_key(schedule, k, minibatch, LOSS),
-                tree.params_of(anchor(state, schedule, k, local)),
-            )
+            key = minibatch_key(schedule, k, minibatch, LOSS)
             loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
             (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
-        corrected = algorithm.correct(hyper, grads, params, tree.params_of(anchor(state, schedule, k, local)))
+        corrected = algorithm.correct(hyper, grads, params, received)
         grads = corrected if local is None else local.restored(corrected, grads)
         grads, trained, personal_stats = support.of(grads), carry.params, ()
         if algorithm.personal:
-            own, personal_stats = personal_gradients(carry, batch, mask, k, minibatch)
+            (_, personal_stats), own = task_gradients(carry.personal, batch, mask, k, minibatch)
+            own = algorithm.personal(hyper, own, carry.personal.params, received)
             grads, trained = (grads, own), (trained, carry.personal.params)
         with standard_promotion():
             updates, memory = rule.update(grads, carry.optimiser, trained)

@@ -6,6 +6,7 @@ particular algorithm, weighting, model or data set.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,6 @@ from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
-    Client,
     Cohort,
     Data,
     Executor,
@@ -122,36 +122,23 @@ def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
     """Returns what the algorithm's probe measures of theta_g for each client, leaves [H, ...]."""
 
     def probe(shared: Tree, place: tuple[Array, Array]) -> Tree:
-        state, schedule, data, hyper = shared
-        return parts.algorithm.probe(hyper, _probe_of_client(parts, state, schedule, data, *place))
+        (state, schedule, data, hyper), (k, position) = shared, place
+        begin = schedule.start[k] + schedule.num_steps[k]  # after the client's training minibatches
+
+        def batch(i: Array) -> tuple[Tree, Array]:
+            return local_training.training_minibatch(data, schedule, begin + i)
+
+        theta, num_batches = local_training.start_of_client(state, schedule, k, parts.local), schedule.probe_steps[k]
+        return parts.algorithm.probe(hyper, Probe(parts.task, theta, batch, num_batches, position, parts.loop))
 
     shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
     return parts.executor.map(probe, shared, (_indices(inputs), inputs.positions))
 
 
-def _probe_of_client(
-    parts: RoundParts, state: SimState, schedule: Schedule, data: Data, k: Array, position: Array
-) -> Probe:
-    """Returns client k's probe; its minibatches follow the client's training minibatches in `schedule.rows`."""
-    begin = schedule.start[k] + schedule.num_steps[k]
-
-    def batch(i):
-        return local_training.training_minibatch(data, schedule, begin + i)
-
-    variables = local_training.start_of_client(state, schedule, k, parts.local)
-    return Probe(parts.task, variables, batch, schedule.probe_steps[k], position, parts.loop)
-
-
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:
     """Returns the clients after their local steps, leaves [H, ...]."""
-
-    def make_client(shared: Tree, schedule: Schedule) -> Client:
-        state, data, hyper = shared
-        task, algorithm, optimiser = parts.task, parts.algorithm, parts.optimiser
-        return local_training.make_client(
-            task, algorithm, optimiser, state, schedule, data, hyper, parts.augment, parts.support, parts.local
-        )
-
+    options = {"augment": parts.augment, "support": parts.support, "local": parts.local}
+    make_client = functools.partial(local_training.make_client, parts.task, parts.algorithm, parts.optimiser, **options)
     return parts.executor.train(make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule)
 
 
@@ -199,11 +186,7 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
 
 
 def weigh_clients(
-    parts: RoundParts,
-    rules: Sequence[Weigh],
-    inputs: RoundInputs,
-    table: ClientTable,
-    clients: Variables | None = None,
+    parts: RoundParts, rules: Sequence[Weigh], inputs: RoundInputs, table: ClientTable, clients: Variables | None = None
 ) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
     """Returns the weights of each rule, leaves [K], 0 for absent clients and of sum 1.
 

@@ -54,7 +54,8 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
     """
     start = time.perf_counter()
     with processes.together():
-        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
+        rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
         data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
         chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
@@ -105,8 +106,7 @@ def run_chunks(
             metrics = jax.device_get(metrics)
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
-        records = chunk_records(num_done - len(running), running, metrics, round_seconds)
-        records = [record | communication.entries(sim.traffic, record) for record in records]
+        records = chunk_records(sim.traffic, num_done - len(running), running, metrics, round_seconds)
         if until_evaluation(sim.config, num_done - 1) == 1:
             with jax.profiler.TraceAnnotation("evaluate"):
                 records[-1] |= evaluate(sim, compiled, state, store)
@@ -181,19 +181,21 @@ def until_pause(config: Config, num_done: int) -> int:
     return min(until_evaluation(config, num_done), every - num_done % every if every else config.rounds)
 
 
-def chunk_records(num_done: int, planned: list[Schedule], metrics: Metrics, seconds: float) -> list[Record]:
+def chunk_records(
+    traffic: communication.Traffic, num_done: int, planned: list[Schedule], metrics: Metrics, seconds: float
+) -> list[Record]:
     """Returns the records of the rounds that follow the first `num_done`.
 
     Args:
+        traffic: bytes of a client's round.
         planned: their schedules.
         metrics: leaves [R, ...], on the host.
         seconds: of each round.
     """
-    per_round = (jax.tree.map(lambda leaf, r=r: leaf[r], metrics) for r in range(len(planned)))
-    return [
-        history.record(num_done + r + 1, schedule, m, seconds)
-        for r, (schedule, m) in enumerate(zip(planned, per_round, strict=True))
-    ]
+    records = (
+        history.record(num_done + r + 1, schedule, tree.take(metrics, r), seconds) for r, schedule in enumerate(planned)
+    )
+    return [record | communication.entries(traffic, record) for record in records]
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:

@@ -178,11 +178,9 @@ def first_state(placement: Placement, one: SimState, num_clients: int) -> SimSta
     if placement.is_on_host:
         no_rows = jax.tree.map(lambda leaf: checkpoint.to_host(leaf)[:0], memories)
         return with_memories(one, no_rows, np.zeros(0, np.int32))
-    return with_memories(one, _repeated(memories, padded(num_clients, sharding), sharding))
-
-
-def _repeated(one: Tree, num_rows: int, sharding: NamedSharding | None) -> Tree:
-    return _repeating(num_rows, sharding)(one) if jax.tree.leaves(one) else one
+    if not jax.tree.leaves(memories):
+        return one
+    return with_memories(one, _repeating(padded(num_clients, sharding), sharding)(memories))
 
 
 @functools.cache  # one program for all runs of these sizes
@@ -466,7 +464,8 @@ def _read(memories: Tree, count: int, is_kept: bool = True) -> Tree:
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, memories))
     num_kept = count if is_kept else 0
-    if all(map(_is_readable, leaves)):
+    # whether the devices of this process hold all rows
+    if all(isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in leaves):
         return structure.unflatten([_readable_rows(leaf, num_kept) for leaf in leaves])
     results = [np.empty((num_kept, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
     exchange = _exchange(leaves[0].sharding)
@@ -492,11 +491,6 @@ def _pieces(leaves: Sequence[Any], count: int) -> Iterator[np.ndarray]:
     size = max(1, min(count, PIECE_BYTES // max(1, row_bytes)))
     for begin in range(0, count, size):
         yield np.minimum(np.arange(begin, begin + size, dtype=np.int32), count - 1)
-
-
-def _is_readable(leaf: Any) -> bool:
-    """Returns whether the devices of this process hold all rows."""
-    return isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 def _readable_rows(leaf: Any, count: int) -> np.ndarray:

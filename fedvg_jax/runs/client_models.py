@@ -6,6 +6,7 @@ wherever a run keeps them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -20,7 +21,6 @@ from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Augment,
     Batch,
-    Client,
     Data,
     Executor,
     Hyper,
@@ -86,8 +86,8 @@ def _pieces(
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
     client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
     size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
-    table_shape = (size, max(1, -(-int(test.max()) // simulation.EVAL_BATCH)) * simulation.EVAL_BATCH)
-    keep_single = simulation.keeps_single_rows(config, arrays, train, sim.task, sim.algorithm)
+    table_shape = (size, max(1, -(-int(test.max()) // evaluate.ROWS)) * evaluate.ROWS)
+    keep_single = simulation.keeps_single_rows(config, train, sim)
     for begin in range(0, len(test), size):
         piece = np.arange(size) + min(begin, len(test) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
@@ -112,7 +112,7 @@ def _pieces(
             clients=piece.astype(np.int32),
         )
         planned = planned._replace(memory_rows=np.arange(size, dtype=np.int32))
-        yield piece, (planned, Batch(arrays.x[rows], arrays.y[rows]), table.reshape(size, -1, simulation.EVAL_BATCH))
+        yield piece, (planned, Batch(arrays.x[rows], arrays.y[rows]), table.reshape(size, -1, evaluate.ROWS))
 
 
 @stored
@@ -126,6 +126,8 @@ def _make(
 ) -> Callable[..., dict[str, Array]]:
     """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
     count_correct = evaluate.make_count_correct(task)
+    options = {"augment": augment, "local": local}
+    make_client = functools.partial(local_training.make_client, task, fedavg(), optimiser, **options)
 
     def count(
         theta: Variables, own: Tree, round: Array, hyper: Hyper, schedule: Schedule, pool: Batch, tables: Array
@@ -144,9 +146,5 @@ def _make(
             pairs = (model, tables)
             counts[name] = executor.map(lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs)
         return counts
-
-    def make_client(shared: Tree, schedule: Schedule) -> Client:
-        state, data, hyper = shared
-        return local_training.make_client(task, fedavg(), optimiser, state, schedule, data, hyper, augment, local=local)
 
     return jax.jit(count, out_shardings=executor.placement)

@@ -12,28 +12,24 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.engine import schedule, selection
+from fedvg_jax.engine import evaluate, schedule, selection
 from fedvg_jax.runs import programs
-
-BATCH = 64
-"""Rows of a step of an evaluation; the result does not depend on it."""
 
 Cohorts = Callable[[int, SimState | None], np.ndarray]
 """(round from 0, state before it) -> ids int32 [K]. Without a state all losses count as equal."""
 
 
-def make_selection(config: Config) -> Selection | None:
-    """Returns the selection that the config names; None for uniform sampling."""
-    if config.selection == "uniform":
-        return None
-    most = min(config.clients, 2 * cohort_size(config))
-    return selection.by_size() if config.selection == "size" else selection.power_of_choice(config.candidates or most)
+def choose_selection(config: Config, given: Selection | None, pool_is_on_host: bool) -> Selection | None:
+    """Returns the given selection, or else the one that the config names; None for uniform sampling.
 
-
-def check(config: Config, chosen: Selection | None, pool_is_on_host: bool) -> None:
-    """Raises UsageError for a selection that breaks its contract, or that a run's settings do not allow."""
+    Raises:
+        UsageError: it breaks its contract, or the settings of the run do not allow it.
+    """
+    num_candidates = config.candidates or min(config.clients, 2 * cohort_size(config))
+    named = {"size": selection.by_size(), "power_of_choice": selection.power_of_choice(num_candidates)}
+    chosen = named.get(config.selection) if given is None else given
     if chosen is None:
-        return
+        return None
     if not isinstance(chosen, Selection) or not callable(chosen.choose):
         raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}")
     checks.takes(chosen.choose, ("population",), "selection.choose")
@@ -41,6 +37,7 @@ def check(config: Config, chosen: Selection | None, pool_is_on_host: bool) -> No
         raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
     if chosen.num_candidates and pool_is_on_host:
         raise UsageError("this selection measures losses on the device, and the rows stay on the host; use pool device")
+    return chosen
 
 
 def make_cohorts(
@@ -56,10 +53,10 @@ def make_cohorts(
         rows: training rows of every client.
     """
     sizes, count = client_rows.sizes(rows), cohort_size(config)
-    width = -(-int(sizes.max()) // BATCH)
+    most = -(-int(sizes.max()) // evaluate.ROWS)
 
     def loss(variables: Variables, client: int) -> float:
-        table = schedule.table(rows[client], BATCH, width)
+        table = schedule.table(rows[client], evaluate.ROWS, most)
         sums = program.evaluate(variables, pool, table)
         return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else 0.0
 

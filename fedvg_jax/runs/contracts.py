@@ -174,12 +174,6 @@ def slow_hint(task: Task, pool: Any) -> str:
     return f"slow in a loop on a CPU: {'; '.join(found)}; fast are {limits}" if found else ""
 
 
-def counts_confusion(task: Task, pool: Any) -> bool:
-    """Returns whether the sums of `task.measure` have a confusion matrix; `pool` is as in `check_task`."""
-    sums = shapes_of_sums(task, pool)
-    return isinstance(sums, dict) and "confusion" in sums
-
-
 def shapes_of_sums(task: Task, pool: Any) -> Any:
     """Returns the shapes and dtypes of what `task.measure` returns; `pool` is as in `check_task`."""
     model = jax.eval_shape(task.init, jax.random.key(0))
@@ -223,7 +217,7 @@ def _call_hint(given: Any, otherwise: str) -> str:
     return f"did you mean {getattr(given, '__name__', 'it')}()?"
 
 
-def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
+def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False) -> None:
     """Checks a weighting on three clients near the initial model and a few rows of D_val.
 
     The program of the trial is kept, so that another run with the same weighting does not trace it again.
@@ -233,11 +227,13 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
         task: the model and its loss.
         data: the pool and the tables of rows.
         hyper: the hyperparameters of the run.
+        in_blocks: whether cohorts come in several blocks, so that the weights must be the sum of the terms.
 
     Raises:
         UsageError: a function takes other arguments or fails; the weights are not floats >= 0 [K] that sum to 1, in a
             pytree like the variables; the score is not [K] and the details not [K, ...], of real numbers or booleans;
-            or a detail has a name of the history's own. The message names the leaf.
+            a detail has a name of the history's own; or terms are needed, and there are none, or they do not add up to
+            the weights. The message names the leaf.
 
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
@@ -250,10 +246,18 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper) 
     """
     for name, arguments in _ARGUMENTS.items():
         checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
-    model, few = jax.jit(task.init)(jax.random.key(0)), _few_rows(data)
+    if in_blocks and not weighting.terms:
+        raise UsageError(
+            "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
+            " use --hold 0"
+        )
+    model, few = jax.jit(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
     with checks.without_notes():
-        weights = _jitted_trial(weighting)(model, few, dict(hyper))
+        weights, sums = jax.device_get(_jitted_trial(weighting, in_blocks)(model, few, dict(hyper)))
     checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
+    for path, whole in tree.by_path(weights).items():
+        if not np.allclose(whole, added := tree.by_path(sums)[path], rtol=1e-3, atol=1e-5):
+            raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
 
 
 def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
@@ -279,17 +283,28 @@ tensor, for cohorts of every size, which negative measurements, such as losses, 
 
 
 @stored
-def _jitted_trial(weighting: Weighting) -> Callable[[Variables, Data, Hyper], Variables]:
-    return jax.jit(functools.partial(_run_trial, weighting))
+def _jitted_trial(
+    weighting: Weighting, in_blocks: bool
+) -> Callable[[Variables, Data, Hyper], tuple[Variables, Variables]]:
+    return jax.jit(functools.partial(_run_trial, weighting, in_blocks))
 
 
-def _run_trial(weighting: Weighting, model: Variables, data: Data, hyper: Hyper) -> Variables:
-    """Returns the weights of three clients, after checking the shapes and dtypes of all that a weighting computes."""
+def _run_trial(
+    weighting: Weighting, in_blocks: bool, model: Variables, data: Data, hyper: Hyper
+) -> tuple[Variables, Variables]:
+    """Returns the weights of three clients, after checking the shapes and dtypes of all that a weighting computes.
+
+    With `in_blocks`, the sum of the weighting's terms is the second result; otherwise the weights again.
+    """
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     report, returns = _trial_clients(model, data)
-    measured = _measured(weighting, hyper, report, data)
+    with checks.calling("weighting.signal", hyper=hyper):
+        measured = jax.lax.map(lambda one: weighting.signal(hyper, one, data), report)
     _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
-    weights = _weights(weighting, hyper, measured, returns)
+    with checks.calling("weighting.weigh", hyper=hyper, signals=measured):
+        weights = weighting.weigh(hyper, measured, returns)
+    checks.same_structure(weights, returns.variables, "weighting.weigh: weights", "the model's variables")
+    checks.stacked(weights, "weighting.weigh: weights", _CLIENTS, per_tensor=True)
     with checks.calling("weighting.score", signals=measured):
         score = jnp.asarray(weighting.score(measured))
     if score.shape != (_CLIENTS,):
@@ -304,7 +319,13 @@ def _run_trial(weighting: Weighting, model: Variables, data: Data, hyper: Hyper)
     if hidden := next(filter(history.is_reserved, detail), None):
         raise UsageError(f"weighting.detail '{hidden}' would hide the history's own; give it another name")
     _leading(detail, _CLIENTS, "weighting.detail", "clients")
-    return weights
+    if not in_blocks:
+        return weights, weights
+    # terms read neither the clients' models nor the permutation
+    all_present = returns._replace(clients=None, shuffle=None)  # pyright: ignore[reportArgumentType]
+    terms = [term.weigh(hyper, measured, all_present) for term in weighting.terms]
+    shares = [term.share(hyper, measured, all_present) for term in weighting.terms]
+    return weights, streaming.combine_terms(shares, terms)
 
 
 def _check_recordable(leaf: Any, what: str) -> None:
@@ -312,64 +333,6 @@ def _check_recordable(leaf: Any, what: str) -> None:
     kind = getattr(leaf, "dtype", type(leaf).__name__)
     if not hasattr(leaf, "shape") or not any(jnp.issubdtype(kind, k) for k in (jnp.floating, jnp.integer, jnp.bool_)):
         raise UsageError(f"{what} is {kind}; expected an array of real numbers or booleans, for the history")
-
-
-def _measured(weighting: Weighting, hyper: Hyper, report: Report, data: Data) -> Any:
-    """Returns the signals of the trial's clients, leaves [K]."""
-    with checks.calling("weighting.signal", hyper=hyper):
-        return jax.lax.map(lambda one: weighting.signal(hyper, one, data), report)
-
-
-def _weights(weighting: Weighting, hyper: Hyper, measured: Any, returns: Returns) -> Variables:
-    """Returns the weights, with their structure and shapes checked."""
-    with checks.calling("weighting.weigh", hyper=hyper, signals=measured):
-        weights = weighting.weigh(hyper, measured, returns)
-    checks.same_structure(weights, returns.variables, "weighting.weigh: weights", "the model's variables")
-    checks.stacked(weights, "weighting.weigh: weights", _CLIENTS, per_tensor=True)
-    return weights
-
-
-def check_terms(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> None:
-    """Checks the terms of a weighting, which a round in cohort blocks uses, on the clients of `check_weighting`.
-
-    Raises:
-        UsageError: there are no terms, or they do not add up to the weights. The message names the leaf.
-
-    >>> from fedvg_jax.weightings import basic
-    >>> from fedvg_jax.core.types import Batch
-    >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
-    >>> stale = basic.samples()
-    >>> stale = stale._replace(weigh=lambda hyper, n, returns: basic.broadcast_weights(n[::-1] / 6, returns))
-    >>> check_terms(stale, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: weighting.terms: leaf 'params/w' adds up to [0.17 0.33 0.5 ]; weigh has [0.5  0.33 0.17]
-    """
-    if not weighting.terms:
-        raise UsageError(
-            "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
-            " use --hold 0"
-        )
-    few = _few_rows(data)
-
-    def trial(model: Variables) -> tuple[Variables, Variables]:
-        report, returns = _trial_clients(model, few)
-        measured = _measured(weighting, hyper, report, few)
-        # terms read neither the clients' models nor the permutation
-        all_present = Returns(model, None, None, few, jnp.ones(_CLIENTS, bool))  # pyright: ignore[reportArgumentType]
-        terms = [term.weigh(hyper, measured, all_present) for term in weighting.terms]
-        shares = [term.share(hyper, measured, all_present) for term in weighting.terms]
-        return _weights(weighting, hyper, measured, returns), streaming.combine_terms(shares, terms)
-
-    weights, total = jax.device_get(jax.jit(trial)(jax.jit(task.init)(jax.random.key(0))))
-    for path, whole, added in zip(tree.paths(weights), *map(jax.tree.leaves, (weights, total)), strict=True):
-        if not np.allclose(whole, added, rtol=1e-3, atol=1e-5):
-            raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
-
-
-def _few_rows(data: Data) -> Data:
-    """Returns the data with one batch of D_val."""
-    return data._replace(scoring=data.scoring[:1], val=data.val[:1])
 
 
 def _trial_clients(model: Variables, data: Data) -> tuple[Report, Returns]:
@@ -396,7 +359,7 @@ def _tuple_of(count: int, returned: Any, function: str, expected: str) -> tuple:
 
 
 def _leading(pytree: Any, count: int, what: str, of: str) -> None:
-    for path, leaf in zip(tree.paths(pytree), jax.tree.leaves(pytree), strict=True):
+    for path, leaf in tree.by_path(pytree).items():
         if leaf.shape[:1] != (count,):
             name = f" leaf '{path}'" if path else ""
             raise UsageError(f"{what}{name} has shape {leaf.shape}; expected ({count}, ...), for {count} {of}")

@@ -33,18 +33,14 @@ def names(config: Config) -> tuple[str, ...]:
     return tuple(itertools.chain(*((n, *keys) for n, keys in CLIENT_ACCURACIES.items() if n in wanted)))
 
 
-def check_test_rows(config: Config, parts: Partition) -> None:
-    """Raises UsageError where accuracies by client are recorded and the test rows belong to no client."""
+def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> None:
+    """Raises UsageError where accuracies by client are recorded, and clients have no test rows or no such models."""
     by_client = [name for name in CLIENT_ACCURACIES if name in recorded_names(config)]
     if by_client and len(parts.test) != len(parts.train):
         raise UsageError(
             f"record {by_client[0]} needs test rows of every client; they were held out before the division among"
             f" clients (split {config.split}), so use --split client"
         )
-
-
-def check_personal(config: Config, algorithm: Algorithm) -> None:
-    """Raises UsageError where personal accuracies are recorded and no client has a model of its own."""
     if PERSONAL in recorded_names(config) and not (config.local or algorithm.personal):
         raise UsageError(
             f"record {PERSONAL} is of the clients' own models, and all have the global one; use --method ditto, name"
@@ -54,7 +50,10 @@ def check_personal(config: Config, algorithm: Algorithm) -> None:
 
 def check_sums(config: Config, task: Task, pool: Any) -> None:
     """Raises UsageError where the confusion matrix is recorded and a task does not count one."""
-    if CONFUSION in recorded_names(config) and not contracts.counts_confusion(task, pool):
+    if CONFUSION not in recorded_names(config):
+        return
+    sums = contracts.shapes_of_sums(task, pool)
+    if not isinstance(sums, dict) or CONFUSION not in sums:
         raise UsageError(
             f"record {CONFUSION} needs a task whose measure returns a dict with '{CONFUSION}', [C * C] counts; leave"
             f" {CONFUSION} out of record, or count it"
@@ -62,15 +61,15 @@ def check_sums(config: Config, task: Task, pool: Any) -> None:
 
 
 def entries(config: Config, sums: Any) -> Record:
-    """Returns the entries of a record that `record` asks for, of the sums of `task.measure` on the test rows."""
-    return _confusion(sums) if CONFUSION in recorded_names(config) else {}
+    """Returns the confusion matrix of the test set, [true, predicted], where `record` asks for it.
 
-
-def _confusion(sums: Any) -> Record:
-    """Returns the confusion matrix of the test set, [true, predicted]; {} for a task that does not count one."""
-    if not isinstance(sums, dict) or "confusion" not in sums:
+    Args:
+        config: of the run.
+        sums: of `task.measure` on the test rows.
+    """
+    if CONFUSION not in recorded_names(config):
         return {}
-    matrix = np.asarray(sums["confusion"])
+    matrix = np.asarray(sums[CONFUSION])
     return {"test_confusion": matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()}
 
 

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import tree
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
@@ -70,30 +71,18 @@ def resident_data(config: Config, data: Data) -> Data:
     entries = np.concatenate([np.ravel(table) for table in tables.values()])
     rows = np.unique(entries[entries >= 0])
     num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
-
-    def renumbered(name: str) -> np.ndarray | None:
-        if name not in tables:
-            return None
-        return training_rows.renumber(tables[name], np.zeros(len(tables[name])), [rows])
-
-    pool = take(data.pool, rows, num_rows)
-    return Data(pool, *map(renumbered, ("scoring", "val", "test")))  # pyright: ignore[reportArgumentType]
+    numbers = {name: training_rows.renumber(table, np.zeros(len(table)), [rows]) for name, table in tables.items()}
+    return Data(take(data.pool, rows, num_rows), numbers["scoring"], numbers["val"], numbers.get("test"))
 
 
 def make(
-    config: Config,
-    data: Data,
-    resident: Data,
-    parts: Partition,
-    executor: Executor,
-    algorithm: Algorithm | None = None,
+    config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm | None = None
 ) -> HostPool:
-    """Returns the pool of a run whose rows stay on the host.
+    """Returns the pool of a run whose rows stay on the host, before its resident rows are placed on the devices.
 
     Args:
         config: the run's settings.
         data: the whole pool and its tables, on the host.
-        resident: of `resident_data`, on the devices.
         parts: the partition.
         executor: of the run.
         algorithm: of the run, whose probe may read rows; defaults to the config's.
@@ -109,12 +98,12 @@ def make(
         probe_ratio=probe_ratio(config, algorithm),
         single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
     )
-    row_bytes = _row_bytes(data.pool)
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
     tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
     most_evaluated = max(-(-table.size // num_devices) for table in tables)
     piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
-    return HostPool(data.pool, resident, capacity, piece, executor)
+    return HostPool(data.pool, resident_data(config, data), capacity, piece, executor)
 
 
 def round_up(number: int) -> int:
@@ -154,10 +143,6 @@ def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
     if host.capacity >= len(host.pool.y):
         return planned
     return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
-
-
-def _row_bytes(pool: Tree) -> float:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) / len(pool.y)
 
 
 def copy_rows(host: HostPool, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
@@ -247,12 +232,8 @@ def _compiled(
     """Returns the programs of an evaluation: the sum over devices, and a piece by width."""
     variables, empty, pieces = jax.tree.unflatten(structure, leaves)
     add_piece = jax.jit(evaluate.make_add_piece(task, executor))
-    total = jax.jit(_total, out_shardings=executor.placement).lower(empty).compile()
+    total = jax.jit(tree.total, out_shardings=executor.placement).lower(empty).compile()
     return total, {width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()}
-
-
-def _total(totals: Tree) -> Tree:
-    return jax.tree.map(lambda x: x[0] if len(x) == 1 else x.sum(0), totals)
 
 
 def _empty_totals(host: HostPool, task: Task, variables: Variables) -> Tree:

@@ -10,7 +10,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -94,10 +93,10 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
-    sources = functools.partial(provenance.sources, sim.arrays, sim.partition, sim.data.pool, own)
+    sources = functools.cache(lambda: provenance.sources(sim.arrays, sim.partition, sim.data.pool, own))
     described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
-    shared_start.refuse_different_data(sim)
+    shared_start.refuse_different_data(sim, sources)
     settings = config if processes.is_first() else dataclasses.replace(config, out=None)
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -134,18 +133,6 @@ class Run(NamedTuple):
     """about the first chunk with a round that averages no client, once there is one"""
 
 
-class _Clock(NamedTuple):
-    """Seconds of compiling and running, over all parts of a run, by a clock that cannot be set."""
-
-    earlier: tuple[float, float]
-    """of compiling and of running, in the parts before this one"""
-    compiling: float
-    start: float
-
-    def read(self) -> tuple[float, float]:
-        return self.earlier[0] + self.compiling, self.earlier[1] + time.perf_counter() - self.start
-
-
 def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History:
     """Computes the rounds that are left, and returns the history of all."""
     start, config = recorder.start, sim.config
@@ -159,25 +146,33 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     state, num_done = start.state, len(start.records)
     is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
     compiled = None if is_over else chunks.compile_programs(sim)
-    clock = _Clock(start.seconds, compiled.seconds if compiled else 0.0, time.perf_counter())
-    run, agreed = Run(sim, recorder, observers, clock.read, list(start.records), []), stop_signals.Requests([], [])
+    compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
+    begin = time.perf_counter()  # a clock that cannot be set
+
+    def read_clock() -> tuple[float, float]:
+        return compiling, earlier + time.perf_counter() - begin
+
+    run, agreed = Run(sim, recorder, observers, read_clock, list(start.records), []), stop_signals.Requests([], [])
     with _caught_signals(run) as requests, hardware.single_lapack_thread():
-        with _traced(config.profile if processes.is_first() else None) as stop_tracing:
+        with contextlib.ExitStack() as tracing:
+            if config.profile and processes.is_first():
+                tracing.enter_context(jax.profiler.trace(config.profile, create_perfetto_trace=True))
             is_single = bool(observers.callbacks)
             rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
             for state, new in rounds:
                 with processes.together():
                     add_chunk(run, state, new)
                     if len(run.records) > len(new):  # the first chunk is one round
-                        stop_tracing()
+                        tracing.close()
                 agreed = stop_signals.agree(requests, processes.largest)
                 is_over = "test_loss" in new[-1] and bool(endings.stop_reason(config, run.records))
                 if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
                 if agreed.save:
+                    kept = f"checkpoint of round {len(run.records)}" if recorder.keeps_checkpoints else ""
                     with processes.together():
-                        _answer_save_requests(run, agreed.save)
+                        observers.log(f"{agreed.save[0]}: {kept or 'no checkpoints are kept'}")
         is_stopped = bool(agreed.stop) and len(run.records) < config.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
         return finish(run, state, agreed.stop[0] if is_stopped else None)
@@ -205,7 +200,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         callback(copy.deepcopy(recorded[-1]), state)
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
-    _warn_of_no_client(run, recorded)
+    if not run.warnings and (message := endings.no_client_warning(recorded)):
+        run.warnings.append(message)
+        run.observers.log(message)
 
 
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requested: bool = False) -> None:
@@ -222,13 +219,13 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requ
     Raises:
         UsageError: the previous checkpoint could not be written.
     """
-    recorder, last = run.recorder, run.records[-1]
+    recorder = run.recorder
     with processes.together():
-        is_due = recorder.is_checkpoint_due(last["round"], is_last, is_requested)
+        is_due = recorder.is_checkpoint_due(is_last, is_requested)
     if processes.largest([is_due])[0]:
         stored = client_memories.save(state, run.sim.config.clients, recorder.keeps_checkpoints)
         with processes.together():
-            recorder.write_checkpoint(stored, last, run.read_clock())
+            recorder.write_checkpoint(stored, run.read_clock())
 
 
 def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
@@ -269,34 +266,8 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     return History(run.records, summary, state.variables, config.out, best, config)
 
 
-def _warn_of_no_client(run: Run, new: list[Record]) -> None:
-    """Logs the first round that averages no client."""
-    if not run.warnings and (message := endings.no_client_warning(new)):
-        run.warnings.append(message)
-        run.observers.log(message)
-
-
-def _answer_save_requests(run: Run, signals: list[str]) -> None:
-    """Logs which checkpoint was made for the signals that request one."""
-    kept = f"checkpoint of round {len(run.records)}"
-    run.observers.log(f"{signals[0]}: {kept if run.recorder.keeps_checkpoints else 'no checkpoints are kept'}")
-
-
-@contextlib.contextmanager
-def _traced(folder: Path | None) -> Iterator[Callable[[], None]]:
-    """Traces to `folder` until the yielded function is called, or to the end."""
-    with contextlib.ExitStack() as tracing:
-        if folder is not None:
-            tracing.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
-        yield tracing.close
-
-
 def _summary(
-    config: Config,
-    records: list[Record],
-    start: recording.Start,
-    seconds: tuple[float, float],
-    stopped_by: str | None,
+    config: Config, records: list[Record], start: recording.Start, seconds: tuple[float, float], stopped_by: str | None
 ) -> dict[str, Any]:
     """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
     compiling, running = seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +18,6 @@ from fedvg_jax.runs.registry import probe_ratio
 
 STATE = "state of the server and the clients"
 """The part of an estimate that memories of clients are in."""
-
-
-def available() -> float:
-    """Returns the bytes of one accelerator, or of the host on a CPU; infinity where they are unknown."""
-    num_bytes = hw.current().memory_bytes
-    return math.inf if num_bytes is None else num_bytes
 
 
 def num_bytes(tree: Tree) -> int:
@@ -74,9 +67,9 @@ def estimate(
 
 
 def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
-    """Raises UsageError if the parts add up to more than `available()`, unless `config.force` is set."""
-    needed, limit = sum(parts.values()), available()
-    if needed > limit and not config.force:
+    """Raises UsageError if the parts add up to more than the memory of the hardware, unless `config.force` is set."""
+    needed, limit = sum(parts.values()), hw.current().memory_bytes
+    if limit is not None and needed > limit and not config.force:
         largest = sorted(((size, name) for name, size in parts.items() if size > needed / 100), reverse=True)
         listed = ", ".join(f"{name} {_gib(size)}" for size, name in largest)
         elsewhere = {"data": ("pool", config.pool), STATE: ("memories", config.memories)}

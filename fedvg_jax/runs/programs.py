@@ -22,14 +22,13 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.gradient_support import FULL_SUPPORT, GradientSupport
+from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
     Executor,
     Hyper,
-    RoundStep,
     Schedule,
     SimState,
     Task,
@@ -39,17 +38,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.runs import contracts
-from fedvg_jax.runs.registry import (
-    ALGORITHMS,
-    make_executor,
-    make_hooks,
-    make_live,
-    make_local,
-    make_optimiser,
-    make_weighting,
-    named_task,
-)
+from fedvg_jax.runs import contracts, registry
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
@@ -77,7 +66,7 @@ class Images(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The pure functions of a run and their jitted compositions."""
+    """The pure functions of a run and their jitted compositions; `Simulation` has the same fields."""
 
     task: Task
     """its loss jitted, so that training and scoring share one trace"""
@@ -85,8 +74,6 @@ class Program(NamedTuple):
     weighting: Weighting
     executor: Executor
     optimiser: Optimiser
-    init: Callable[[jax.Array], Variables]
-    """key -> variables; jitted"""
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
@@ -107,8 +94,7 @@ def static_settings(config: Config) -> Config:
 
 def make_program(
     config: Config,
-    images: Images | None,
-    task: Task | None = None,
+    model: Images | Task,
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     devices: tuple | None = None,
@@ -116,78 +102,39 @@ def make_program(
     """Returns the program of a run, from the store of this process if a run has equal static settings.
 
     Args:
-        images: for a model that the config names; None if `task` is given.
-        task, algorithm, weighting: replace what the config names; compared by identity of their functions. A weighting
-            may also be a function of the task.
+        model: a task, or the images for the model that the config names.
+        algorithm, weighting: replace what the config names; compared, as a task is, by identity of their functions. A
+            weighting may also be a function of the task.
         devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
     """
-    is_double = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    return _make(static_settings(config), images, task, algorithm, weighting, devices, is_double, hw.current())
+    return _make(static_settings(config), model, algorithm, weighting, devices, trace_settings(), hw.current())
 
 
 @stored
-def _make(config: Config, images: Images | None, task, algorithm, weighting, devices, *_: Hashable) -> Program:
-    if task is None:
-        assert images is not None, "a named model needs the shape of its images"
-        task = named_task(config, images.shape, images.num_classes)
-    if (local := make_local(config)) is not None:
+def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *_: Hashable) -> Program:
+    task = registry.named_task(config, *model) if isinstance(model, Images) else model
+    if (local := registry.make_local(config)) is not None:
         local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    live = FULL_SUPPORT if algorithm else make_live(config, task)
-    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    live = FULL_SUPPORT if algorithm else registry.make_live(config, task)
+    algorithm = algorithm or registry.ALGORITHMS[config.algorithm](config)
     # a task of the caller's may have negative losses, which have no weights by val_loss
-    may_be_negative = images is None and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative
-    weighting = weighting or make_weighting(config, task, algorithm)
+    weighting = weighting or registry.make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
     measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
-    executor = make_executor(config, devices)
-    optimiser = make_optimiser(config)
-    step = make_round(config, task, algorithm, weighting, executor, optimiser, live, check_weights=is_unsure)
-    evaluation = evaluate.make_evaluate(task, executor)
+    executor = registry.make_executor(config, devices)
+    optimiser = registry.make_optimiser(config)
+    parts, options = (task, algorithm, weighting, executor, optimiser), registry.round_options(config, task)
+    step = federated_round.make_round(*parts, config.clients, **options, support=live, check_weights=is_unsure)
+    of_state = cohort_memories.placement(executor)
+    of_chunk = of_state and (of_state, executor.placement)
     return Program(
-        task,
-        algorithm,
-        weighting,
-        executor,
-        optimiser,
-        jax.jit(task.init),
-        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=chunk_placement(executor)),
-        jax.jit(evaluation, out_shardings=executor.placement),
-    )
-
-
-def chunk_placement(executor: Executor) -> Any:
-    """Returns the shardings of what a chunk returns; None for one device."""
-    state = cohort_memories.placement(executor)
-    return None if state is None else (state, executor.placement)
-
-
-def make_round(
-    config: Config,
-    task: Task,
-    algorithm: Algorithm,
-    weighting: Weighting,
-    executor: Executor,
-    optimiser: Optimiser,
-    live: GradientSupport,
-    check_weights: bool = False,
-) -> RoundStep:
-    """Returns the round of a run, with everything that the config adds to it; see `federated_round.make_round`."""
-    return federated_round.make_round(
-        task,
-        algorithm,
-        weighting,
-        executor,
-        optimiser,
-        config.clients,
-        **make_hooks(config, task),
-        support=live,
-        stats_too=config.server_stats == "official",
-        weigh_untrained=config.untrained == "weighed",
-        check_weights=check_weights,
-        local=make_local(config),
+        *parts,
+        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=of_chunk),
+        jax.jit(evaluate.make_evaluate(task, executor), out_shardings=executor.placement),
     )
 
 

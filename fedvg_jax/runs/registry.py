@@ -182,24 +182,17 @@ def block_of(config: Config) -> Callable[[str], str]:
 
 
 def make_live(config: Config, task: Task) -> GradientSupport:
-    """The entries of the parameters that clients store.
+    """The entries of the parameters that clients store: those that can have a gradient, or that training changes.
 
-    All entries where local training changes those without a gradient; otherwise those that can have a gradient.
-    """
-    return FULL_SUPPORT if _changes_without_gradient(config) else task.support or FULL_SUPPORT
-
-
-def _changes_without_gradient(config: Config) -> bool:
-    """Whether local training changes parameters that have no gradient.
-
-    Weight decay does, and FedDyn's linear regulariser, g + alpha (lambda_k - theta_g). So do memories from which an
-    algorithm corrects gradients, once a corrupt client has returned noise in such parameters.
+    Weight decay changes all, and so does FedDyn's linear regulariser, g + alpha (lambda_k - theta_g), and memories from
+    which an algorithm corrects gradients, once a corrupt client has returned noise in parameters without a gradient.
     """
     has_decay = config.weight_decay != 0 or config.optimiser == "adamw"
     is_linear = config.algorithm == "feddyn" and config.feddyn.regulariser == "linear"
     algorithm = ALGORITHMS[config.algorithm](config)
     has_correction = algorithm.correct is not algorithms.no_correction and algorithm.report is not algorithms.no_report
-    return has_decay or is_linear or (has_correction and config.attack.kind == "noise")
+    changes_all = has_decay or is_linear or (has_correction and config.attack.kind == "noise")
+    return FULL_SUPPORT if changes_all else task.support or FULL_SUPPORT
 
 
 def make_local(config: Config) -> LocalPart | None:
@@ -207,13 +200,16 @@ def make_local(config: Config) -> LocalPart | None:
     return local_part(config.local, config.local_first) if config.local else None
 
 
-def make_hooks(config: Config, task: Task) -> dict[str, Any]:
-    """Keyword arguments of `make_round`: aggregation rule, corrupt clients, server tuning and augmentation."""
+def round_options(config: Config, task: Task) -> dict[str, Any]:
+    """Keyword arguments of `make_round`: what the config adds to the round of its algorithm and weighting."""
     return {
         "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
         "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
         "augment": pixels.AUGMENTATIONS[config.augment],
+        "stats_too": config.server_stats == "official",
+        "weigh_untrained": config.untrained == "weighed",
+        "local": make_local(config),
     }
 
 
@@ -273,12 +269,13 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
 
     Args:
         config: the settings of the weighting.
-        task: the model and its loss.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
         algorithm: its `native_weighting` is the weighting "native".
         gradient: replaces the gradient that FedVG measures.
 
     Raises:
-        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; or see `make_fedvg`.
+        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; `fedvg.include` matches no
+            tensor; or a group has no matrix for the spectral norm.
     """
 
     def build(rule: Rule) -> Weighting:
@@ -291,20 +288,6 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
         return WEIGHTINGS[name](config, task, gradient)
 
     return build(parse_weighting(config.weighting))
-
-
-def make_fedvg(config: Config, task: Task, gradient: Signal | None = None) -> Weighting:
-    """FedVG's weighting with the config's signal, norm, layers, granularity and scoring mode.
-
-    Args:
-        config: the settings of the weighting.
-        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
-        gradient: replaces the gradient that FedVG measures.
-
-    Raises:
-        UsageError: `fedvg.include` matches no tensor, or a group has no matrix for the spectral norm.
-    """
-    return fedvg(task, **_fedvg_options(config, gradient))
 
 
 def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
@@ -352,7 +335,7 @@ def _native_name(algorithm: Algorithm) -> str:
 WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "samples": lambda *_: basic.samples(),
     "uniform": lambda *_: basic.uniform(),
-    "fedvg": make_fedvg,
+    "fedvg": lambda config, task, gradient: fedvg(task, **_fedvg_options(config, gradient)),
     "inverse_samples": lambda *_: baselines.inverse_samples(),
     "val_loss": lambda config, task, *_: baselines.val_loss(task),
     "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
@@ -360,7 +343,7 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "generalised": lambda config, task, gradient: family.generalised(task, **_fedvg_options(config, gradient)),
     "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
 }
-"""Name -> function (config, task, gradient) -> weighting, as in `make_fedvg`."""
+"""Name -> function (config, task, gradient) -> weighting, as in `make_weighting`."""
 
 
 # --- executors
@@ -381,8 +364,8 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     num_lanes = min(max_lanes, -(-block_size(config) // count))
     num_mapped = chosen.clients_per_scoring_pass.get(config.model, 1)
     if count > 1:
-        return executors.sharded(count, num_lanes, devices, chosen.is_packed, num_mapped)
-    return executors.lanes(num_lanes, chosen.is_packed, num_mapped)
+        return executors.sharded(count, num_lanes, devices, num_mapped)
+    return executors.lanes(num_lanes, num_mapped)
 
 
 def num_devices(config: Config) -> int:

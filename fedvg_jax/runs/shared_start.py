@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
@@ -54,15 +53,12 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
 
-def refuse_different_data(sim: Simulation) -> None:
-    """Raises UsageError if the processes read different data or drew different partitions."""
+def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
+    """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
     if processes.count() > 1:
-        rows = [client_rows for part in sim.partition for client_rows in part]
-        digests = (_digest(np.ascontiguousarray(a).view(np.uint8)) for a in (sim.arrays.x, sim.arrays.y, *rows))
         places = {"pool": sim.host_pool, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
-        values["data"] = _digest(" ".join(digests).encode())
-        refuse_different(values, "give all the same files, --pool and --memories")
+        refuse_different(values | sources(), "give all the same files, --pool and --memories")
 
 
 def start_of_first(start: Start, state: SimState) -> Start:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,8 +38,7 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
-from fedvg_jax.engine import federated_round, schedule
-from fedvg_jax.engine.evaluate import mean_loss
+from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.models import norm, pretrained
 from fedvg_jax.models.conv.rewrite import fast_task
@@ -55,22 +53,14 @@ from fedvg_jax.runs import (
     host_pool,
     memory,
     programs,
+    registry,
 )
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
-from fedvg_jax.runs.registry import (
-    check_images,
-    make_local,
-    make_task,
-    make_variables,
-    probe_ratio,
-)
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
-
-EVAL_BATCH = 64
-"""Rows per evaluation step; the result does not depend on it."""
 
 MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm")
 """Settings that only the building of the config's model reads."""
@@ -153,7 +143,7 @@ class Simulation(NamedTuple):
             raise UsageError("sim.validation_loss needs the rows on the device; use pool device, or fv.evaluate")
         variables = model.variables if isinstance(model, SimState) else model
         rows = self.data.val if self.data.selection is None else self.data.selection
-        return mean_loss(self.task, variables, self.data.pool, rows)
+        return evaluate.mean_loss(self.task, variables, self.data.pool, rows)
 
 
 class _Population(NamedTuple):
@@ -162,8 +152,6 @@ class _Population(NamedTuple):
     arrays: Arrays
     partition: Partition
     shared: Shared
-    is_given: bool
-    """whether the caller passed the partition"""
 
     @property
     def pool(self) -> Batch:
@@ -220,53 +208,38 @@ def simulation(
     config = _check_settings(config)
     population = _make_population(config, data, partition, progress, reading)
     program = _make_program(config, population, own)
-    values = _make_hyper(config, program, own, hyper)
+    passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
+    values = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, tuple(filter(None, passed)))
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
-    chosen = cohorts.make_selection(config) if selection is None else selection
-    cohorts.check(config, chosen, is_on_host)
+    chosen = cohorts.choose_selection(config, selection, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
-    of_round = host_pool.resident_data(config, tables) if is_on_host else tables
+    host = host_pool.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
+    of_round = host.resident if host else tables
     _check_own(config, own, program, population, of_round, values)
-    endings.check_target(config, program.task, Batch(population.shared.x, population.shared.y))
-    host = host_pool.make(config, tables, of_round, parts, executor, program.algorithm) if is_on_host else None
+    endings.check_target(config, program.task, population.pool)
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, initial)
-    evaluation_records.check_personal(config, program.algorithm)
+    evaluation_records.check_clients(config, parts, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
     select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
-    passed = {"data": data, "partition": partition, "selection": selection} | own._asdict()
+    given = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
         arrays=arrays,
         partition=parts,
-        statistics=describe(config, arrays, parts, population.shared, population.is_given),
-        task=program.task,
+        statistics=describe(config, arrays, parts, population.shared, partition is not None),
         state=state,
         data=placed,
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
-        schedule=make_schedule(
-            config,
-            arrays,
-            parts,
-            executor,
-            task=program.task,
-            memories=memories,
-            algorithm=program.algorithm,
-            select=select,
-        ),
+        schedule=make_schedule(config, arrays, parts, program, select=select),
         selection=chosen,
-        chunk=program.chunk,
-        evaluate=program.evaluate,
-        algorithm=program.algorithm,
-        weighting=program.weighting,
-        executor=executor,
-        optimiser=program.optimiser,
-        given=frozenset(name for name, value in passed.items() if value is not None),
+        given=frozenset(name for name, value in given.items() if value is not None),
         host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
         memories=memories,
         traffic=communication.of_round(config, program, state, tables.pool, values, chosen),
+        **program._asdict(),
     )
 
 
@@ -291,30 +264,21 @@ def _make_population(
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
     arrays = spaced(arrays, config.max_rows)
     user_data.check_pixel_settings(arrays, config)
-    is_given = partition is not None
-    parts = take_partition(config, arrays, partition) if is_given else make_partition(config, arrays, progress)
-    population = _Population(arrays, parts, make_shared(config, arrays, parts), is_given)
-    evaluation_records.check_test_rows(config, parts)
-    return population
+    parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
+    return _Population(arrays, parts, make_shared(config, arrays, parts))
 
 
 def _make_program(config: Config, population: _Population, own: _Own) -> programs.Program:
     """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
-    arrays, task = population.arrays, own.task
-    if task is None:
-        check_images(config, arrays)
-        images = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-        return programs.make_program(config, images, *own)
-    contracts.check_task(task, population.pool)
-    task = fast_task(task)
-    _check_settings_of_task(config, task, population.pool, has_named_algorithm=own.algorithm is None)
-    return programs.make_program(config, None, task, own.algorithm, own.weighting)
-
-
-def _make_hyper(config: Config, program: programs.Program, own: _Own, given: Mapping[str, float] | None) -> Hyper:
-    """Returns the hyperparameters of a run; `given` has values of those that the caller's own functions declare."""
-    passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
-    return merge_hyperparameters(config, program.algorithm, program.weighting, given, tuple(filter(None, passed)))
+    arrays = population.arrays
+    if own.task is None:
+        registry.check_images(config, arrays)
+        model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
+    else:
+        contracts.check_task(own.task, population.pool)
+        model = fast_task(own.task)
+        _check_settings_of_task(config, model, population.pool, has_named_algorithm=own.algorithm is None)
+    return programs.make_program(config, model, own.algorithm, own.weighting)
 
 
 def _check_own(
@@ -326,9 +290,8 @@ def _check_own(
         tables: the rows that a round reads.
     """
     if own.weighting:
-        contracts.check_weighting(program.weighting, program.task, tables, hyper)
-        if block_size(config) < cohort_size(config):
-            contracts.check_terms(program.weighting, program.task, tables, hyper)
+        in_blocks = block_size(config) < cohort_size(config)
+        contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks)
     algorithm = None if own.weighting else program.algorithm
     _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
     sees_minibatches = own.task is not None and program.algorithm.loss is not None
@@ -365,12 +328,7 @@ def _check_accuracies(
         is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
         if is_native or "val_accuracy" in config.weighting:
             consumers.append(("weighting val_accuracy", "use val_loss"))
-    for name in (
-        "client_accuracy",
-        evaluation_records.BY_CLIENT,
-        evaluation_records.PERSONAL,
-        evaluation_records.FINETUNED,
-    ):
+    for name in ("client_accuracy", *CLIENT_ACCURACIES):
         if name in recorded_names(config):
             consumers.append((f"record {name}", "use client_val_loss"))
     num_classes = len(arrays.class_names)
@@ -425,7 +383,13 @@ def make_state(
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    init = functools.partial(_init_state, config, program, hyper, make_variables(config, program.init, initial))
+    variables = registry.make_variables(config, jax.jit(program.task.init), initial)
+    options = {"local": registry.make_local(config), "stats_too": config.server_stats == "official"}
+
+    def init() -> SimState:
+        """Returns the state with the memories of one client."""
+        return federated_round.init_state(program.task, program.algorithm, 1, hyper, variables=variables, **options)
+
     one_client = jax.eval_shape(init)
     client_bytes = memory.num_bytes(one_client.clients)
     rows = program.executor.rows
@@ -439,14 +403,6 @@ def make_state(
     one = processes.place(init(), program.executor.placement)
     memories = memories._replace(fresh=one.clients)
     return client_memories.first_state(memories, one, config.clients), memories
-
-
-def _init_state(config: Config, program: programs.Program, hyper: Hyper, variables: Variables) -> SimState:
-    """Returns the state before the first round with the memories of one client."""
-    stats_too = config.server_stats == "official"
-    init = functools.partial(federated_round.init_state, program.task, program.algorithm, config.clients)
-    local = make_local(config)
-    return init(jax.random.key(config.seed), hyper, stats_too, variables, num_rows=1, local=local)
 
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
@@ -495,10 +451,11 @@ def make_data(
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
-    has_lone_row = config.fedvg.mode == "train" and len(scored) % config.batch_size == 1
-    keeps_lone_row = not (has_lone_row and norm.lone_row_is_undefined((task or make_task(config, arrays)).init))
+    keeps_lone_row = config.fedvg.mode != "train" or len(scored) % config.batch_size != 1
+    if not keeps_lone_row:  # a model is traced only where it matters
+        keeps_lone_row = not norm.lone_row_is_undefined((task or registry.make_task(config, arrays)).init)
 
-    def table(rows, max_rows, batch_size, keep_single):
+    def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)
         batch_size = fitting_width(batch_size, num_rows)
         made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
@@ -507,9 +464,9 @@ def make_data(
     return Data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
         table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
-        table(scored, max_scored, EVAL_BATCH, keep_single=True),
-        table(client_rows.joined(parts.test), max_test, EVAL_BATCH, keep_single=True),
-        table(selected, max_selected, EVAL_BATCH, keep_single=True) if is_split else None,
+        table(scored, max_scored),
+        table(client_rows.joined(parts.test), max_test),
+        table(selected, max_selected) if is_split else None,
     )
 
 
@@ -527,28 +484,24 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def keeps_single_rows(
-    config: Config, arrays: Arrays, sizes: np.ndarray, task: Task | None = None, algorithm: Algorithm | None = None
-) -> bool:
+def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Program | Simulation) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
     They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
 
     Args:
         config: the run's settings.
-        arrays: the data set.
         sizes: training rows of each client.
-        task: the model that is trained; None for the config's.
-        algorithm: of the run; None for the config's.
+        program: has the model that is trained, and the algorithm.
 
     Raises:
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = probe_ratio(config, algorithm) > 0 or bool((np.asarray(sizes) % config.batch_size == 1).any())
+    is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
     if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
         return False
-    is_undefined = norm.lone_row_is_undefined((task or make_task(config, arrays)).init)
+    is_undefined = norm.lone_row_is_undefined(program.task.init)
     if is_undefined and config.batch_size == 1:
         raise UsageError(
             "batch_size 1 leaves BatchNorm a single value, whose variance is undefined; use --batch-size 2 or more, or"
@@ -561,45 +514,39 @@ def make_schedule(
     config: Config,
     arrays: Arrays,
     parts: Partition,
-    executor: Executor,
+    program: programs.Program | Simulation,
     width: int | None = None,
-    task: Task | None = None,
-    memories: client_memories.Placement | None = None,
-    algorithm: Algorithm | None = None,
     select: cohorts.Cohorts | None = None,
 ) -> Callable[..., Schedule]:
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
+        program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
         width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
-        task: the model that is trained; defaults to the config's.
-        memories: where the clients' memories are; by default every client has a row on the devices.
-        algorithm: of the run, whose probe may read rows; defaults to the config's.
         select: the cohorts; by default those of the config's `cohorts`.
     """
     sizes = client_rows.sizes(parts.train)
-    keep_single = keeps_single_rows(config, arrays, sizes, task, algorithm)
+    keep_single = keeps_single_rows(config, sizes, program)
     size, epochs = cohort_size(config), epochs_range(config)
     batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
     is_official = config.cohorts == "official"
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
-    memory_rows = np.arange(size, dtype=np.int32) if memories and memories.is_on_host else None
-    probed = probe_ratio(config, algorithm)
+    probed = registry.probe_ratio(config, program.algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
     capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
-        planned = schedule.make(
+        return schedule.make(
             number,
             parts.train,
             seed=config.seed,
             cohort_size=size,
             local_epochs=epochs,
             batch_size=batch_size,
-            num_lanes=executor.num_lanes,
-            lanes_together=executor.lanes_together,
+            num_lanes=program.executor.num_lanes,
+            lanes_together=program.executor.lanes_together,
             capacity=capacity,
             probe_ratio=probed,
             keep_single=keep_single,
@@ -609,6 +556,5 @@ def make_schedule(
             clients=cohort_of(number, state),
             block_size=block_size(config),
         )
-        return planned._replace(memory_rows=memory_rows)
 
     return schedule_of

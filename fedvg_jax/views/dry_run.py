@@ -99,8 +99,8 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
 
 def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, groups: int) -> Rates:
     """Times samples of each part of a run: shortened runs of the first round."""
-    first = sim.schedule(0)
-    ready, start = run_chunks.prepare_chunk(sim, [first]), _state_of_chunk(sim)
+    ready, start = run_chunks.prepare_chunk(sim, [sim.schedule(0)]), _state_of_chunk(sim)
+    (first,) = ready.planned
 
     def sample(steps: int, groups: int, count: int = 1) -> tuple[int, float]:
         """Returns (longest lane, seconds) of rounds of at most `steps` local steps per client and that many groups."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import norms, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
     Data,
     Hyper,
@@ -110,7 +110,7 @@ def fltrust(task: Task) -> Weighting:
         trust = jnp.where(squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0)
         return broadcast_weights(shares(trust, returns.present), returns)
 
-    return Weighting(_length, weigh, score=lambda lengths: lengths, detail=no_detail)
+    return Weighting(signals.drift, weigh, score=lambda lengths: lengths, detail=no_detail)
 
 
 def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> Variables:
@@ -149,11 +149,10 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
     Source: Kivinen and Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors", 1997.
     """
 
-    def summed(model: Variables, returns: Returns, rows: Array) -> Array:
-        batch, mask = tree.gather(returns.data.pool, rows)
-        return tree.wide(task.loss(*model, batch, mask, False)[0]) * mask.sum().astype(tree.wide_dtype(model))
-
     def weigh(hyper: Hyper, ones: Array, returns: Returns) -> Variables:
+        def loss(model: Variables, rows: Array) -> Array:
+            return signals.summed_loss(task, model, returns.data.pool, rows)
+
         def averaged(s: Array) -> Variables:
             return aggregate(returns.variables, _models(returns), broadcast_weights(s, returns))
 
@@ -162,21 +161,15 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
-            gradient = signals.mean_over(lambda rows: jax.grad(summed)(model, returns, rows), returns.data.val)
-            return (
-                logs
-                - (hyper["fit_rate"] if rate is None else rate) * gradient_of_weights(tree.like(gradient, model))[0]
-            )
+            gradient = signals.mean_gradient(loss, model, returns.data.val)
+            step_rate = hyper["fit_rate"] if rate is None else rate
+            return logs - step_rate * gradient_of_weights(tree.like(gradient, model))[0]
 
         return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
 
     return Weighting(
         signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=() if rate else FITTED_DEFAULTS
     )
-
-
-def _length(hyper: Hyper, report: Report, data: Data) -> Array:
-    return norms.joint_l2(report.delta)
 
 
 def _models(returns: Returns) -> Variables:

@@ -32,7 +32,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
-from fedvg_jax.weightings.fedvg import FROM_0, NormParts, WeightsOfMean, norm_parts, weights_of_norms
+from fedvg_jax.weightings.fedvg import FROM_0, WeightsOfMean, norm_parts, weights_of_norms
 
 DEFAULTS = (
     *EPS,
@@ -101,20 +101,7 @@ def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **
     It reads `exponent`, `temperature`, `eps` and `mix`, and `multipliers` if present: a pytree of scalars like the
     parameters.
     """
-    return powered_norms(norm_parts(task, norm, granularity, **options))
-
-
-def powered_norms(parts: NormParts) -> Weighting:
-    """The weighting with the weights of `generalised_weights` of a signal.
-
-    >>> from fedvg_jax.core import groups
-    >>> rule = powered_norms(NormParts(lambda hyper, report, data: hyper["norms"], groups.modelwise, str))
-    >>> hyper = {"norms": {"w": jnp.array([1.0, 3.0])}, "exponent": 1.0, "temperature": 1.0, "eps": 0.0, "mix": 0.0}
-    >>> model = Variables({"w": jnp.zeros(1)}, {})
-    >>> returns = Returns(model, tree.repeat(model, 2), jnp.arange(2), None)
-    >>> rule.weigh(hyper, (hyper["norms"], jnp.ones(2)), returns).params["w"].round(2).tolist()
-    [0.75, 0.25]
-    """
+    parts = norm_parts(task, norm, granularity, **options)
 
     def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
         tensor_norms = _multiplied(parts.signal(hyper, report, data), hyper.get("multipliers"))

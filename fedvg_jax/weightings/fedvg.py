@@ -55,10 +55,7 @@ LAYERS: dict[str, Callable[[str], str]] = {"tensor": lambda path: path, "module"
 
 
 def inverse_norm_weights(
-    norms: Tree,
-    granularity: str = "modelwise",
-    eps: float | Array = 1e-8,
-    block_of: Callable[[str], str] | None = None,
+    norms: Tree, granularity: str = "modelwise", eps: float | Array = 1e-8, block_of: Callable[[str], str] | None = None
 ) -> Tree:
     """FedVG's weights from the clients' gradient norms: clients with a small norm weigh more. No softmax.
 
@@ -114,7 +111,7 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     if not isinstance(present, Tracer) and not present.any():
         raise UsageError("norms of all clients are NaN or infinite; expected finite norms of at least one client")
     norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
-    for path, norm in zip(tree.paths(norms), jax.tree.leaves(norms), strict=True):
+    for path, norm in tree.by_path(norms).items():
         if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
             raise UsageError(
                 f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, as gradient_norms returns"
@@ -345,7 +342,7 @@ def layers_of(
     """The layers that G_k averages over, in the order of the history's `layer_shares`; arguments as in `norm_parts`."""
     with jax.enable_x64(False):  # models start in single precision
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
-    sizes = dict(zip(tree.paths(shapes.params), jax.tree.leaves(shapes.params), strict=True))
+    sizes = tree.by_path(shapes.params)
     candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
     included = {path for path in candidates if re.search(include, path)}
     if not included:
@@ -364,7 +361,7 @@ def _grouping(norm: str, granularity: str, layer: str) -> Grouping:
 
 
 def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:
-    group_of = dict(zip(tree.paths(by_group.params), jax.tree.leaves(by_group.params), strict=True))
+    group_of = tree.by_path(by_group.params)
     measured = {group_of[path] for path in counted}
     missing = sorted(path for path in included if group_of[path] not in measured)
     if missing:
@@ -376,7 +373,7 @@ def _check_groups(counted: set[str], included: set[str], by_group: Variables) ->
 
 def layer_norms(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> LayerNorms:
     """Every layer with its norm [K], joined from the norms of its tensors."""
-    norm_of = dict(zip(tree.paths(measured), jax.tree.leaves(measured), strict=True))
+    norm_of = tree.by_path(measured)
 
     def joined_norm(layer: groups.Layer) -> Array:
         parts = [norm_of[path] for path in layer.tensors]

@@ -59,13 +59,7 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
 
 
 def sampled_joint_fisher(
-    logits_fn: Callable,
-    client_params: Tree,
-    inputs: Tree,
-    key: Array,
-    *,
-    num_samples: int = 1,
-    most: int = MOST,
+    logits_fn: Callable, client_params: Tree, inputs: Tree, key: Array, *, num_samples: int = 1, most: int = MOST
 ) -> Tree:
     """Joint Fisher information with labels drawn from each client's own predictions, as F is defined.
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedvg_jax.core import norms
 from fedvg_jax.core.types import Data, Hyper, Report, Signal, Task, Term, Tree, Weighting
-from fedvg_jax.weightings import signals
-
-
-def client_drift(hyper: Hyper, report: Report, data: Data) -> Array:
-    """L2 norm of one client's update theta_g - theta_k."""
-    return norms.joint_l2(report.delta)
+from fedvg_jax.weightings import signals, streaming
 
 
 def client_fisher_trace(task: Task) -> Signal:
@@ -49,7 +42,7 @@ def client_joint_fisher(task: Task) -> Signal:
 MEASURES: dict[str, Callable[[Task], Signal]] = {
     "client_accuracy": signals.pooled_test_accuracy,
     "client_val_loss": signals.validation_loss,
-    "client_drift": lambda task: client_drift,
+    "client_drift": lambda task: signals.drift,
     "client_fisher_trace": client_fisher_trace,
     "client_joint_fisher": client_joint_fisher,
 }
@@ -76,9 +69,7 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
         own = weighting.signal(hyper, report, data)
         return own, {name: measure(hyper, report, data) for name, measure in measures.items()}
 
-    def of_own(function: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[0], *rest))
-
+    of_own = functools.partial(streaming.with_signal, 0)
     return weighting._replace(
         signal=signal,
         weigh=of_own(weighting.weigh),

@@ -16,7 +16,7 @@ from jax import lax
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.scopes import SCORING_PASSES
-from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError
+from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError, Variables
 
 
 def validation_gradients(
@@ -61,8 +61,7 @@ def validation_gradients(
 
 def _check_batches(val_batches: Tree) -> None:
     """Raises UsageError unless all leaves are [V, B, ...] with one V >= 1."""
-    leaves = dict(zip(tree.paths(val_batches), jax.tree.leaves(val_batches), strict=True))
-    shapes = {path: jnp.shape(leaf) for path, leaf in leaves.items()}
+    shapes = {path: jnp.shape(leaf) for path, leaf in tree.by_path(val_batches).items()}
     first = next(iter(shapes.values()), None)
     count = first[0] if first else None
     if count == 0 or first is None:
@@ -123,16 +122,14 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
     """
     live = task.support or FULL_SUPPORT
 
-    def summed_loss(part, params, stats, pool, rows):
-        batch, mask = tree.gather(pool, rows)
-        params = live.within(params, part)
-        return tree.wide(task.loss(params, stats, batch, mask, train)[0]) * mask.sum().astype(tree.wide_dtype(params))
+    def loss_of_part(part, params, stats, pool, rows):
+        return summed_loss(task, Variables(live.within(params, part), stats), pool, rows, train)
 
     def loss_of_groups(part, params, stats, pool, rows):
         def loss_of_group(rows):
             # an empty group computes on a row of another with weight 0: statistics over no row have NaN gradients
             is_empty = (rows < 0).all()
-            value = summed_loss(part, params, stats, pool, jnp.where(is_empty, any_row, rows))
+            value = loss_of_part(part, params, stats, pool, jnp.where(is_empty, any_row, rows))
             return jnp.where(is_empty, 0, value)
 
         any_row = rows.max()
@@ -150,7 +147,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
         def loss(part, rows):
             if len(rows) == 1:  # without a batch axis, which would turn matmuls into batched ones
-                return summed_loss(part, params, stats, data.pool, rows[0])
+                return loss_of_part(part, params, stats, data.pool, rows[0])
             if task.takes_groups:
                 return grouped_loss(part, params, stats, data.pool, rows)
             return loss_of_groups(part, params, stats, data.pool, rows)
@@ -163,6 +160,11 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
     """The client's update theta_g - theta_k. It needs no pass over D_val."""
     return report.delta
+
+
+def drift(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+    """L2 norm of the client's update theta_g - theta_k."""
+    return norms.joint_l2(report.delta)
 
 
 def fisher(task: Task, most: int = 2**26) -> Signal:
@@ -191,11 +193,7 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
     return measure
 
 
-def mean_squares(
-    gradient: Callable[[jax.Array], Tree],
-    examples: jax.Array | np.ndarray,
-    at_once: int,
-) -> Tree:
+def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int) -> Tree:
     """The mean over examples of gradient(example)^2, elementwise; 0 without examples.
 
     Args:
@@ -214,17 +212,17 @@ def validation_loss(task: Task) -> Signal:
     """One client's mean loss on D_val, BatchNorm in evaluation mode."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-        params, stats = report.variables
-
-        def summed(rows):
-            batch, mask = tree.gather(data.pool, rows)
-            return tree.wide(task.loss(params, stats, batch, mask, False)[0]) * mask.sum().astype(
-                tree.wide_dtype(params)
-            )
-
-        return mean_over(summed, data.val)
+        return mean_over(lambda rows: summed_loss(task, report.variables, data.pool, rows), data.val)
 
     return signal
+
+
+def summed_loss(
+    task: Task, model: Variables, pool: Tree, rows: jax.Array | np.ndarray, train: bool = False
+) -> jax.Array:
+    """The sum of a model's losses over the real rows of a minibatch of the pool, in at least float32."""
+    batch, mask = tree.gather(pool, rows)
+    return tree.wide(task.loss(*model, batch, mask, train)[0]) * mask.sum().astype(tree.wide_dtype(model))
 
 
 def validation_accuracy(task: Task) -> Signal:

@@ -9,6 +9,7 @@ one term; `basic.mix` has the terms of both its weightings.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,15 +32,15 @@ def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
     """The terms of the mean of two weightings, whose signals are a pair; () if either has no terms."""
 
     def half_of(i: int, term: Term) -> Term:
-        def with_own_signal(f: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda hyper, measured, returns: f(hyper, measured[i], returns)
-
-        def share(*args) -> Variables:
-            return jax.tree.map(lambda share: share / 2, with_own_signal(term.share)(*args))
-
-        return Term(with_own_signal(term.weigh), share)
+        share = with_signal(i, term.share)
+        return Term(with_signal(i, term.weigh), lambda *args: jax.tree.map(lambda c: c / 2, share(*args)))
 
     return tuple(half_of(i, term) for i, rule in enumerate(rules) for term in rule) if all(rules) else ()
+
+
+def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function (hyper, signals, ...) of a weighting whose signals are entry `i` of a tuple."""
+    return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[i], *rest))
 
 
 def select_terms(

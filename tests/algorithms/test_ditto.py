@@ -126,5 +126,5 @@ def test_an_own_algorithm_has_personal_models_or_local_tensors():
     wrong = algorithm._replace(personal=lambda hyper, grads, params, anchor: {})
     with pytest.raises(fv.UsageError, match=r"algorithm\.personal: gradients"):
         fv.run(settings, algorithm=wrong)
-    state = federated_round.init_state(worlds.TASK, algorithm, 3, jax.random.key(0), worlds.hyper())
+    state = federated_round.init_state(worlds.TASK, algorithm, 3, worlds.hyper())
     assert isinstance(state.clients, Kept) and not isinstance(state.clients.local, local_part.LocalPart)

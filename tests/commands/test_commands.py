@@ -9,7 +9,7 @@ import programs
 import pytest
 
 from fedvg_jax import prepare, sim
-from fedvg_jax.runs import launch, simulation
+from fedvg_jax.runs import launch, registry
 from fedvg_jax.study import sweep_arguments
 from fedvg_jax.views import plots
 
@@ -84,7 +84,7 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
 
 @pytest.mark.usefixtures("traced")
 def test_documented_resumes_work(folder, monkeypatch):
-    monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
+    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     first, again = (
         arguments(next(line for line in documented("sim") if f"--resume {name}" in line)) for name in ("auto", "RUN")

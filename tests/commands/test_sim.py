@@ -22,7 +22,7 @@ from processes import started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import simulation, stop_signals
+from fedvg_jax.runs import registry, stop_signals
 from fedvg_jax.runs.record import history, seals, verification
 from fedvg_jax.views import display, dry_run, plots
 
@@ -36,7 +36,7 @@ ENVIRONMENT = os.environ | {"XLA_FLAGS": ""}
 @pytest.fixture
 def main(traced, monkeypatch):
     """The command in this process, whose rounds are traced and not compiled."""
-    monkeypatch.setattr(simulation, "make_variables", programs.variables_of_ones)
+    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
     monkeypatch.setattr(plots, "write", lambda *_: None)
     return sim.main
 

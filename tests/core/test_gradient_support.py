@@ -109,10 +109,8 @@ def test_validation_gradient_on_the_support_equals_the_full_one(x64):
 
 def test_client_carries_the_support_only():
     state = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
-    arguments = state, WORLD.schedule(0), WORLD.data(), worlds.hyper()
-    client = local_training.make_client(
-        TASK, worlds.algorithm("fedavg"), local_training.sgd, *arguments, support=TASK.support
-    )
+    parts, shared = (TASK, worlds.algorithm("fedavg"), local_training.sgd), (state, WORLD.data(), worlds.hyper())
+    client = local_training.make_client(*parts, shared, WORLD.schedule(0), support=TASK.support)
     start = jax.eval_shape(lambda: client.init(0))
     carries = start, jax.eval_shape(lambda carry: client.step(carry, 0, 0), start)
     assert [carry.params["conv1"]["kernel"].shape for carry in carries] == 2 * [(1, 3, 3, 4)]

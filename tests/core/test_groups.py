@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import worlds
 
-from fedvg_jax import config
+from fedvg_jax import algorithms, config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
@@ -25,7 +25,7 @@ SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel
 
 
 def make(**options):
-    return registry.make_fedvg(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK)
+    return registry.make_weighting(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK, algorithms.fedavg())
 
 
 def tensors(seed=0):

@@ -12,7 +12,7 @@ import worlds
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import population, registry, simulation
+from fedvg_jax.runs import simulation
 
 WORLD = worlds.uneven()
 MAX_ROUNDS = 5
@@ -76,15 +76,13 @@ def test_processes_share_programs_in_the_compilation_cache():
 @pytest.mark.parametrize(("num_clients", "size", "width"), [(100, 32, 16), (4, 32, 32), (4, 2**32 - 1, 512)])
 def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(num_clients, size, width):
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; of 450, 450 - 112 - 45 = 293."""
-    config = Config(clients=num_clients, partition="iid", batch_size=size)
-    arrays = simulation.load_data(config)
-    parts = population.make_partition(config, arrays)
-    schedule = simulation.make_schedule(config, arrays, parts, registry.make_executor(config))(0)
+    made = simulation.simulation(Config(clients=num_clients, partition="iid", batch_size=size))
+    parts, schedule = made.partition, made.schedule(0)
     assert schedule.rows.shape[1] == width
     for place, (client, first, count) in enumerate(
         zip(schedule.clients, schedule.start, schedule.num_steps, strict=True)
     ):
         rows = schedule.rows[first : first + count]
-        epochs = np.sort(rows[rows >= 0].reshape(config.local_epochs, -1), axis=1)
+        epochs = np.sort(rows[rows >= 0].reshape(made.config.local_epochs, -1), axis=1)
         assert schedule.num_samples[place] == len(parts.train[client])
         np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))

@@ -151,7 +151,7 @@ def scratch(cohort, size, algorithm="fedavg"):
     algorithm, hyper = worlds.algorithm(algorithm), worlds.hyper()
     rule = worlds.weighting("fedvg", algorithm, task, 4)
     step = federated_round.make_round(task, algorithm, rule, executors.lanes(1), local_training.sgd, 100)
-    state = jax.eval_shape(lambda: federated_round.init_state(task, algorithm, 100, jax.random.key(0), hyper))
+    state = jax.eval_shape(lambda: federated_round.init_state(task, algorithm, 100, hyper))
     plan = net.schedule(0, capacity=100, block_size=size)
     compiled = worlds.jit(step).lower(state, plan, net.data(), hyper).compile()
     return compiled.memory_analysis().temp_size_in_bytes / (4 * tree.size(state.variables))
@@ -199,7 +199,9 @@ WRONG = {
 def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
     terms, message = WRONG[mistake]
     with usage_error(message):
-        contracts.check_terms(basic.samples()._replace(terms=terms), TASK, world().data(), worlds.hyper())
+        contracts.check_weighting(
+            basic.samples()._replace(terms=terms), TASK, world().data(), worlds.hyper(), in_blocks=True
+        )
 
 
 # --- runs

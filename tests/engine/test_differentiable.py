@@ -56,7 +56,7 @@ def number_after_rounds(name):
 
     def f(at):
         hyper, params = at
-        start = federated_round.init_state(TASK, algorithm, len(world().train), jax.random.key(0), hyper)
+        start = federated_round.init_state(TASK, algorithm, len(world().train), hyper)
         state, _ = rounds(start._replace(variables=Variables(params, {})), schedules, world().data(), hyper)
         return sum(jnp.sin((i + 1) * x).sum() for i, x in enumerate(jax.tree.leaves(state.variables.params)))
 

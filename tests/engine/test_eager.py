@@ -34,7 +34,7 @@ def one_round(lr, as_array):
     rule = worlds.weighting("samples+fedvg", fedavg(), TASK)
     step = federated_round.make_round(TASK, fedavg(), rule, executors.lanes(1), local_training.sgd, num_clients=2)
     hyper = {"lr": lr, "eps": 1e-8}
-    state = federated_round.init_state(TASK, fedavg(), 2, jax.random.key(0), hyper)
+    state = federated_round.init_state(TASK, fedavg(), 2, hyper)
     data = fedvg_jax.Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
     schedule = schedules.make(0, ROWS, **SETTINGS)
     state, schedule, data = jax.tree.map(as_array, (state, schedule, data))

@@ -4,6 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -406,7 +407,7 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_o
     with jax.numpy_dtype_promotion("standard"):
         step = worlds.round_step(WORLD, algorithm, rule, TASK._replace(loss=loss), **options)
         after, _ = jax.eval_shape(step, start, schedule_of(0), data, worlds.hyper(tuning_lr=0.1, fit_rate=0.1))
-    federated_round._check_state(after, start)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
 
 def test_a_cohort_in_blocks_refuses_parameters_of_half_precision():
@@ -426,7 +427,7 @@ def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():
         return optax.adam(1e-3)
 
     algorithm, world = worlds.algorithm("fedavg"), WORLD._replace(local_epochs=1)
-    state = federated_round.init_state(TASK, algorithm, 5, jax.random.key(0), {}, variables=worlds.variables(task=TASK))
+    state = federated_round.init_state(TASK, algorithm, 5, {}, variables=worlds.variables(task=TASK))
     step = worlds.make_round(world, algorithm, basic.uniform(), optimiser=adam)
     schedule = schedule_of(0, world, single_batches=True)
     moved, _ = step(state, schedule, world.data(), {})

@@ -202,7 +202,7 @@ def after_two_rounds(seed=0, values=None, **hooks):
 
 
 def test_the_default_settings_leave_a_round_as_it_is_to_the_bit():
-    hooks = registry.make_hooks(config.Config(), worlds.QUADRATIC)
+    hooks = registry.round_options(config.Config(), worlds.QUADRATIC)
     jax.tree.map(np.testing.assert_array_equal, after_two_rounds(), after_two_rounds(**hooks))
 
 
@@ -220,7 +220,7 @@ def test_settings_reach_the_round():
     changes = {"attack.kind": "scaling", "attack.scale": 3.0, "robust.rule": "clipped_mean", "robust.noise": 0.1}
     changes |= {"robust.clip_norm": 2.0, "tuning.steps": 2, "augment": "flip_crop"}
     settings = config.apply(config.Config(), changes, "test")
-    hooks, hyper = registry.make_hooks(settings, worlds.TASK), registry.make_hyper(settings)
+    hooks, hyper = registry.round_options(settings, worlds.TASK), registry.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
     assert hooks["augment"] is pixels.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]

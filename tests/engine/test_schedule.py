@@ -269,13 +269,6 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
 
 
 @given(STEPS, LANES)
-def test_the_extent_of_a_plan_is_that_of_its_tables(num_steps, lanes):
-    num_lanes, together = lanes
-    plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
-    assert lane_plan.extent(num_steps, num_lanes, together) == (int(plan.num_segments), makespan(plan))
-
-
-@given(STEPS, LANES)
 def test_segments_fit_the_plan_and_the_remaining_ones_are_empty(num_steps, lanes):
     num_lanes, together = lanes
     plan = lane_plan.plan_lanes(num_steps, num_lanes, together)

@@ -79,10 +79,8 @@ def trained(train, num_lanes=1, augment=pixels.AUGMENTATIONS["flip_crop"], offse
     schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
     algorithm = worlds.algorithm("fedavg")
 
-    def make_client(shared, schedule):
-        arguments = shared[0], schedule, *shared[1:], augment
-        return local_training.make_client(TASK, algorithm, local_training.sgd, *arguments)
-
+    parts = TASK, algorithm, local_training.sgd
+    make_client = functools.partial(local_training.make_client, *parts, augment=augment)
     shared = worlds.state(WORLD, algorithm, TASK), WORLD.data(), worlds.hyper()
     return jax.tree.map(np.asarray, train(make_client, shared, jax.tree.map(jnp.asarray, schedule)))
 

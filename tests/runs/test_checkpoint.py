@@ -74,7 +74,7 @@ def test_copy_on_the_host_owns_its_memory():
 def test_saving_keeps_the_newest_sealed_checkpoints_only(run):
     (run / "checkpoints" / "000013").mkdir()
     save(run, 14)
-    assert [path.name for path in checkpoint.checkpoint_folders(run)] == ["000012", "000014"]
+    assert [path.name for path in seals.checkpoint_folders(run)] == ["000012", "000014"]
 
 
 def test_saving_a_round_again_replaces_its_checkpoint(run):
@@ -92,7 +92,7 @@ DAMAGE = {
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_checkpoint_is_skipped_in_one_line_for_an_older_one(run, how):
     """Any file, at any offset; writing zeros over zeros is no damage."""
-    rng, newest = random.Random(how), checkpoint.checkpoint_folders(run)[-1]
+    rng, newest = random.Random(how), seals.checkpoint_folders(run)[-1]
     for path in sorted(path for path in newest.rglob("*") if path.is_file()):
         good = path.read_bytes()
         bad = DAMAGE[how](good, rng.randrange(len(good))) if good else b"\0"
@@ -107,7 +107,7 @@ def test_damaged_checkpoint_is_skipped_in_one_line_for_an_older_one(run, how):
 
 
 def test_missing_file_is_damage_and_missing_seal_is_half_written(run):
-    newest, older = reversed(checkpoint.checkpoint_folders(run))
+    newest, older = reversed(seals.checkpoint_folders(run))
     next(path for path in (newest / "state").rglob("*") if path.is_file()).unlink()
     (older / "seal.json").unlink()
     with usage_error("has no usable checkpoint (checkpoint of round 12 skipped: ", "is damaged); nothing was changed"):
@@ -118,7 +118,7 @@ def test_missing_file_is_damage_and_missing_seal_is_half_written(run):
 
 def test_bytes_that_changed_before_sealing_are_detected_by_the_leaf(run):
     """As after an error of memory or Orbax: the files are as sealed, a leaf is not as saved."""
-    path = checkpoint.checkpoint_folders(run)[-1]
+    path = seals.checkpoint_folders(run)[-1]
     seal = seals.read_seal(path)
     seal["leaves"]["model.kernel"][2] ^= 1
     files.replace(path / "seal.json", seals.seal_text(seal))
@@ -133,7 +133,7 @@ def test_checkpoint_of_other_shapes_is_skipped_by_name(run):
 
 
 def test_other_format_is_not_reported_as_damage(run):
-    path = checkpoint.checkpoint_folders(run)[-1]
+    path = seals.checkpoint_folders(run)[-1]
     seal = seals.read_seal(path) | {"format": 99}
     files.replace(path / "seal.json", seals.seal_text(seal))
     assert "format 99" in restored(run)[1][0]
@@ -141,7 +141,7 @@ def test_other_format_is_not_reported_as_damage(run):
 
 @pytest.mark.parametrize("text", ["", "[]", '{"crc": 0, "files": {}}'])
 def test_malformed_seal_is_damage(run, text):
-    (checkpoint.checkpoint_folders(run)[-1] / "seal.json").write_text(text)
+    (seals.checkpoint_folders(run)[-1] / "seal.json").write_text(text)
     assert restored(run)[1] == ["checkpoint of round 12 skipped: seal.json is damaged"]
 
 

@@ -105,10 +105,10 @@ def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, m
 
 def test_failed_append_adds_no_line(tmp_path):
     path = tmp_path / "file"
-    files.append(path, "one\n", is_first=True)
+    files.append(path, b"one\n", is_first=True)
     with disk_of(100), pytest.raises(OSError, match="File too large"):
-        files.append(path, "two\n" * 1000, is_first=False)
-    files.append(path, "three\n", is_first=False)
+        files.append(path, b"two\n" * 1000, is_first=False)
+    files.append(path, b"three\n", is_first=False)
     assert path.read_text() == "one\nthree\n"
 
 

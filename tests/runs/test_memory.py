@@ -8,6 +8,7 @@ import pytest
 
 from fedvg_jax import config
 from fedvg_jax.config import Config
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import memory, registry, simulation
 
@@ -35,22 +36,22 @@ def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(
         simulation.simulation(replace(SETTINGS, **changes))
 
 
-def test_run_is_refused_on_a_smaller_machine_unless_forced(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 2**20)
-    with pytest.raises(UsageError, match="--force"):
-        simulation.simulation(SETTINGS)
-    assert simulation.simulation(replace(SETTINGS, force=True)).config.force
+def test_run_is_refused_on_a_smaller_machine_unless_forced():
+    with hw.assumed(hw.current()._replace(memory_bytes=2**20)):
+        with pytest.raises(UsageError, match="--force"):
+            simulation.simulation(replace(SETTINGS, pool="device"))
+        assert simulation.simulation(replace(SETTINGS, pool="device", force=True)).config.force
 
 
-def test_temporaries_of_the_compiled_program_count(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 2**19)
+def test_temporaries_of_the_compiled_program_count():
     sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
     compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
     actual = memory.of_program(compiled)
     assert actual["temporaries"] >= 512 * 512 * 4 and actual["arguments"] == 512 * 8 * 4
-    with pytest.raises(UsageError, match="temporaries"):
-        memory.refuse_unfitting(Config(), actual)
-    memory.refuse_unfitting(Config(force=True), actual)
+    with hw.assumed(hw.current()._replace(memory_bytes=2**19)):
+        with pytest.raises(UsageError, match="temporaries"):
+            memory.refuse_unfitting(Config(), actual)
+        memory.refuse_unfitting(Config(force=True), actual)
 
 
 def test_message_to_a_user_without_a_home_names_the_variable(monkeypatch):

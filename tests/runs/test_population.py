@@ -21,6 +21,7 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import npz
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import chunks, population, registry, simulation
+from fedvg_jax.runs.programs import Images, make_program
 from fedvg_jax.views import display
 
 DIGITS = data.load("digits")
@@ -254,8 +255,8 @@ def num_steps(task=None, **settings):
     made = Config(clients=3, join_ratio=1.0, local_epochs=1, **{"batch_size": 2} | settings)
     *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
-    executor = registry.make_executor(made)
-    schedule = simulation.make_schedule(made, DIGITS, parts, executor, task=task)(0)
+    program = make_program(made, task or Images(DIGITS.x.shape[1:], 10))
+    schedule = simulation.make_schedule(made, DIGITS, parts, program)(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 
 

@@ -43,10 +43,11 @@ def changed(settings: Config) -> Config:
 def program_text(settings: Config) -> str:
     """The jaxpr of a chunk of rounds, with the program made from just these settings."""
     sim = default_simulation()
-    made = programs._make(settings, IMAGES, None, None, None, False)
+    made = programs._make(settings, IMAGES, None, None, None)
     hyper = registry.make_hyper(settings)
-    start = (jax.random.key(0), hyper, settings.server_stats == "official", sim.state.variables)
-    state = jax.eval_shape(lambda: federated_round.init_state(made.task, made.algorithm, settings.clients, *start))
+    start = {"stats_too": settings.server_stats == "official", "variables": sim.state.variables}
+    arguments = made.task, made.algorithm, settings.clients, hyper
+    state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
     return str(jax.make_jaxpr(made.chunk.__wrapped__)(state, np.int32(1), rounds, sim.data, hyper))
 

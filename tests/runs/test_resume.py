@@ -49,7 +49,7 @@ class Tiny:
         arrays = Arrays("random", x, y, tuple("abc"), 200)
         given = {"data": arrays, "task": worlds.TASK, "algorithm": algorithm, "weighting": rule}
         with pytest.MonkeyPatch.context() as patch:  # these weights are no user's
-            patch.setattr(contracts, "check_weighting", lambda *_: None)
+            patch.setattr(contracts, "check_weighting", lambda *_, **__: None)
             made = simulation.simulation(settings, **given)
         made = made._replace(
             chunk=worlds.jit(made.chunk.__wrapped__, donate_argnums=0),
@@ -88,14 +88,14 @@ def run(whole, tmp_path):
 def left_at(run, number):
     """Returns the folder as a kill after round `number`'s checkpoint leaves it, with the records of later rounds."""
     (run / "summary.json").unlink(missing_ok=True)
-    for path in checkpoint.checkpoint_folders(run):
+    for path in seals.checkpoint_folders(run):
         if int(path.name) > number:
             shutil.rmtree(path)
     return run
 
 
 def seal(run, number=6):
-    return json.loads((run / "checkpoints" / checkpoint.folder_name(number) / "seal.json").read_text())
+    return json.loads((run / "checkpoints" / seals.folder_name(number) / "seal.json").read_text())
 
 
 def numbers(run):
@@ -157,7 +157,7 @@ def test_length_of_chunks_changes_no_bit(tiny, whole, tmp_path):
         if changes.get("keep") != 0:
             assert seal(tmp_path / str(i))["leaves"] == seal(whole)["leaves"]
     assert not (tmp_path / "2" / "checkpoints").exists()
-    assert [path.name for path in checkpoint.checkpoint_folders(tmp_path / "1")] == ["000005", "000006"]
+    assert [path.name for path in seals.checkpoint_folders(tmp_path / "1")] == ["000005", "000006"]
 
 
 def test_resuming_a_finished_run_changes_no_file(tiny, run):
@@ -443,7 +443,7 @@ def test_save_signal_writes_a_checkpoint_and_the_run_continues(tiny, whole, tmp_
     with default_signals():
         result = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
     assert logged == ["SIGUSR1: checkpoint of round 2"] and result.summary["stopped_by"] is None
-    assert [path.name for path in checkpoint.checkpoint_folders(tmp_path / "run")] == ["000002", "000006"]
+    assert [path.name for path in seals.checkpoint_folders(tmp_path / "run")] == ["000002", "000006"]
     assert_same(tmp_path / "run", whole)
 
 
@@ -541,7 +541,7 @@ def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_t
     monkeypatch.setattr(recorder, "SLOW", 0.0)
     monkeypatch.setattr(stop_signals, "catch_signals", lambda ask: asked.append(ask) or catch_signals(ask))
     tiny().run(tmp_path / "run", callbacks=[at(3, lambda: saved.append(asked[0]()))], keep=9)
-    assert [int(path.name) for path in checkpoint.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert [int(path.name) for path in seals.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert (saved, asked[0]()) == ([False], True)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax import config, sim
-from fedvg_jax.runs import population, registry, simulation
+from fedvg_jax.runs import simulation
 from fedvg_jax.views import display, dry_run
 
 FLAGS = "--rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --model linear --dry-run"
@@ -39,10 +39,8 @@ def test_dry_run_writes_only_the_cache(planned):
 def test_counts_equal_those_of_the_schedules(planned):
     plan, folder = planned
     settings = replace(SETTINGS, cache_dir=folder / "cache")
-    arrays = simulation.load_data(settings)
-    parts = population.make_partition(settings, arrays)
-    of_round = simulation.make_schedule(settings, arrays, parts, registry.make_executor(settings))
-    rounds = [of_round(number) for number in range(3)]
+    made = simulation.simulation(settings)
+    parts, rounds = made.partition, [made.schedule(number) for number in range(3)]
     batches = [[-(-len(parts.train[c]) // 32) - (len(parts.train[c]) % 32 == 1) for c in s.clients] for s in rounds]
     assert plan.steps_per_round == pytest.approx(np.mean([2 * sum(b) for b in batches]))
     assert (plan.rounds, plan.evaluations) == (3, 2)

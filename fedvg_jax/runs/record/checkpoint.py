@@ -30,17 +30,8 @@ import numpy as np
 
 from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
+from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.folder import move_aside
-from fedvg_jax.runs.record.seals import (
-    FOLDER,
-    FORMAT,
-    SEAL,
-    SealEntries,
-    checkpoint_folders,
-    folder_name,
-    read_seal,
-    seal_text,
-)
 
 PLAIN = re.compile(r"[\w/. -]*")
 """Paths that Orbax and tensorstore read literally; `**`, `[b]`, a backslash and `gs:` have a meaning there."""
@@ -48,12 +39,7 @@ PLAIN = re.compile(r"[\w/. -]*")
 
 def to_host(state: Tree) -> Tree:
     """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
-    return jax.tree.map(np.array, read(state))
-
-
-def read(state: Tree) -> Tree:
-    """Returns the arrays on the host, which may share the memory of a CPU device; typed keys become their key data."""
-    return jax.device_get(jax.tree.map(untyped, state))
+    return jax.tree.map(np.array, jax.device_get(jax.tree.map(untyped, state)))
 
 
 def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: int) -> None:
@@ -69,7 +55,7 @@ def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: 
     Raises:
         OSError: it cannot be written. Older checkpoints are not touched.
     """
-    target = run.absolute() / FOLDER / folder_name(number)
+    target = run.absolute() / seals.FOLDER / seals.folder_name(number)
     target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
     _remove(target)
     target.mkdir()
@@ -79,18 +65,18 @@ def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: 
     files.flush([*written, target / "state", target, target.parent, run])
     seal = {
         "round": number,
-        "format": FORMAT,
+        "format": seals.FORMAT,
         **entries,
         "files": {str(path.relative_to(target)): files.seal(path) for path in written if path.is_file()},
         "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
     }
-    files.replace(target / SEAL, seal_text(seal))
+    files.replace(target / seals.SEAL, seals.seal_text(seal))
     _prune(run, keep)
 
 
 def restore(
-    run: Path, template: Callable[[SealEntries], Tree], log: Callable[[str], None]
-) -> tuple[Tree, SealEntries] | None:
+    run: Path, template: Callable[[seals.SealEntries], Tree], log: Callable[[str], None]
+) -> tuple[Tree, seals.SealEntries] | None:
     """Returns the newest intact checkpoint, on the host.
 
     Args:
@@ -104,13 +90,13 @@ def restore(
         UsageError: no complete checkpoint is intact and of these shapes.
     """
     complete = []
-    for path in reversed(checkpoint_folders(run)):
+    for path in reversed(seals.checkpoint_folders(run)):
         try:
-            seal = read_seal(path)
-            return _read(path, seal, template(seal)), seal
+            seal = seals.read_seal(path)
+            return _in_structure(template(seal), _read_leaves(path, seal)), seal
         except Exception as error:  # damaged bytes may raise anything
             reason = f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}"
-            complete.extend([reason] if (path / SEAL).exists() else [])
+            complete.extend([reason] if (path / seals.SEAL).exists() else [])
             log(reason)
     if complete:
         raise UsageError(f"{run} has no usable checkpoint ({complete[0]}); nothing was changed; start a new run")
@@ -119,8 +105,8 @@ def restore(
 
 def move_later(run: Path, number: int) -> None:
     """Renames complete checkpoints after a round, which cannot be used, to NUMBER.damaged-N."""
-    for path in checkpoint_folders(run):
-        if int(path.name) > number and (path / SEAL).exists():
+    for path in seals.checkpoint_folders(run):
+        if int(path.name) > number and (path / seals.SEAL).exists():
             move_aside(path, "damaged")
 
 
@@ -142,13 +128,8 @@ def best_variables(run: Path | str, template: Variables | None = None) -> Variab
         ...
     fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); ...
     """
-
-    def check_evaluated(seal: SealEntries) -> None:
-        if seal["best"] is None:
-            raise ValueError("no round was evaluated yet")
-
     remedy = "--keep 1 or more and an evaluation leave one"
-    return _read_model(Path(run), "best.", "model best on validation", remedy, template, check_evaluated)
+    return _read_model(Path(run), "best.", "model best on validation", remedy, template)
 
 
 def final_variables(run: Path | str, template: Variables | None = None) -> Variables:
@@ -172,36 +153,25 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
     return _read_model(Path(run), "state.variables.", "global model", "--keep 1 or more leaves one", template)
 
 
-def _read_model(
-    run: Path,
-    prefix: str,
-    what: str,
-    remedy: str,
-    template: Variables | None,
-    check_seal: Callable[[SealEntries], None] = lambda seal: None,
-) -> Variables:
+def _read_model(run: Path, prefix: str, what: str, remedy: str, template: Variables | None) -> Variables:
     """Returns the variables whose paths start with `prefix`, from the newest checkpoint that has them intact.
 
     Args:
         what, remedy: for the message where there are none.
-        check_seal: raises ValueError where a checkpoint does not hold the model.
     """
     reasons = []
-    for path in [run] if (run / SEAL).is_file() else reversed(checkpoint_folders(run)):
+    for path in [run] if (run / seals.SEAL).is_file() else reversed(seals.checkpoint_folders(run)):
         try:
-            seal = read_seal(path)
-            check_seal(seal)
-            leaves = {
-                key.removeprefix(prefix): leaf
-                for key, leaf in _read_leaves(path, seal).items()
-                if key.startswith(prefix)
-            }
+            read = _read_leaves(path, seals.read_seal(path)).items()
+            leaves = {key.removeprefix(prefix): leaf for key, leaf in read if key.startswith(prefix)}
+            if not leaves:
+                raise ValueError("no round was evaluated yet")
             return _nested(leaves) if template is None else _in_structure(template, leaves)
         except Exception as error:  # damaged bytes may raise anything
             reasons.append(f"round {int(path.name)}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds, such as --model"
-    listed = "; ".join(reasons) or f"no checkpoint in {run / FOLDER}"
+    listed = "; ".join(reasons) or f"no checkpoint in {run / seals.FOLDER}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 
 
@@ -214,17 +184,13 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
     return Variables(**fields)
 
 
-def _in_structure(template: Variables, leaves: Mapping[str, np.ndarray]) -> Variables:
-    expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
-    _refuse_other_shapes(expected, {key: (leaf.shape, str(leaf.dtype)) for key, leaf in leaves.items()})
-    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
-
-
-def _refuse_other_shapes(expected: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """Raises ValueError with the first leaf whose shape or dtype is another."""
+def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
+    """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
+    expected, shapes = ({key: _shape(x) for key, x in named.items()} for named in (_leaves_by_path(template), leaves))
     if expected != shapes:
         other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
         raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
+    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
 
 def place_like(template: Tree, state: Tree) -> Tree:
@@ -303,40 +269,27 @@ def _quiet() -> Iterator[None]:
         log.disabled, sys.unraisablehook = False, hook
 
 
-def _read(path: Path, seal: SealEntries, template: Tree) -> Tree:
-    """Returns the arrays of a checkpoint, in the structure of `template`."""
-    expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
-    _refuse_other_shapes(expected, _shapes(seal))
-    leaves = _read_leaves(path, seal)
-    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
-
-
-def _shapes(seal: SealEntries) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {key: (tuple(leaf[0]), leaf[1]) for key, leaf in seal["leaves"].items()}
-
-
-def _read_leaves(path: Path, seal: SealEntries) -> dict[str, np.ndarray]:
+def _read_leaves(path: Path, seal: seals.SealEntries) -> dict[str, np.ndarray]:
     """Returns the arrays of a checkpoint by path, after comparing files and arrays with the seal."""
     import orbax.checkpoint as ocp
 
     if damage := files.damaged(path, seal["files"]):
         raise ValueError(f"{damage[0]} is damaged")
-    shapes = _shapes(seal)
-    stored = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, _) in shapes.items() if 0 not in shape}
+    sealed = seal["leaves"]
+    stored = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, *_) in sealed.items() if 0 not in shape}
     with _plain(path.absolute() / "state") as plain, _checkpointer() as checkpointer:
         leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=stored))
-    leaves |= {key: np.zeros(*shapes[key]) for key in shapes.keys() - stored.keys()}
+    leaves |= {key: np.zeros(*sealed[key][:2]) for key in sealed.keys() - stored.keys()}
     for key, leaf in leaves.items():
-        if _describe(leaf) != seal["leaves"][key]:
+        if _describe(leaf) != sealed[key]:
             raise ValueError(f"{key} is damaged")
     return leaves
 
 
 def _leaves_by_path(state: Tree) -> dict[str, Any]:
     """Returns leaves by path, such as "state.variables.params.fc1.kernel"."""
-    leaves = jax.tree.leaves(state)
-    by_path = dict(zip((path.replace("/", ".") for path in tree.paths(state)), leaves, strict=True))
-    assert len(by_path) == len(leaves), "two leaves have the same path"
+    by_path = {path.replace("/", "."): leaf for path, leaf in tree.by_path(state).items()}
+    assert len(by_path) == len(jax.tree.leaves(state)), "two leaves have the same path"
     return by_path
 
 
@@ -357,8 +310,8 @@ def _is_key(leaf) -> bool:
 
 def _prune(run: Path, keep: int) -> None:
     """Removes all checkpoints except the newest `keep` that are sealed."""
-    folders = checkpoint_folders(run)
-    kept = [path for path in folders if (path / SEAL).is_file()][-keep:]
+    folders = seals.checkpoint_folders(run)
+    kept = [path for path in folders if (path / seals.SEAL).is_file()][-keep:]
     for path in folders:
         if path not in kept:
             _remove(path)
@@ -367,5 +320,5 @@ def _prune(run: Path, keep: int) -> None:
 def _remove(path: Path) -> None:
     """Removes a checkpoint, its seal first, so that a crash leaves a half-written one."""
     if path.exists():
-        (path / SEAL).unlink(missing_ok=True)
+        (path / seals.SEAL).unlink(missing_ok=True)
         shutil.rmtree(path)

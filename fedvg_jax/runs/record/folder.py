@@ -224,15 +224,11 @@ def _newest_match(config: Config) -> Path | None:
     if config.out:
         return config.out if (config.out / "config.json").exists() else None
     newest_first = sorted(Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path.parent for path in newest_first if _is_resumable(path.parent, config)), None)
-
-
-def _is_resumable(folder: Path, config: Config) -> bool:
-    try:
-        _refuse_changed(folder, config)
-    except UsageError:
-        return False
-    return True
+    for path in newest_first:
+        with contextlib.suppress(UsageError):
+            _refuse_changed(path.parent, config)
+            return path.parent
+    return None
 
 
 def _refuse_changed(folder: Path, config: Config) -> None:

@@ -297,7 +297,7 @@ def as_line(record: Record) -> bytes:
 def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
     """Appends the records to history.jsonl, and returns the new lines."""
     text = b"".join(map(as_line, records))
-    files.append(folder / "history.jsonl", text.decode(), is_first)
+    files.append(folder / "history.jsonl", text, is_first)
     return text
 
 

@@ -8,7 +8,6 @@ its round; rounds after it are computed again. A folder that is not as its run l
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib
 import os
@@ -103,7 +102,8 @@ class Recorder:
         """Args: lines: history.jsonl up to the start."""
         self.folder, self._config, self._destination = config.out, config, destination
         self._history_size, self._history_digest = len(lines), hashlib.sha256(lines)
-        self._pending: Future | None = None
+        self._pending: Future = Future()  # the newest checkpoint
+        self._pending.set_result(None)
         self._importing: Future | None = None
         self.follow(start)
 
@@ -121,8 +121,7 @@ class Recorder:
     @property
     def is_saved(self) -> bool:
         """Whether a checkpoint of the newest round is written, or none can be."""
-        is_idle = self._pending is None or self._pending.done()
-        return not self.keeps_checkpoints or (self._round == self._saved_round and is_idle)
+        return not self.keeps_checkpoints or (self._round == self._saved_round and self._pending.done())
 
     def add(self, records: Sequence[Record], state: SimState) -> None:
         """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
@@ -137,14 +136,13 @@ class Recorder:
                 # takes seconds: beside the rounds after the first chunk, which it would delay
                 self._importing = self._destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
-    def is_checkpoint_due(self, number: int, is_last: bool = False, is_requested: bool = False) -> bool:
+    def is_checkpoint_due(self, is_last: bool = False, is_requested: bool = False) -> bool:
         """Returns whether a checkpoint is due or requested; if so, the previous one is written.
 
         Call it once after each chunk.
 
         Args:
-            number: rounds done.
-            is_last: whether the run ends with this round.
+            is_last: whether the run ends with the newest round.
             is_requested: whether a signal requests a checkpoint.
 
         Raises:
@@ -152,26 +150,25 @@ class Recorder:
         """
         if not self.keeps_checkpoints:
             return False
-        if self._pending is not None and (self._pending.done() or is_last):
-            self._pending.result()
-        is_due = self._is_due(number, is_last) or (is_requested and number > self._saved_round)
+        if self._pending.done() or is_last:
+            self.wait()
+        is_due = self._is_due(is_last) or (is_requested and self._round > self._saved_round)
         if is_due:
             self.wait()
         self._chunk_start = time.perf_counter()
         return is_due
 
-    def write_checkpoint(self, stored: SimState, last: Record, seconds: tuple[float, float]) -> None:
-        """Starts writing a checkpoint, if the run keeps them.
+    def write_checkpoint(self, stored: SimState, seconds: tuple[float, float]) -> None:
+        """Starts writing a checkpoint of the newest round, if the run keeps them.
 
         Args:
-            stored: see `client_memories.save`; of the round of `last`.
-            last: the newest record.
+            stored: see `client_memories.save`.
             seconds: of compiling and of running, over all parts.
         """
         if self._destination is None or not self.keeps_checkpoints:
             return
         on_host = {"state": stored, "best": self.best.variables if self.best else None}
-        self._saved_round, self._saved_at = last["round"], time.perf_counter()
+        self._saved_round, self._saved_at = self._round, time.perf_counter()
         entries = {
             "config": to_json(self._config),
             "versions": provenance.versions(),
@@ -180,13 +177,12 @@ class Recorder:
             "seconds": list(seconds),
             "parts": self.start.parts,
         }
-        arguments = (self._destination, last["round"], on_host, entries, self._config.keep)
+        arguments = (self._destination, self._round, on_host, entries, self._config.keep)
         self._pending = self._destination.pool.submit(_save, *arguments)
 
     def wait(self) -> None:
         """Waits until the current checkpoint is written."""
-        if self._pending is not None:
-            self._pending.result()
+        self._pending.result()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json, with digests of the files that it was computed from."""
@@ -202,18 +198,17 @@ class Recorder:
         """Returns the digest of the lines so far, see `seals.history_fits`."""
         return [self._history_size, self._history_digest.hexdigest()]
 
-    def _is_due(self, number: int, is_last: bool) -> bool:
+    def _is_due(self, is_last: bool) -> bool:
         if is_last:
-            return number > self._saved_round
+            return self._round > self._saved_round
         if self._config.checkpoint_every:
-            return number % self._config.checkpoint_every == 0
+            return self._round % self._config.checkpoint_every == 0
         now = time.perf_counter()
         is_slow = now - self._chunk_start > SLOW  # worth waiting for the checkpoint before, if that is not written yet
-        is_idle = self._pending is None or self._pending.done()
-        return is_slow or (is_idle and now - self._saved_at > SECONDS)
+        return is_slow or (self._pending.done() and now - self._saved_at > SECONDS)
 
 
-def _save(destination: Destination, number: int, state: Any, entries: checkpoint.SealEntries, keep: int) -> None:
+def _save(destination: Destination, number: int, state: Any, entries: seals.SealEntries, keep: int) -> None:
     """Writes a checkpoint, after flushing the records that its seal vouches for."""
     with as_usage_error(destination.folder):
         files.flush([destination.folder / "history.jsonl"])
@@ -240,7 +235,7 @@ def open_run_folder(
         config: its `out` is the folder; None keeps records in memory only.
         state: of the simulation before its first round.
         documents: other arguments of `folder.write_settings`, by name.
-        sources: () -> digests of data and partition; called once.
+        sources: () -> digests of data and partition, which are computed once.
         log: called with one line per problem with the folder.
         given: object that Python passed in place of a setting -> names of its functions.
 
@@ -251,7 +246,7 @@ def open_run_folder(
     if config.out is None:
         yield Recorder(config, Start(state, []))
         return
-    folder, sources = config.out, functools.cache(sources)
+    folder = config.out
     with contextlib.ExitStack() as stack:
         with files.writing(f"the run folder {folder}", "--out"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -302,12 +297,7 @@ def as_usage_error(folder: Path) -> Iterator[None]:
 
 
 def _find_start(
-    config: Config,
-    folder: Path,
-    state: SimState,
-    digests: Mapping[str, str],
-    given: Mapping[str, str],
-    log: Log,
+    config: Config, folder: Path, state: SimState, digests: Mapping[str, str], given: Mapping[str, str], log: Log
 ) -> tuple[Start, bytes]:
     """Returns the start at the newest intact checkpoint, and history.jsonl up to it. Changes no file.
 
@@ -328,7 +318,7 @@ def _find_start(
     is_over = len(records) == config.rounds or bool(endings.stop_reason(config, records))
     is_finished = is_over and summary.get("rounds") == len(records) and summary.get("stopped_by") is None
 
-    def template(seal: checkpoint.SealEntries) -> Any:
+    def template(seal: seals.SealEntries) -> Any:
         stored = client_memories.saved_shapes(state, seal["leaves"], config.clients)
         return {"state": stored, "best": state.variables if seal["best"] else None}
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import datasets
+from fedvg_jax.data import datasets, images
 from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.readers import npz
 
@@ -140,10 +140,6 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
     if x.shape[-1] not in (1, depth):
         raise UsageError(f"{source}: images have {x.shape[-1]} channels, but those of the training set have {depth}")
     if x.shape[1:3] != (height, width):
-        try:
-            import PIL.Image  # noqa: F401  needed for external sets of another size only
-        except ImportError:
-            raise UsageError(f"{source}: images of another size need Pillow: pip install pillow") from None
         x = np.stack([_scaled(image, height, width) for image in x])
     return np.broadcast_to(x, (len(x), *shape))
 
@@ -154,10 +150,9 @@ def _scaled(image: np.ndarray, height: int, width: int) -> np.ndarray:
     Pillow takes the last of two or four channels for opacity, which weighs the pixels of the others, and has no mode
     for other numbers of channels.
     """
-    from PIL import Image
-
+    module = images.pillow()
     pictures = [image] if image.shape[-1] == 3 else list(np.moveaxis(image, -1, 0))
-    scaled = [Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
+    scaled = [module.fromarray(picture).resize((width, height), module.Resampling.BILINEAR) for picture in pictures]
     return np.concatenate([np.asarray(picture).reshape(height, width, -1) for picture in scaled], -1)
 
 

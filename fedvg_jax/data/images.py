@@ -12,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from fedvg_jax.core import extras
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import allocate, contents, reading
 
@@ -69,7 +70,7 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
             raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
         pixels = image.convert(_MODES[channels])
         if size and (height, width) != size:
-            pixels = pixels.resize((size[1], size[0]), _pillow().Image.Resampling.BILINEAR)
+            pixels = pixels.resize((size[1], size[0]), pillow().Resampling.BILINEAR)
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 
 
@@ -82,12 +83,12 @@ def is_grey(data: bytes, source: object) -> bool:
 @contextlib.contextmanager
 def _opened(data: bytes, source: object) -> Iterator[Any]:
     """Yields Pillow's image; a UsageError if it cannot be read."""
-    pillow = _pillow()
+    image_module = pillow()
     with reading(source, "a complete image", "fetch it again, or remove it"):
         try:
-            with pillow.Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            with image_module.open(io.BytesIO(data), formats=FORMATS) as image:
                 yield image
-        except pillow.UnidentifiedImageError:
+        except image_module.UnidentifiedImageError:
             raise ValueError(f"none of {', '.join(FORMATS)}") from None
 
 
@@ -157,9 +158,6 @@ def parse_size(text: str) -> Size | None:
     return int(height), int(width or height)
 
 
-def _pillow():
-    try:
-        import PIL.Image  # only readers of images need it
-    except ImportError:
-        raise UsageError("images need Pillow: pip install 'fedvg_jax[images]', or pip install pillow") from None
-    return PIL
+def pillow() -> Any:
+    """Returns Pillow's module of images; `UsageError` where it is not installed."""
+    return extras.load("PIL.Image", "images", "reading images")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +88,11 @@ def compute_in(task: Task, name: str) -> Task:
     """
     if name == "default":
         return task
-    convert = _to_bfloat16 if name == "bfloat16" else _unchanged
-    matmul_precision = _highest if name == "highest" else contextlib.nullcontext
+    is_narrow, is_highest = name == "bfloat16", name == "highest"
+    matmul_precision = partial(jax.default_matmul_precision, "highest") if is_highest else contextlib.nullcontext
+
+    def convert(params: Tree) -> Tree:
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params) if is_narrow else params
 
     def forward(params: Tree, stats: Tree, *args, **key) -> tuple[Outputs, Tree]:
         assert task.forward is not None  # every named model has one
@@ -110,15 +114,3 @@ def compute_in(task: Task, name: str) -> Task:
         return run
 
     return task._replace(loss=loss, forward=forward, predict=in_format(task.predict), measure=in_format(task.measure))
-
-
-def _highest():
-    return jax.default_matmul_precision("highest")
-
-
-def _to_bfloat16(params: Tree) -> Tree:
-    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-
-
-def _unchanged(params: Tree) -> Tree:
-    return params

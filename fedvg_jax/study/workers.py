@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedvg_jax.config import Config, block_size
+from fedvg_jax.core import extras
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
@@ -223,10 +224,7 @@ def run_submitit(
     Raises:
         UsageError: submitit is missing, or refuses an option.
     """
-    try:
-        import submitit  # pyright: ignore[reportMissingImports]  an extra
-    except ImportError:
-        raise UsageError("--executor submitit needs submitit; pip install 'fedvg_jax[slurm]'") from None
+    submitit = extras.load("submitit", "slurm", "--executor submitit")
     executor = submitit.AutoExecutor(folder=folder)
     try:
         executor.update_parameters(**{"timeout_min": TIMEOUT_MINUTES, "name": "fedvg-sweep", **options})

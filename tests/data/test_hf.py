@@ -185,7 +185,7 @@ def test_error_of_an_unknown_column_lists_the_columns(saved):
 
 def test_error_without_the_library_names_the_extra_to_install(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with usage_error("hf:FOLDER needs datasets: pip install 'fedvg_jax[hf]'"):
+    with usage_error("hf:FOLDER needs datasets; pip install 'fedvg_jax[hf]'"):
         load(saved / "saved")
 
 

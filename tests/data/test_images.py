@@ -89,7 +89,7 @@ def test_folder_with_an_empty_class_or_a_single_class_is_refused(tmp_path):
 
 
 def test_error_without_pillow_names_the_extra_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with usage_error("fedvg_jax[images]"):
         images.decode(b"", "x.png")
 

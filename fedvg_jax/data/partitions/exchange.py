@@ -129,17 +129,13 @@ def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
         raise TypeError(f"a list or an object is needed, got {type(members).__name__}")
     if members and all(_is_number(name) for name in members):
         return _by_number(members)
-    _check_num_rows(members.get(NUM_ROWS), num_samples)
-    return Partition(*(_part(members, name) for name in Partition._fields))
-
-
-def _check_num_rows(num_rows: Any, num_samples: int | None) -> None:
-    """Raises ValueError for a partition of a pool of another size; None is not known."""
+    num_rows = members.get(NUM_ROWS)
     if num_rows is not None and num_samples is not None and num_rows != num_samples:
         raise ValueError(
             f"it divides {num_rows} rows, and the data set has {num_samples}; use the data set and max_rows that it was"
             " made with"
         )
+    return Partition(*(_part(members, name) for name in Partition._fields))
 
 
 def _is_number(name: str) -> bool:

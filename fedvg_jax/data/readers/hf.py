@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
+from fedvg_jax.core import extras
 from fedvg_jax.core.files import reason
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
@@ -86,7 +87,7 @@ def load(
     members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
     sources = [cache.Folder(folder, members), f"{how.get('size')}", repr(columns), f"version {VERSION}"]
     arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, **how), cache_dir)
-    return arrays._replace(name=_title(folder))
+    return arrays._replace(name=folder.resolve().name)
 
 
 def find(data_dir: Path | None, name: str) -> Path:
@@ -120,7 +121,7 @@ def download(name: str, data_dir: Path) -> Path:
     folder = data_dir / name
     if folder.exists():
         raise UsageError(f"{folder} exists; remove it first, or leave out --download")
-    library = _library()
+    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
     try:
         library.load_dataset(match[1], match[2]).save_to_disk(str(folder))
     except Exception as error:  # from the network, the hub, or the disk
@@ -135,12 +136,8 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _title(folder: Path) -> str:
-    return folder.resolve().name
-
-
 def _decode(folder: Path, columns: Columns, **how: Unpack[images.Decoding]) -> Arrays:
-    library = _library()
+    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
     with reading(folder, "a complete set", f"it must be {LAYOUT}"):
         return _arrays(library, _pooled_splits(_splits(library, folder)), columns, folder, **how)
 
@@ -236,9 +233,11 @@ def _arrays(
     y, names = _labels(library, splits, label, folder)
     x = _images(library, splits, image, folder, **how)
     num_train = sum(len(split.rows) for split in splits if split.name == splits[0].name)
-    arrays = check(Arrays(_title(folder), x, y, names, num_train), folder)
+    arrays = check(Arrays(folder.name, x, y, names, num_train), folder)
     if columns.group:
-        return with_groups(arrays, _group_values(splits, columns.group, folder), f"{folder}, column {columns.group}")
+        _require_column(features, columns.group, folder)
+        groups = _values(splits, columns.group, folder, "--group-column")
+        return with_groups(arrays, groups, f"{folder}, column {columns.group}")
     if splits[0].partition is not None:
         numbers_of_folders = np.array([split.partition for split in splits], np.int64)
         return with_groups(arrays, np.repeat(numbers_of_folders, [len(split.rows) for split in splits]), folder)
@@ -295,12 +294,6 @@ def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tu
     return values, tuple(numbers(int(values.max(initial=0))))
 
 
-def _group_values(splits: list[_Split], column: str, folder: Path) -> np.ndarray:
-    features = splits[0].rows.features
-    _require_column(features, column, folder)
-    return _values(splits, column, folder, "--group-column")
-
-
 def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.ndarray:
     """Returns a column of integers or texts, [T].
 
@@ -342,12 +335,3 @@ def _images(
     num = int(ends[-1])
     are_grey = all(images.is_grey(*read(row)) for row in range(num))  # opens headers, up to the first with colours
     return images.stack(num, read, channels=1 if are_grey else 3, **how)
-
-
-def _library() -> Any:
-    try:
-        import datasets  # pyright: ignore[reportMissingImports]  slow to import, and an extra
-
-        return datasets
-    except ImportError:
-        raise UsageError(f"{PREFIX}FOLDER needs datasets: pip install 'fedvg_jax[hf]'") from None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from fedvg_jax.core import files
+from fedvg_jax.core import extras, files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, contents, reading
@@ -76,7 +76,7 @@ def download(name: str, data_dir: Path) -> None:
         UsageError: the download or the preparation fails.
     """
     parse(name)
-    tfds = _library()
+    tfds = extras.load("tensorflow_datasets", "tfds", f"{PREFIX}NAME")
     try:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     except Exception as error:  # from the network, the builder, or a missing library
@@ -114,7 +114,7 @@ def _find(data_dir: Path, name: Name) -> Path:
 def _decode(name: str, prepared: Path, **how: Unpack[images.Decoding]) -> Arrays:
     with reading(prepared, "a complete prepared data set", "prepare it again"):
         _refuse_unsupported(prepared)
-        tfds = _library()
+        tfds = extras.load("tensorflow_datasets", "tfds", f"{PREFIX}NAME")
         builder = tfds.builder_from_directory(prepared)
         image, label = _keys(tfds, builder.info, prepared)
         splits = [s for s in SPLITS if s in builder.info.splits] or list(builder.info.splits)
@@ -171,14 +171,3 @@ def _keys(tfds: Any, info: Any, prepared: Path) -> tuple[str, str]:
             raise UsageError(f"{prepared}: must have one image and one class label, got {', '.join(info.features)}")
         keys += chosen
     return keys[0], keys[1]
-
-
-def _library() -> Any:
-    try:
-        import tensorflow_datasets  # slow to import, and an extra
-
-        return tensorflow_datasets
-    except ImportError:
-        raise UsageError(
-            f"{PREFIX}NAME needs tensorflow-datasets: pip install 'fedvg_jax[tfds]' (no TensorFlow)"
-        ) from None

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
+from fedvg_jax.core import extras, files
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
@@ -156,10 +156,7 @@ class History(_Results):
         Raises:
             UsageError: without pandas, or for another `per`.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise UsageError("History.to_pandas needs pandas; pip install 'fedvg_jax[pandas]'") from None
+        pandas = extras.load("pandas", "pandas", "History.to_pandas")
         if per not in _TABLES:
             raise UsageError(f"per must be round or client; got {per}")
         return pandas.DataFrame.from_records(_TABLES[per](self.records)).set_index("round")

@@ -1,0 +1,30 @@
+"""Optional packages, each behind an extra of fedvg_jax; slow to import, so they are imported where they are used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fedvg_jax.core.types import UsageError
+
+
+def load(package: str, extra: str, consumer: str) -> Any:
+    """Returns the module of an optional package.
+
+    Args:
+        package: name that is imported.
+        extra: the extra of fedvg_jax that installs it.
+        consumer: what needs it, for the error.
+
+    Raises:
+        UsageError: it is not installed.
+
+    >>> load("no_such_package", "hf", "hf:FOLDER")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: hf:FOLDER needs no_such_package; pip install 'fedvg_jax[hf]'
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise UsageError(f"{consumer} needs {package}; pip install 'fedvg_jax[{extra}]'") from None

@@ -33,7 +33,7 @@ SETS = {
 }
 """Folder of results -> data set."""
 
-METHODS = ("methods_dermamnist", "methods_covid")
+METHODS = ("methods_dermamnist", "methods_covid", "methods_tinyimagenet")
 """Folders of results with the paper's 13 methods."""
 
 ALPHAS = ("0.05", "0.1", "0.5")

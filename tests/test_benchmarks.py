@@ -1,5 +1,6 @@
 """Benchmarks run, refuse contestants that disagree, and write the tables of the documentation. No test uses timings."""
 
+import importlib.util
 import json
 from dataclasses import replace
 
@@ -93,7 +94,8 @@ def test_all_gpu_sections_run_on_the_cpu(tmp_path):
     out = tmp_path / "gpu.json"
     assert gpu.main(["--cpu-smoke", "--minutes", "15", "--out", str(out), "--cache-dir", str(tmp_path)]) == 0
     sections = json.loads(out.read_text())["sections"]
-    assert [name for name, s in sections.items() if "failed" in s or "error" in s] == []
+    failed = [name for name, s in sections.items() if "failed" in s or "error" in s]
+    assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
 
 
 # --- recorded rounds

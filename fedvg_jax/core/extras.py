@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
 
@@ -17,7 +18,7 @@ def load(package: str, extra: str, consumer: str) -> Any:
         consumer: what needs it, for the error.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: it, or a package that it imports, is not installed.
 
     >>> load("no_such_package", "hf", "hf:FOLDER")
     Traceback (most recent call last):
@@ -26,5 +27,7 @@ def load(package: str, extra: str, consumer: str) -> Any:
     """
     try:
         return importlib.import_module(package)
-    except ImportError:
-        raise UsageError(f"{consumer} needs {package}; pip install 'fedvg_jax[{extra}]'") from None
+    except ImportError as error:
+        is_absent = error.name in (package, package.partition(".")[0])
+        reason = "" if is_absent else f", which cannot be imported ({files.reason(error)})"
+        raise UsageError(f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'") from None

@@ -5,7 +5,8 @@ Importing fedvg_jax imports none of them.
 
 from __future__ import annotations
 
-import importlib
+from fedvg_jax.core import extras
+from fedvg_jax.core.types import UsageError
 
 
 def require(package: str, extra: str) -> None:
@@ -21,9 +22,6 @@ def require(package: str, extra: str) -> None:
     ImportError: fedvg_jax.integrations.flower needs no_such_package; pip install 'fedvg_jax[flower]'
     """
     try:
-        importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise  # it is installed, and one of its own imports is missing
-        text = f"fedvg_jax.integrations.{extra} needs {package}; pip install 'fedvg_jax[{extra}]'"
-        raise ImportError(text, name=package) from None
+        extras.load(package, extra, f"fedvg_jax.integrations.{extra}")
+    except UsageError as error:
+        raise ImportError(str(error), name=package) from None

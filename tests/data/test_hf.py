@@ -189,6 +189,14 @@ def test_error_without_the_library_names_the_extra_to_install(saved, monkeypatch
         load(saved / "saved")
 
 
+def test_error_names_the_import_that_an_installed_library_misses(saved, tmp_path, monkeypatch):
+    (tmp_path / "datasets.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "datasets")
+    with usage_error("needs datasets, which cannot be imported (No module named 'no_such_package'); pip install"):
+        load(saved / "saved")
+
+
 def test_downloaded_data_set_can_be_loaded(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(library, "load_dataset", lambda name, part: rows(range(4)) if part is None else None)
     folder = hf.download("owner/set", tmp_path)

@@ -113,6 +113,8 @@ def _training_problems(config: Config) -> Iterator[str]:
     least, given = options.cohort_size(config), config.candidates
     if config.selection == "power_of_choice" and given > 0 and not least <= given <= config.clients:
         yield f"candidates must be from the cohort's {least} to the {config.clients} clients, or 0; got {given}"
+    if config.norm == "frozen" and not (config.pretrained or config.init):
+        yield "norm frozen keeps statistics of a trained model; name one by --pretrained or --init, or use --norm batch"
     if config.stop_at and options.stop_target(config) is None:
         got = _shorten(config.stop_at)
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9; got {got}"

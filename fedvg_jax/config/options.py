@@ -500,8 +500,9 @@ class Config:
     """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
     stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
-    norm: str = setting("batch", ("batch", "group"), used=(_NORMS,))
-    """Normalisation layers of a ResNet or an EfficientNet. batch is published."""
+    norm: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
+    """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
+    statistics of pretrained or init; group: GroupNorm."""
     clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True, also="num_users n_parties")
     """Number of clients N."""
     join_ratio: float = setting(0.5, FRACTION, is_common=True, also="fraction participation")

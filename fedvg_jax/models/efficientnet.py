@@ -19,7 +19,13 @@ from jax import lax
 from fedvg_jax.models.layers import dense, plain_conv, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
-NORMS = {"batch": partial(BatchNorm, momentum=0.01, eps=1e-3), "group": partial(GroupNorm, eps=1e-3)}
+NORMS = {
+    "batch": partial(BatchNorm, eps=1e-3),
+    "frozen": partial(BatchNorm, eps=1e-3, is_frozen=True),
+    "group": partial(GroupNorm, eps=1e-3),
+}
+"""The published momentum of 0.01 suits thousands of steps. A client takes tens, which would leave most of the old
+statistics, so it is torch's default."""
 
 STAGES = (
     (1, 3, 1, 1, 16),
@@ -67,7 +73,7 @@ class EfficientNet(nn.Module):
         stages: as `STAGES`.
         stem: features of the stem.
         head: features of the last convolution, and of the global mean.
-        norm: "batch" or "group".
+        norm: a name of `NORMS`.
     """
 
     num_classes: int

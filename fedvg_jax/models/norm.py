@@ -26,6 +26,8 @@ class BatchNorm(nn.Module):
 
     momentum: float = 0.1
     eps: float = 1e-5
+    is_frozen: bool = False
+    """Whether training uses the running statistics, too, and leaves them as they are."""
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
@@ -44,6 +46,7 @@ class BatchNorm(nn.Module):
         running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         dtype, x = x.dtype, at_least_float32(x)  # sums over a batch lose too much in 16 bits
         scale, bias = at_least_float32(scale), at_least_float32(bias)
+        train = train and not self.is_frozen
         if train and mask.ndim == 2:
             return self._of_groups(x, mask, scale, bias).astype(dtype)
         if train:
@@ -96,7 +99,8 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     """Whether a batch of one row gives some BatchNorm a single value, whose statistics are undefined in train mode.
 
     Several positions of an image are several values: a convolution's BatchNorm has a single one only on maps of 1 x 1.
-    Where not all running statistics belong to a Linen BatchNorm, as in NNX modules, having any counts as undefined.
+    A frozen one needs no statistics of its batch. Where not all running statistics belong to a Linen BatchNorm, as in
+    NNX modules, having any counts as undefined.
 
     Args:
         init: key -> variables, by calling modules on inputs of the shapes they will see.
@@ -108,13 +112,14 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     >>> lone_row_is_undefined(init)
     True
     """
-    values: dict[tuple[str, ...], int] = {}
+    values: dict[tuple[str, ...], float] = {}
 
     def note(call, args, kwargs, context):
         layer = context.module
         if isinstance(layer, (BatchNorm, nn.BatchNorm)) and context.method_name == "__call__":
             shape, channels = args[0].shape, layer.axis if isinstance(layer, nn.BatchNorm) else -1
-            count = math.prod(shape) // (shape[0] * shape[channels])
+            needs_none = isinstance(layer, BatchNorm) and layer.is_frozen
+            count = math.inf if needs_none else math.prod(shape) // (shape[0] * shape[channels])
             earlier = values.get(layer.path)
             values[layer.path] = count if earlier is None else min(count, earlier)
         return call(*args, **kwargs)

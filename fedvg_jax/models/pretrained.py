@@ -58,6 +58,9 @@ HEAD = "classifier"
 _COUNTER = re.compile(r".*\.num_batches_tracked$")
 """BatchNorm's counters, which are not used."""
 
+_STATISTICS = re.compile(r".*\.(num_batches_tracked|running_mean|running_var)$")
+"""What a model without running statistics, as with GroupNorm, leaves in a file of one with BatchNorm."""
+
 _MAKE = (
     "use timm's model.safetensors, or export torchvision's .pth by one line:"
     " docs/how_to/pretrained_weights.md, or fedvg_jax/models/pretrained.py"
@@ -72,8 +75,8 @@ FILE = "model.safetensors"
 def load(path: Path, variables: Variables, architecture: str, *, head: bool = False) -> Variables:
     """Returns `variables` with the tensors of a file.
 
-    Kernels are converted from OIHW to HWIO or transposed. BatchNorm's running statistics and fused queries, keys and
-    values are read. Position embeddings are not resampled.
+    Kernels are converted from OIHW to HWIO or transposed. Fused queries, keys and values are read, and BatchNorm's
+    running statistics, which a model with GroupNorm leaves out. Position embeddings are not resampled.
 
     Args:
         path: a safetensors file, or a folder of the Hugging Face hub that holds one; see `find`.
@@ -99,9 +102,10 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
             raise UsageError(
                 f"{path}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
             )
+    ignored = _COUNTER if variables.stats else _STATISTICS
     for name, tensor in tensors.items():
         is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")
-        if name not in names.values() and not (_COUNTER.match(name) or (is_head and not head)):
+        if name not in names.values() and not (ignored.match(name) or (is_head and not head)):
             described = f"{name}, {list(tensor.shape)}"
             raise UsageError(f"{path} has a tensor {described}, that {architecture} lacks; is it of another model?")
     filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]

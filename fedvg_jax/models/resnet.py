@@ -11,13 +11,14 @@ residual block; the head torch's default.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import flax.linen as nn
 
 from fedvg_jax.models.layers import dense, plain_conv, rgb
 from fedvg_jax.models.norm import BatchNorm, GroupNorm
 
-NORMS = {"batch": BatchNorm, "group": GroupNorm}
+NORMS = {"batch": BatchNorm, "frozen": partial(BatchNorm, is_frozen=True), "group": GroupNorm}
 
 _kaiming = nn.initializers.variance_scaling(2, "fan_out", "normal")
 
@@ -58,7 +59,7 @@ class ResNet(nn.Module):
         bottleneck: whether a block is 1x1, 3x3 and 1x1 with four times the features, instead of two 3x3.
         width: features of the first stage.
         stem: "imagenet", 7x7 stride 2 and 3x3 max-pool stride 2; or "cifar", 3x3.
-        norm: "batch" or "group".
+        norm: a name of `NORMS`.
     """
 
     num_classes: int

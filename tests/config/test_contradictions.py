@@ -31,6 +31,7 @@ REFUSED = [
     ({"weighting": "permuted"}, r"did you mean 'permuted\(NAME\)'"),
     ({"algorithm": "elastic", "server_stats": "official"}, r"elastic\.sensitivity"),
     ({"model": "vit_s16", "norm": "group"}, "--norm is not used by --model vit_s16; it is used by ResNets"),
+    ({"model": "resnet18", "norm": "frozen"}, "norm frozen keeps .*name one by --pretrained or --init"),
     ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
     ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
     ({"selection": "power_of_choice", "candidates": 9}, "from the cohort's 10 to the 20 clients, or 0; got 9"),

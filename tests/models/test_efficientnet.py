@@ -3,6 +3,7 @@
 import functools
 import zlib
 
+import chex
 import jax
 import numpy as np
 
@@ -63,5 +64,8 @@ def test_blocks_are_stem_sixteen_residual_blocks_head_and_classifier():
     assert found == {"stem", "head", "classifier", *(f"block_{i}" for i in range(16))}
 
 
-def test_group_normalisation_has_no_running_statistics():
-    assert not jax.tree.leaves(shapes(norm="group").stats)
+def test_group_normalisation_reads_the_same_file_without_its_running_statistics(tmp_path):
+    file = seeded_file(tmp_path / "lite0.safetensors")
+    batch, group = (pretrained.load(file, shapes(norm), MODEL, head=True) for norm in ("batch", "group"))
+    assert not jax.tree.leaves(group.stats)
+    chex.assert_trees_all_equal(group.params, batch.params)

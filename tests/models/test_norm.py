@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import worlds
 
-from fedvg_jax.models.norm import BatchNorm
+from fedvg_jax.core.types import Variables
+from fedvg_jax.models.norm import BatchNorm, lone_row_is_undefined
 
 pytestmark = pytest.mark.quick
 
@@ -70,6 +71,22 @@ def test_evaluation_uses_the_running_statistics_and_keeps_them(x64, shape):
     mean, var, scale, bias = (np.asarray(part[name]) for name in ("mean", "var", "scale", "bias"))
     np.testing.assert_allclose(y, (np.asarray(x) - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-12)
     jax.tree.map(np.testing.assert_array_equal, new, arrays["batch_stats"])
+
+
+def test_a_frozen_layer_trains_as_it_evaluates(x64):
+    arrays, x, mask = variables(), rows(5, (2, 3)), jnp.ones(5, bool)
+    trained = BatchNorm(is_frozen=True).apply(arrays, x, mask, True, mutable=["batch_stats"])
+    expected = NORM.apply(arrays, x, mask, False), {"batch_stats": arrays["batch_stats"]}
+    jax.tree.map(np.testing.assert_array_equal, trained, expected)
+
+
+@pytest.mark.parametrize(("layer", "expected"), [(NORM, True), (BatchNorm(is_frozen=True), False)])
+def test_a_lone_row_is_undefined_where_its_own_statistics_normalise_it(layer, expected):
+    def init(key):
+        drawn = layer.init(key, jnp.ones((1, 4)), jnp.ones(1, bool), False)
+        return Variables(drawn["params"], drawn["batch_stats"])
+
+    assert lone_row_is_undefined(init) is expected
 
 
 @SHAPES

@@ -27,10 +27,6 @@ def population(round, sizes, count, losses=None, seed=0):
     return Population(round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids))))
 
 
-def cohorts(history):
-    return [record["clients"] for record in history.records]
-
-
 def successive_sampling(sizes, count):
     """Probability of every ordered draw: n_i / N, then n_j / (N - n_i), and so on."""
 
@@ -112,7 +108,8 @@ def test_candidates_receive_the_model_and_send_a_loss():
 
 def test_a_function_of_ones_own_selects():
     in_turn = fv.Selection(lambda population: (np.arange(2) + 2 * population.round) % 8)
-    assert cohorts(fv.run(CONFIG, selection=in_turn)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    records = fv.run(CONFIG, selection=in_turn).records
+    assert [record["clients"] for record in records] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("ids", [[0, 0], [0], [0, 8], [0.0, 1.0]])

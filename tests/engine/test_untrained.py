@@ -26,18 +26,6 @@ def full_schedule():
     return WORLD._replace(cohort_size=5).schedule(0, 2, probe_ratio=0.5)
 
 
-def rounds(step, state, plan, hyper):
-    all_metrics = []
-    for schedule in plan:
-        state, metrics = step(state, schedule, WORLD.data(), hyper)
-        all_metrics.append(metrics)
-    return state, all_metrics
-
-
-def assert_same(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
 # --- rounds without a present client
 
 ABSENT = {
@@ -54,26 +42,13 @@ def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, 
     """The server's momentum and duals stay too, because there is no update."""
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
-    before, _ = rounds(step, worlds.shared_state(WORLD, algorithm), [schedule_of(0), schedule_of(1)], hyper)
+    before = worlds.shared_state(WORLD, algorithm)
+    for number in range(2):
+        before, _ = step(before, schedule_of(number), WORLD.data(), hyper)
     for reason, changes in ABSENT.items():
-        after, (metrics,) = rounds(step, before, [schedule_of(2)._replace(**changes)], hyper)
-        assert_same(after._replace(round=before.round), before)
+        after, metrics = step(before, schedule_of(2)._replace(**changes), WORLD.data(), hyper)
+        jax.tree.map(np.testing.assert_array_equal, after._replace(round=before.round), before)
         assert after.round == before.round + 1 and not metrics.weights.any(), reason
-
-
-# --- the published behaviour
-
-
-def test_untrained_clients_have_weights_under_the_published_behaviour(x64):
-    """Uniform weights are 1/K, and the average includes theta_g once."""
-    algorithm, hyper = worlds.algorithm("fedavg"), worlds.by_rule("uniform")
-    step, published_step = worlds.any_shared_round(algorithm), worlds.shared_round(algorithm, weigh_untrained=True)
-    state = worlds.shared_state(WORLD, algorithm)
-    published, (metrics,) = rounds(published_step, state, [schedule_of(0)], hyper)
-    np.testing.assert_allclose(metrics.weights, 1 / 3, rtol=1e-12)
-    trained, _ = rounds(step, state, [schedule_of(0)], hyper)
-    expected = jax.tree.map(lambda old, new: old + 2 / 3 * (new - old), state.variables, trained.variables)
-    worlds.assert_close(published.variables, expected, 1e-12)
 
 
 # --- the history

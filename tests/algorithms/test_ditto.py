@@ -11,9 +11,7 @@ import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import config
-from fedvg_jax.core import local_part, tree
-from fedvg_jax.engine import federated_round
-from fedvg_jax.engine.local_training import Kept
+from fedvg_jax.core import tree
 
 WORLD = worlds.small()
 
@@ -120,5 +118,3 @@ def test_an_own_algorithm_has_personal_models_or_local_tensors():
     wrong = algorithm._replace(personal=lambda hyper, grads, params, anchor: {})
     with pytest.raises(fv.UsageError, match=r"algorithm\.personal: gradients"):
         fv.run(settings, algorithm=wrong)
-    state = federated_round.init_state(worlds.TASK, algorithm, 3, worlds.hyper())
-    assert isinstance(state.clients, Kept) and not isinstance(state.clients.local, local_part.LocalPart)

@@ -225,16 +225,12 @@ def aggregated(clients, val, eps):
     return jnp.stack(numbers)
 
 
-def scored(num_clients=3):
-    rng = np.random.default_rng(4)
-    clients = jax.tree.map(lambda x: np.asarray(x) + 0.5 * rng.normal(size=(num_clients, *x.shape)), model())
-    return clients, Batch(rng.normal(size=(2, 2, IN)), np.array([[0, 1], [3, 1]], np.int32))
-
-
 def test_gradients_of_fedvg_weights_equal_finite_differences(x64):
     """For every norm and granularity at once: forward mode against central differences along one direction, reverse
     mode against forward mode; with respect to the clients, the validation images and eps."""
-    clients, val = scored()
+    rng = np.random.default_rng(4)
+    clients = jax.tree.map(lambda x: np.asarray(x) + 0.5 * rng.normal(size=(3, *x.shape)), model())
+    val = Batch(rng.normal(size=(2, 2, IN)), np.array([[0, 1], [3, 1]], np.int32))
     at = clients, val.x, np.float64(0.1)
     d, step = direction(at), 1e-6
 

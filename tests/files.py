@@ -35,6 +35,11 @@ def assert_rows(arrays, x, y):
     np.testing.assert_array_equal(arrays.y, y)
 
 
+def same_partition(a, b) -> bool:
+    """Whether two partitions have the same rows for every client and part."""
+    return all(np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+
+
 def load_twice(name, where, **options):
     """Loads a data set twice, from its files and from the cache, and checks that both results are equal."""
     first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))

@@ -458,9 +458,9 @@ class Return(NamedTuple):
 class Scoring(NamedTuple):
     """How FedVG scores."""
 
-    norm: str
-    granularity: str
-    mode: str
+    norm: str = "l1"
+    granularity: str = "modelwise"
+    mode: str = "train"
     eps: float = 0.0
     """read from the hyper-parameters"""
 
@@ -545,7 +545,6 @@ class Metrics(NamedTuple):
     scores: np.ndarray
     train_loss: np.ndarray
     finite: np.ndarray
-    detail: dict
 
 
 def init(algorithm: Algorithm, hyper, params: Tree, stats: Tree, num_clients: int) -> State:
@@ -614,17 +613,15 @@ def round_step(
         )
         messages.append(message)
 
+    metrics = metrics_of(state, trained, present, weights, weighting, pool, table, scoring)
     if not present:
-        return state, metrics_of(state, trained, present, weights, weighting, pool, table, scoring)
+        return state, metrics
     params = averaged(state.params, [back.params for back in returned], weights)
     stats = averaged(state.stats, [back.stats for back in returned], weights)
     update = each(np.subtract, state.params, params)
     summary = Cohort(update, messages, weights, [probes[k] for k in present], clients)
     residual, server = algorithm.residual(hyper, state.server, state.params, summary)
-    moved = each(np.add, params, residual)
-    return State(moved, stats, server, clients), metrics_of(
-        state, trained, present, weights, weighting, pool, table, scoring
-    )
+    return State(each(np.add, params, residual), stats, server, clients), metrics
 
 
 def metrics_of(
@@ -639,4 +636,4 @@ def metrics_of(
     ]
     scores = np.array(weigh(weighting, shown_models, pool, table, scoring)[1])
     losses = np.array([back.loss for back in trained])
-    return Metrics(all_weights, scores, losses, np.ones(len(trained), bool), {})
+    return Metrics(all_weights, scores, losses, np.ones(len(trained), bool))

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import oracle
 import xla_flags
 
 from fedvg_jax import config
@@ -111,7 +112,7 @@ def small() -> World:
 
 def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **changes) -> list[Schedule]:
     """Returns schedules with a probe; in the second round, two of the five clients drop out."""
-    plan = [world.schedule(number, num_lanes, probe_ratio=0.5, **changes) for number in range(rounds)]
+    plan = [world.schedule(number, num_lanes, **{"probe_ratio": 0.5} | changes) for number in range(rounds)]
     heard = np.array([True, False, True, True, False])
     return [schedule._replace(heard=heard) if number == 1 else schedule for number, schedule in enumerate(plan)]
 
@@ -514,6 +515,18 @@ def shared_state(world: World, algorithm: Algorithm, stats_too: bool = False, **
 def by_rule(name: str, **changes: float) -> Hyper:
     """Returns hyperparameters that choose a rule of RULES."""
     return hyper(**changes) | {"rule": jnp.int32(RULES.index(name))}
+
+
+def rounds_of_oracle(
+    world: World, plan: Sequence[Schedule], algorithm: oracle.Algorithm, rule: str = "samples",
+    scoring: oracle.Scoring = oracle.Scoring(), task: Task = TASK,  # noqa: B008
+) -> Iterator[tuple[oracle.State, oracle.Metrics]]:  # fmt: skip
+    """Yields the oracle's state and metrics after every round of a plan, from `variables` with `hyper()`."""
+    values = {name: float(value) for name, value in hyper().items()}
+    state = oracle.init(algorithm, values, *map(by_path, variables(task=task)), len(world.train))
+    for planned in plan:
+        state, metrics = oracle.round_step(state, planned, world.pool, world.scoring, values, algorithm, rule, scoring)
+        yield state, metrics
 
 
 def by_path(variables_part) -> dict[str, np.ndarray]:

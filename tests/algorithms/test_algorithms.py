@@ -36,21 +36,25 @@ def after(algorithm, rounds=1, weighting="samples", world=WORLD, **changes):
     return states
 
 
-@functools.cache
-def fedavg(rounds=3, world_name="WORLD"):
-    return [state.variables for state in after(worlds.algorithm("fedavg"), rounds, world=globals()[world_name])]
+def models(name, world=WORLD, **changes):
+    """Global models after three rounds."""
+    return [state.variables for state in after(worlds.algorithm(name), 3, world=world, **changes)]
 
 
 # --- where an algorithm is FedAvg
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [("fedprox", {"mu": 0.0}), ("fedavgm", {"server_momentum": 0.0, "server_lr": 1.0})],
+    ("name", "world", "changes"),
+    [
+        ("fedprox", WORLD, {"mu": 0.0}),
+        ("fedavgm", WORLD, {"server_momentum": 0.0, "server_lr": 1.0}),
+        ("fednova", EVEN, {}),
+    ],
+    ids=["fedprox", "fedavgm", "fednova with equal steps"],
 )
-def test_an_algorithm_with_neutral_hyperparameters_equals_fedavg(x64, name, changes):
-    actual = [state.variables for state in after(worlds.algorithm(name), 3, **changes)]
-    worlds.assert_close(actual, fedavg(), 1e-12)
+def test_an_algorithm_equals_fedavg_where_its_change_is_neutral(x64, name, world, changes):
+    worlds.assert_close(models(name, world, **changes), models("fedavg", world), 1e-12)
 
 
 def tree_distance(a, b):
@@ -59,14 +63,9 @@ def tree_distance(a, b):
 
 @pytest.mark.quick
 def test_scaffold_first_round_equals_fedavg(x64):
-    first, second = (state.variables for state in after(worlds.algorithm("scaffold"), 2, eta_g=1.0))
-    worlds.assert_close(first, fedavg()[0], 1e-12)
-    assert tree_distance(second, fedavg()[1]) > 1e-3
-
-
-def test_fednova_with_equal_steps_equals_fedavg(x64):
-    actual = [state.variables for state in after(worlds.algorithm("fednova"), 3, world=EVEN)]
-    worlds.assert_close(actual, fedavg(3, "EVEN"), 1e-12)
+    (first, second, _), expected = models("scaffold", eta_g=1.0), models("fedavg")
+    worlds.assert_close(first, expected[0], 1e-12)
+    assert tree_distance(second, expected[1]) > 1e-3
 
 
 # --- Elastic
@@ -106,73 +105,22 @@ def test_a_tensor_without_entries_has_sensitivity_0():
 
 # --- adaptive servers
 
-ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 
-
-@functools.cache
-def _server_residual(algorithm):
-    """Of an update u that is the whole cohort's."""
-    return worlds.jit(
-        lambda hyper, server, theta, u: algorithm.residual(hyper, server, theta, Cohort(u, (), (), None, (), 1))
-    )
-
-
-def server_steps(name, variant, updates, **changes):
-    """theta - theta_g after every one of the averaged updates u, of a client that is the whole cohort."""
-    algorithm = worlds.algorithm(name, fedopt=config.FedOpt(variant=variant))
-    hyper, zero = worlds.hyper(**changes), jax.tree.map(jnp.zeros_like, updates[0])
-    server, steps = algorithm.init(hyper, zero)[0], []
-    residual = _server_residual(algorithm)
-    for u in updates:
-        rest, server = residual(hyper, server, zero, u)
-        steps.append(tree.sub(rest, u))
-    return steps
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-@pytest.mark.parametrize("variant", ["paper", "official"])
-def test_an_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five_rounds(x64, name, variant):
-    """The oracle is that algorithm's box in NumPy. Updates are below, at and above tau, so that Yogi's v rises and
-    falls."""
+@pytest.mark.parametrize("name", oracle.PUBLISHED)
+def test_a_published_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five_rounds(x64, name):
+    """The oracle is that algorithm's box in NumPy, from v = 0. Updates are below, at and above tau, so that Yogi's v
+    rises and falls. `test_oracle.py` has rounds of the paper's servers."""
     rng = np.random.default_rng(0)
-    updates = [{"a": jnp.asarray(1e-3 * rng.normal(size=4) * 10.0**i)} for i in (-1, 0, 1, 0, -2)]
-    rule = {"paper": oracle.ALGORITHMS, "official": oracle.PUBLISHED}[variant][name]
-    hyper = {key: float(value) for key, value in worlds.hyper().items()}
-    server, expected = rule.init(hyper, {"a": np.zeros(4)})[0], []
-    for u in updates:
-        plain = {"a": np.asarray(u["a"])}
-        rest, server = rule.residual(hyper, server, plain, oracle.Cohort(plain, [], {}, [], []))
-        expected.append({"a": rest["a"] - plain["a"]})
-    worlds.assert_close(server_steps(name, variant, updates), expected, 1e-12)
-
-
-# --- memories
-
-
-def memories(algorithm, rounds=4):
-    """(server, clients [N, ...]) after every round; every client has played, and never all in one round."""
-    played = {int(c) for number in range(rounds) for c in schedule_of(WORLD, number).clients}
-    assert played == set(range(5)) and WORLD.cohort_size < 5
-    return [(state.server, state.clients) for state in after(algorithm, rounds)]
-
-
-def test_scaffold_c_equals_the_mean_of_all_c_k(x64):
-    for c, of_clients in memories(worlds.algorithm("scaffold")):
-        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(c)) > 0.01
-        worlds.assert_close(c, jax.tree.map(lambda x: x.mean(0), of_clients), 1e-12)
-
-
-def test_feddyn_residual_is_the_mean_of_all_duals(x64):
-    """R is what the model differs in from the plain mean of the cohort's models; those follow from the duals, which
-    change by theta_k - theta_g."""
-    algorithm, before = worlds.algorithm("feddyn"), worlds.state(WORLD, worlds.algorithm("feddyn"), worlds.QUADRATIC)
-    for number, state in enumerate(after(algorithm, 4, "uniform")):
-        worlds.assert_close(state.server.dual, jax.tree.map(lambda x: x.mean(0), state.clients), 1e-12)
-        cohort = schedule_of(WORLD, number).clients
-        moved = jax.tree.map(lambda new, old, c=cohort: (new - old)[c].mean(0), state.clients, before.clients)
-        expected = jax.tree.map(lambda *parts: sum(parts), before.variables.params, moved, state.server.dual)
-        worlds.assert_close(state.variables.params, expected, 1e-12)
-        before = state
+    algorithm, rule = worlds.algorithm(name, fedopt=config.FedOpt(variant="official")), oracle.PUBLISHED[name]
+    hyper, zero = worlds.hyper(), {"a": np.zeros(4)}
+    plain, residual = {key: float(value) for key, value in hyper.items()}, worlds.jit(algorithm.residual)
+    server, expected_server = algorithm.init(hyper, zero)[0], rule.init(plain, zero)[0]
+    for i in (-1, 0, 1, 0, -2):
+        update = {"a": 1e-3 * rng.normal(size=4) * 10.0**i}
+        actual, server = residual(hyper, server, zero, Cohort(update, (), (), None, (), 1))
+        cohort = oracle.Cohort(update, [], {}, [], [])
+        expected, expected_server = rule.residual(plain, expected_server, zero, cohort)
+        worlds.assert_close(actual, expected, 1e-12)
 
 
 # --- what the published code does
@@ -295,18 +243,6 @@ def test_scaffold_control_variates_equal_a_constant_gradient_for_any_optimiser_a
     )
     expected = {"left": {"x": -b[cohort, :2]}, "right": {"x": -b[cohort, 2:]}}
     worlds.assert_close(jax.tree.map(lambda c: c[cohort], state.clients), expected, 1e-12)
-
-
-def test_fednova_follows_the_mean_of_constant_gradients_for_any_numbers_of_steps(x64):
-    """theta_g + (sum s_k D_k) sum s_k b_k, with D_k = lr x steps and s_k = n_k / n."""
-    b, sizes = np.random.default_rng(0).normal(size=(5, 3)), np.array([4, 8, 2, 6, 3])
-    world = worlds.quadratics(np.zeros((5, 3)), b, sizes, 3)
-    cohort = schedule_of(world, 0).clients
-    start = worlds.state(world, worlds.algorithm("fednova"), worlds.QUADRATIC).variables.params
-    actual = after(worlds.algorithm("fednova"), 1, world=world)[0].variables.params
-    s, displacement = sizes[cohort] / sizes[cohort].sum(), 0.3 * np.array([2, 4, 1, 3, 1])[cohort]
-    step = (s @ displacement) * (s @ b[cohort])
-    worlds.assert_close(actual, jax.tree.map(np.add, start, {"left": {"x": step[:2]}, "right": {"x": step[2:]}}), 1e-12)
 
 
 # --- corners

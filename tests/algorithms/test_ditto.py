@@ -11,9 +11,7 @@ import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import config
-from fedvg_jax.core import local_part, tree
-from fedvg_jax.engine import federated_round
-from fedvg_jax.engine.local_training import Kept
+from fedvg_jax.core import tree
 
 WORLD = worlds.small()
 
@@ -40,31 +38,31 @@ def of_fedavg():
 # --- against the oracle
 
 
-def oracles_personal_models(hyper, params, stats, theta_of_round):
+class TowardsGlobal(oracle.Algorithm):
+    """A personal model's steps, where the server's memory is theta_g."""
+
+    def correct(self, hyper, gradients, params, theta, server, client):
+        return oracle.each(lambda g, v, t: g + hyper["ditto_lambda"] * (v - t), gradients, params, server)
+
+
+def oracles_personal_models(params, stats, theta_of_round):
     """The personal models of all clients after each round, from theta_g before it."""
+    hyper = {name: float(value) for name, value in worlds.hyper().items()}
     models, by_round = [(params, stats)] * len(WORLD.train), []
     for schedule, theta in zip(plan_of(), theta_of_round, strict=True):
         for k in np.flatnonzero(schedule.heard):
-            v, own_stats = models[schedule.clients[k]]
-            first, steps = schedule.start[k], schedule.num_steps[k]
-            for batch in oracle.batches(WORLD.pool, schedule.rows[first : first + steps]):
-                _, gradients, own_stats = oracle.loss_and_gradients(v, own_stats, batch, train=True)
-                v = {p: v[p] - hyper["lr"] * (gradients[p] + hyper["ditto_lambda"] * (v[p] - theta[p])) for p in v}
-            models[schedule.clients[k]] = v, own_stats
+            start = oracle.State(*models[schedule.clients[k]], theta, models)
+            trained = oracle.train(start, schedule, k, WORLD.pool, hyper, TowardsGlobal())
+            models[schedule.clients[k]] = trained.params, trained.stats
         by_round.append(list(models))
     return by_round
 
 
 def test_three_rounds_equal_the_oracle(x64):
-    hyper = {name: float(value) for name, value in worlds.hyper().items()}
-    mine, scoring = oracle.ALGORITHMS["ditto"], oracle.Scoring("l1", "modelwise", "train")
-    state = oracle.init(mine, hyper, *map(worlds.by_path, worlds.variables()), len(WORLD.train))
-    states = [state]
-    for schedule in plan_of():
-        state, _ = oracle.round_step(state, schedule, WORLD.pool, WORLD.scoring, hyper, mine, "samples", scoring)
-        states.append(state)
-    expected = oracles_personal_models(hyper, *states[0][:2], [state.params for state in states[:-1]])
-    for (actual, _), state, models in zip(of_fedavg(), states[1:], expected, strict=True):
+    states = [state for state, _ in worlds.rounds_of_oracle(WORLD, plan_of(), oracle.ALGORITHMS["ditto"])]
+    start = tuple(map(worlds.by_path, worlds.variables()))
+    expected = oracles_personal_models(*start, [start[0], *(state.params for state in states[:-1])])
+    for (actual, _), state, models in zip(of_fedavg(), states, expected, strict=True):
         worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
         for client, model in enumerate(models):
             own = tree.take(actual.clients.local, client)
@@ -81,12 +79,6 @@ def test_the_global_model_and_the_memories_are_those_of_the_base(x64):
     for (state, metrics), (expected, plain) in zip(own, rounds("moon", own=False), strict=True):
         worlds.assert_close(state._replace(clients=state.clients.memory), expected, 1e-12)
         worlds.assert_close(metrics, plain, 1e-12)
-
-
-def test_without_attraction_a_client_s_first_personal_model_is_the_one_that_it_sends(x64):
-    schedule = WORLD.schedule(0, 2)
-    ((state, _),) = rounds(plan=[schedule._replace(heard=schedule.clients == 0)], values=worlds.hyper(ditto_lambda=0.0))
-    worlds.assert_close(tree.take(state.clients.local, 0), state.variables, 1e-12)
 
 
 def test_cohort_blocks_equal_the_whole_cohort(x64):
@@ -126,5 +118,3 @@ def test_an_own_algorithm_has_personal_models_or_local_tensors():
     wrong = algorithm._replace(personal=lambda hyper, grads, params, anchor: {})
     with pytest.raises(fv.UsageError, match=r"algorithm\.personal: gradients"):
         fv.run(settings, algorithm=wrong)
-    state = federated_round.init_state(worlds.TASK, algorithm, 3, worlds.hyper())
-    assert isinstance(state.clients, Kept) and not isinstance(state.clients.local, local_part.LocalPart)

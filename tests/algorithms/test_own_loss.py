@@ -16,6 +16,7 @@ from fedvg_jax.core.types import Anchor, Batch
 from fedvg_jax.runs import registry
 
 WORLD = worlds.small()
+SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
 WEIGHTS = {"moon": "moon_mu", "fedntd": "ntd_beta", "feddecorr": "decorr_beta"}
 """Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
 
@@ -100,27 +101,18 @@ def test_a_module_with_layers_is_no_layer_and_a_layer_may_be_called_by_keyword()
     assert outputs.features.shape == (4, 7)
 
 
-def test_a_loss_runs_with_an_own_module_and_fedvg():
-    settings = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="fedvg", lanes="1")
-    x, y = worlds.images(80)
-    x = x.reshape(80, -1).astype(np.float32)
-    task = fv.linen_task(Keyword(), cross_entropy, x[:1])
-    history = fv.run(settings, data=(x, y), task=task, algorithm=fv.algorithms.feddecorr())
-    assert all(np.isfinite(record["train_loss"]) for record in history.records)
-
-
 @pytest.mark.usefixtures("traced")
 def test_an_nnx_module_has_outputs_and_no_features():
-    settings, given = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1"), worlds.images(80)
-    data = np.asarray(given[0], np.float32).reshape(80, -1), given[1]
+    x, y = worlds.images(80)
+    data = np.asarray(x, np.float32).reshape(80, -1), y
 
     def make(rngs):
         return nnx.Linear(data[0].shape[1], 3, rngs=rngs)
 
     task = fv.nnx_task(make, cross_entropy, data[0][:1])
-    fv.run(settings, data=data, task=task, algorithm=fv.algorithms.fedntd())
+    fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.fedntd())
     with pytest.raises(fv.UsageError, match="needs features, and those of this model are not known"):
-        fv.run(settings, data=data, task=task, algorithm=fv.algorithms.moon())
+        fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.moon())
 
 
 # --- a user's mistakes
@@ -152,9 +144,8 @@ def alone(hyper, task, params, stats, batch, mask, key, anchor):
     ],
 )
 def test_a_loss_that_breaks_its_contract_is_one_line(loss, message):
-    settings = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
     with pytest.raises(fv.UsageError, match=message):
-        fv.run(settings, data=worlds.images(80), algorithm=own(loss))
+        fv.run(SETTINGS, data=worlds.images(80), algorithm=own(loss))
 
 
 def regression():
@@ -164,23 +155,20 @@ def regression():
 
 
 def test_fedntd_without_labels_of_classes_is_one_line():
-    settings = fv.Config(clients=4, rounds=1, partition="iid", algorithm="fedntd", weighting="samples", lanes="1")
     task, data = regression()
     with pytest.raises(fv.UsageError, match=r"FedNTD needs labels of classes .* outputs \(2, 1\) with float32 \(2,\)"):
-        fv.run(settings, data=data, task=task)
+        fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.fedntd())
 
 
 def test_a_forward_pass_of_another_loss_than_the_task_s_is_one_line():
-    settings = fv.Config(clients=4, rounds=1, partition="iid", algorithm="moon", weighting="samples", lanes="1")
     task, data = regression()
     changed = task._replace(loss=lambda *arguments: (2 * task.loss(*arguments)[0], {}))
     with pytest.raises(fv.UsageError, match=r"task\.forward has the loss .* replace it together with the loss"):
-        fv.run(settings, data=data, task=changed)
+        fv.run(SETTINGS, data=data, task=changed, algorithm=fv.algorithms.moon())
 
 
 def test_a_task_without_a_forward_pass_is_refused_in_one_line():
-    settings = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
     x, y = worlds.images(80)
     task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))._replace(forward=None)
     with pytest.raises(fv.UsageError, match=r"needs task\.forward"):
-        fv.run(settings, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.fedntd())
+        fv.run(SETTINGS, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.fedntd())

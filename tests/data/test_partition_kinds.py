@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from cases import naming
-from files import usage_error
+from files import same_partition, usage_error
 
 from fedvg_jax.data.partitions import draw, exchange, kinds, statistics
 from fedvg_jax.data.partitions.split import Partition
@@ -26,27 +26,22 @@ def rows_by_client(parts):
     return [np.concatenate(client_rows) for client_rows in zip(*parts, strict=True)]
 
 
-def same(a, b):
-    return all(np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
-
-
 # --- invariants of every kind
 
 
 @pytest.mark.parametrize("kind", draw.KINDS)
-def test_every_kind_is_a_disjoint_cover_with_its_minimum(kind):
-    for num_clients, held_out in [(3, "client"), (8, "global"), (13, "stratified")]:
-        with naming((num_clients, held_out)):
-            assert_disjoint_cover(kind, num_clients, held_out)
-
-
-def assert_disjoint_cover(kind, num_clients, held_out):
-    parts = make(kind=kind, num_clients=num_clients, held_out=held_out)
+@pytest.mark.parametrize(
+    ("num_clients", "held_out", "rule"),
+    [(6, "client", "top_up"), (20, "client", "redraw"), (8, "global", "redraw"), (13, "stratified", "redraw")],
+)
+def test_every_kind_is_a_disjoint_cover_with_its_minimum_and_the_published_rounding(kind, num_clients, held_out, rule):
+    parts = make(kind=kind, num_clients=num_clients, held_out=held_out, rule=rule)
     every = np.concatenate([client_rows for part in parts for client_rows in part])
     assert every.dtype == np.int32 and np.array_equal(np.sort(every), np.arange(len(LABELS)))
     assert len(parts.train) == num_clients
     if held_out == "client":
-        assert min(map(len, rows_by_client(parts))) >= 10
+        for n, train, val, test in zip(map(len, rows_by_client(parts)), *parts, strict=True):
+            assert n >= 10 and (len(test), len(val)) == (int(0.25 * n), int(0.1 * n)) and len(train) > 0
     else:
         assert min(map(len, parts.train)) >= 10
         assert [len(part) for part in parts[1:]] == [1, 1]
@@ -54,15 +49,10 @@ def assert_disjoint_cover(kind, num_clients, held_out):
 
 
 @pytest.mark.parametrize("kind", draw.KINDS)
-def test_every_kind_is_determined_by_its_arguments_and_cached(kind, tmp_path):
+def test_every_kind_is_determined_by_its_arguments(kind):
     first = make(kind=kind)
-    assert same(first, make(kind=kind))
-    assert not same(first, make(kind=kind, seed=43))
-    written = make(kind=kind, cache_dir=tmp_path)
-    (entry,) = tmp_path.iterdir()
-    before = entry.stat().st_mtime_ns
-    assert same(first, written) and same(first, make(kind=kind, cache_dir=tmp_path))
-    assert entry.stat().st_mtime_ns == before
+    assert same_partition(first, make(kind=kind))
+    assert not same_partition(first, make(kind=kind, seed=43))
 
 
 def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
@@ -175,7 +165,7 @@ def test_groups_are_not_divided_and_spread_evenly():
 def test_groups_may_be_any_integers_or_strings_one_per_row():
     parts = make(kind="group", held_out="global")
     for groups in (GROUPS.tolist(), [f"{group:02}" for group in GROUPS], GROUPS * 3 - 5):
-        assert same(parts, make(kind="group", held_out="global", groups=groups))
+        assert same_partition(parts, make(kind="group", held_out="global", groups=groups))
     for wrong in (GROUPS[:-1], GROUPS[:, None], GROUPS / 2):
         with usage_error("groups must be integers or strings [700], one per row; got"):
             make(kind="group", groups=wrong)
@@ -228,7 +218,7 @@ def test_rows_by_client_are_read_and_split(tmp_path):
     assert [list(map(len, part)) for part in (parts.test, parts.val)] == [[2, 1], [1, 1]]
     assert [sorted(client_rows.tolist()) for client_rows in rows_by_client(parts)] == GIVEN
     file.write_text(json.dumps(GIVEN))
-    assert same(check(exchange.read(file)), parts)
+    assert same_partition(check(exchange.read(file)), parts)
 
 
 @pytest.mark.parametrize(

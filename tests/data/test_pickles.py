@@ -68,15 +68,18 @@ def test_pickle_without_forged_parts_is_read():
         (b"\x80\x02cnumpy\ndtype\n}b.", ["not a complete pickle"]),
         (b"\x80\x02cnumpy\ndtype\nN" + b"q\x00h\x00\x86" * 20 + b"\x85R.", ["dtype 'tuple'"]),
         (b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.", ["32 tuples"]),
+        (b"", ["not a complete pickle"]),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", ["os.system"]),
+        (b"\x80\x02c__builtin__\nprint\nU\x04ran!\x85R.", ["__builtin__.print"]),
         (b"\x80\x02Nr\xff\xff\xff\xff.", ["beyond its opcodes"]),
         (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7fa.", ["not a complete pickle"]),
         (b"\x80\x02\x8b\xff\xff\x00\x00" + b"\x7f" * 65535 + b".", ["more than 64 bits"]),
     ],
 )
-def test_forged_pickle_is_refused_in_one_line(content, parts):
+def test_forged_pickle_is_refused_in_one_line_and_never_executed(content, parts, capsys):
     with usage_error("file: ", *parts, "fetch it again"):
         pickles.loads(content, "file")
+    assert capsys.readouterr().out == ""
 
 
 def test_deep_nesting_is_read_and_freed_without_recursion():

@@ -10,7 +10,7 @@ from files import FOUR, RNG, assert_rows, load_twice, pixels, usage_error, write
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import exchange
-from fedvg_jax.data.readers import cifar_stl10, medmnist, pickles
+from fedvg_jax.data.readers import cifar_stl10, medmnist
 from fedvg_jax.data.readers.cifar_stl10 import STL
 from fedvg_jax.data.readers.folders import TINY
 
@@ -244,18 +244,6 @@ def test_every_format_of_cifar_is_read_with_the_training_set_first(tmp_path, nam
     if packed:  # nothing is unpacked, and the path of the archive is accepted too
         assert len(list(folder.iterdir())) == 1
         np.testing.assert_array_equal(data.load(name, next(folder.iterdir())).x, x)
-
-
-class Malicious:
-    def __reduce__(self):
-        return print, ("this must never run",)
-
-
-def test_pickle_is_read_as_arrays_or_refused_and_never_executed(capsys):
-    for content in (pickle.dumps({b"data": Malicious()}, 2), b"", b"cos\nsystem\n."):
-        with usage_error("batch"):
-            pickles.loads(content, "batch")
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((np.zeros((6, 2, 2, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
+        ((FLOATS, TARGETS), {}, r"mlp needs class labels, integers \[T\] from 0; y of data is float64 \[6\]; "),
         (
             (FLOATS, LABELS + 2**16),
             {},

@@ -307,21 +307,6 @@ def test_an_optimiser_restarts_every_round(x64):
         np.testing.assert_allclose(np.concatenate(jax.tree.leaves(state.variables)), x, rtol=1e-9)
 
 
-def test_the_displacement_equals_that_under_a_constant_unit_gradient(x64):
-    """lr sum_t (1 - beta^t) / (1 - beta) over t = 1..S, that is lr / (1 - beta) (S - beta (1 - beta^S) / (1 - beta));
-    for plain SGD steps x lr."""
-
-    @worlds.jit
-    def displacements(hyper, steps):
-        rules = worlds.with_momentum, local_training.sgd
-        return [local_training.displacement(rule, hyper, jnp.int32(3), steps) for rule in rules]
-
-    for beta, steps in itertools.product((0.0, 0.9), (0, 1, 7)):
-        expected = 0.3 / (1 - beta) * (steps - beta * (1 - beta**steps) / (1 - beta))
-        actual = displacements(worlds.hyper(momentum=beta), jnp.int32(steps))
-        np.testing.assert_allclose(actual, [expected, 0.3 * steps], rtol=1e-12, atol=1e-15)
-
-
 def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
     optimiser = registry.make_optimiser(Config(lr_schedule="exponential"))

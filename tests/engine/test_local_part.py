@@ -42,46 +42,39 @@ def any_algorithm():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, monkeypatch, name):
     """The global model keeps its initial local tensors, as the oracle's clients send them back."""
-    mine, hyper = oracle.ALGORITHMS[name], {key: float(value) for key, value in worlds.hyper().items()}
-    params, stats = map(worlds.by_path, worlds.variables())
-    state = oracle.init(mine, hyper, params, stats, len(WORLD.train))
-    is_local = HEAD.is_local
-    kept = [({p: v for p, v in params.items() if is_local(p)}, {p: v for p, v in stats.items() if is_local(p)})] * 7
+    mine, (params, stats) = oracle.ALGORITHMS[name], map(worlds.by_path, worlds.variables())
 
-    def train(state, schedule, k, pool, hyper, algorithm):
-        """The oracle's, from theta_g with the client's tensors; it returns those of theta_g in their place."""
-        client, losses = int(schedule.clients[k]), []
-        start = state.params | kept[client][0]
-        params, stats = start, state.stats | kept[client][1]
-        first, steps = schedule.start[k], schedule.num_steps[k]
-        for batch in oracle.batches(pool, schedule.rows[first : first + steps]):
-            memory = state.clients[client]
-            loss, gradients, stats = algorithm.loss(hyper, params, stats, batch, start, memory)
-            shared = algorithm.correct(hyper, gradients, params, start, state.server, memory)
-            gradients = {p: gradients[p] if is_local(p) else shared[p] for p in gradients}
-            params = oracle.each(lambda p, g: p - hyper["lr"] * g, params, gradients)
-            losses.append(loss)
-        if schedule.heard[k] and steps:
-            kept[client] = tuple({p: v for p, v in part.items() if is_local(p)} for part in (params, stats))
-        sent = [
-            {p: theirs[p] if is_local(p) else v for p, v in part.items()}
-            for part, theirs in ((params, state.params), (stats, state.stats))
-        ]
-        return oracle.Return(*sent, int(schedule.num_samples[k]), float(np.mean(losses)) if losses else 0.0)
+    def local(arrays):
+        return {path: array for path, array in arrays.items() if HEAD.is_local(path)}
+
+    kept = [(local(params), local(stats))] * len(WORLD.train)
+
+    def of_client(state, schedule, k):
+        """Theta_g with the client's own tensors."""
+        own_params, own_stats = kept[schedule.clients[k]]
+        return state._replace(params=state.params | own_params, stats=state.stats | own_stats)
+
+    def train(state, schedule, k, *arguments):
+        """The oracle's; it returns the local tensors of theta_g in place of the client's."""
+        trained = train_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
+        if schedule.heard[k] and schedule.num_steps[k]:
+            kept[schedule.clients[k]] = local(trained.params), local(trained.stats)
+        return trained._replace(params=trained.params | local(state.params), stats=trained.stats | local(state.stats))
 
     def probe(state, schedule, k, *arguments):
-        client = int(schedule.clients[k])
-        own = state._replace(params=state.params | kept[client][0], stats=state.stats | kept[client][1])
-        return of_oracle(own, schedule, k, *arguments)
+        return probe_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
 
-    of_oracle = oracle.probe
+    def correct(hyper, gradients, *arguments):
+        return correct_of_oracle(hyper, gradients, *arguments) | local(gradients)
+
+    train_of_oracle, probe_of_oracle, correct_of_oracle = oracle.train, oracle.probe, mine.correct
     monkeypatch.setattr(oracle, "train", train)
     monkeypatch.setattr(oracle, "probe", probe)
-    scoring = oracle.Scoring("l1", "modelwise", "train")
+    monkeypatch.setattr(mine, "correct", correct)
     chosen, plan = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}, plan_of()
     played = worlds.play(WORLD, plan, any_algorithm(), "uniform", worlds.TASK, chosen, local=HEAD)
-    for (actual, metrics), schedule in zip(played, plan, strict=True):
-        state, expected = oracle.round_step(state, schedule, WORLD.pool, WORLD.scoring, hyper, mine, "uniform", scoring)
+    of_oracle = worlds.rounds_of_oracle(WORLD, plan, mine, "uniform")
+    for (actual, metrics), (state, expected) in zip(played, of_oracle, strict=True):
         worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
         worlds.assert_close(metrics.train_loss, expected.train_loss, 1e-9)
         for client, (own_params, own_stats) in enumerate(kept):
@@ -104,13 +97,12 @@ def test_cohort_blocks_equal_the_whole_cohort(x64):
 
 
 def test_fedvg_scores_a_client_s_body_with_its_own_head(x64):
-    """Head norms are left out; here by `include`, as a run of --local does."""
+    """In the first round all start alike, so the scores are those without local tensors."""
     algorithm, plan = worlds.algorithm("fedavg"), plan_of(1)
-    rule = fv.weightings.fedvg(worlds.TASK, include="^(?!classifier/)")
+    rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
     ((_, metrics),) = worlds.play(WORLD, plan, algorithm, rule, worlds.TASK, local=HEAD)
-    ((_, expected),) = worlds.play(WORLD, plan, algorithm, rule, worlds.TASK)
-    worlds.assert_close(metrics.scores, expected.scores, 1e-12)  # in the first round all start alike
-    worlds.assert_close(metrics.weights, expected.weights, 1e-12)
+    ((_, expected),) = worlds.rounds_of_oracle(WORLD, plan, oracle.ALGORITHMS["fedavg"], "fedvg")
+    worlds.assert_close((metrics.scores, metrics.weights), (expected.scores, expected.weights), 1e-9)
 
 
 def heavy(hyper, round):

@@ -1,5 +1,7 @@
 """The engine against the NumPy oracle, for every algorithm, weighting and way of scoring."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,35 +9,31 @@ import oracle
 import pytest
 import worlds
 from cases import naming
+from oracle import Scoring
 
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms
-from fedvg_jax.engine import executors, federated_round, local_training
+from fedvg_jax.engine import executors
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 WORLD = worlds.small()
 ALGORITHMS = [*registry.ALGORITHMS, "full_algorithm"]
-HEARD = np.array([True, False, True, True, False])
 
 
-def scoring(norm="l1", granularity="modelwise", mode="train"):
-    return oracle.Scoring(norm, granularity, mode)
-
-
-BY_TENSOR = [("fedvg", scoring(granularity="layerwise")), ("samples+fedvg", scoring(granularity="blockwise"))]
-RULES = [("samples", scoring()), ("uniform", scoring()), *BY_TENSOR]
+BY_TENSOR = [("fedvg", Scoring(granularity="layerwise")), ("samples+fedvg", Scoring(granularity="blockwise"))]
+RULES = [("samples", Scoring()), ("uniform", Scoring()), *BY_TENSOR]
 """Two of them are those of the algorithms' own papers."""
 USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
 """The algorithms whose server uses weights; each tensor needs its own. The others use the weighted mean alone."""
 MODES = config.SETTINGS["fedvg.mode"].names
 WITH_FEDAVG = [
-    *(("fedvg", scoring(norm, "layerwise")) for norm in norms.BY_NAME if norm != "l1"),
-    *(("fedvg", scoring("l1", granularity, mode)) for granularity in groups.BY_NAME for mode in MODES),
-    ("uniform", scoring()),
-    ("uniform+samples", scoring()),
-    ("fedvg+uniform", scoring("l2", "layerwise", "eval")),
+    *(("fedvg", Scoring(norm, "layerwise")) for norm in norms.BY_NAME if norm != "l1"),
+    *(("fedvg", Scoring("l1", granularity, mode)) for granularity in groups.BY_NAME for mode in MODES),
+    ("uniform", Scoring()),
+    ("uniform+samples", Scoring()),
+    ("fedvg+uniform", Scoring("l2", "layerwise", "eval")),
 ]
 """A granularity takes the norms of the tensors as numbers, whichever norm or mode they are of."""
 
@@ -98,35 +96,18 @@ def assert_rounds_agree(name, step, start, chosen, rule, plan, tolerance):
         tolerance: of every entry.
     """
     data, hyper, state = WORLD.data(), worlds.hyper(), start
-    plain, number = {key: float(value) for key, value in hyper.items()}, str(chosen["rule"])
-    mine = oracle.ALGORITHMS[name]
-    expected = oracle.init(mine, plain, *map(worlds.by_path, state.variables), len(WORLD.train))
-    for schedule in plan:
-        state, metrics = step(state, schedule, data, hyper | {key: jnp.int32(value) for key, value in chosen.items()})
-        metrics = metrics._replace(scores=metrics.detail.get(number, metrics.scores), detail={})
-        expected, expected_metrics = oracle.round_step(
-            expected, schedule, WORLD.pool, WORLD.scoring, plain, mine, *rule
-        )
+    hyper |= {key: jnp.int32(value) for key, value in chosen.items()}
+    of_oracle = worlds.rounds_of_oracle(WORLD, plan, oracle.ALGORITHMS[name], *rule)
+    for schedule, (expected, expected_metrics) in zip(plan, of_oracle, strict=True):
+        state, metrics = step(state, schedule, data, hyper)
+        metrics = metrics._replace(scores=metrics.detail.get(str(chosen["rule"]), metrics.scores))
         worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), tolerance)
         actual = {name: getattr(metrics, name) for name in expected_metrics._fields}
         worlds.assert_close(actual, expected_metrics._asdict(), tolerance)
 
 
-def schedule_of(number, num_lanes):
-    """Probes of 9, 0, 4, 0, 1, 7 and 2 rows: two batches, one, or none, as a single row is skipped."""
-    return WORLD.schedule(number, num_lanes, probe_ratio=0.9)
-
-
-def round_step(algorithm, rule, num_lanes):
-    arguments = worlds.TASK, algorithm, rule, executors.lanes(num_lanes), local_training.sgd, len(WORLD.train)
-    return worlds.jit(federated_round.make_round(*arguments))
-
-
-def three_rounds(num_lanes):
-    """In the second, two clients drop out."""
-    plan = [schedule_of(number, num_lanes) for number in range(3)]
-    plan[1] = plan[1]._replace(heard=HEARD)
-    return plan
+plan_of = functools.partial(worlds.plan_with_dropouts, WORLD, probe_ratio=0.9)
+"""Probes of 9, 0, 4, 0, 1, 7 and 2 rows: two batches, one, or none, as a single row is skipped."""
 
 
 @pytest.fixture(scope="module")
@@ -134,29 +115,33 @@ def any_round():
     """The round of any algorithm and rule on two lanes, and the state before the first round."""
     with jax.enable_x64(True):
         algorithm = worlds.any_algorithm({name: make(name) for name in ALGORITHMS})
-        yield round_step(algorithm, menu(RULES), 2), worlds.state(WORLD, algorithm)
+        yield worlds.make_round(WORLD, algorithm, menu(RULES), worlds.TASK), worlds.state(WORLD, algorithm)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_three_rounds_equal_the_oracle_for_every_algorithm(x64, any_round, name):
-    rules = [(make(name).native_weighting, scoring()), *(BY_TENSOR if name in USES_WEIGHTS else [])]
+    rules = [(make(name).native_weighting, Scoring()), *(BY_TENSOR if name in USES_WEIGHTS else [])]
     for rule in rules:
         with naming(rule):
             chosen = {"algorithm": ALGORITHMS.index(name), "rule": RULES.index(rule)}
-            assert_rounds_agree(name, *any_round, chosen, rule, three_rounds(2), 1e-9)
+            assert_rounds_agree(name, *any_round, chosen, rule, plan_of(), 1e-9)
 
 
 def test_three_rounds_equal_the_oracle_for_every_fedvg_score(x64):
-    step, start = round_step(make("fedavg"), menu(WITH_FEDAVG), 1), worlds.state(WORLD, make("fedavg"))
+    fedavg = make("fedavg")
+    step = worlds.make_round(WORLD, fedavg, menu(WITH_FEDAVG), worlds.TASK, executor=executors.lanes(1))
+    start = worlds.state(WORLD, fedavg)
     for number, rule in enumerate(WITH_FEDAVG):
         with naming(rule):
-            assert_rounds_agree("fedavg", step, start, {"rule": number}, rule, three_rounds(1), 1e-9)
+            assert_rounds_agree("fedavg", step, start, {"rule": number}, rule, plan_of(num_lanes=1), 1e-9)
 
 
 def test_a_round_in_single_precision_equals_the_oracle():
-    rule = "samples+fedvg", scoring()
-    step, start = round_step(make("fedavg"), menu([rule]), 1), worlds.state(WORLD, make("fedavg"))
-    assert_rounds_agree("fedavg", step, start, {"rule": 0}, rule, [schedule_of(0, 1)], 1e-5)
+    rule = "samples+fedvg", Scoring()
+    fedavg = make("fedavg")
+    step = worlds.make_round(WORLD, fedavg, menu([rule]), worlds.TASK, executor=executors.lanes(1))
+    start = worlds.state(WORLD, fedavg)
+    assert_rounds_agree("fedavg", step, start, {"rule": 0}, rule, plan_of(1, 1), 1e-5)
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -27,30 +28,14 @@ def population(round, sizes, count, losses=None, seed=0):
     return Population(round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids))))
 
 
-def cohorts(history):
-    return [record["clients"] for record in history.records]
-
-
-def successive_sampling(sizes, count):
-    """Probability of every ordered draw: n_i / N, then n_j / (N - n_i), and so on."""
-
-    def extend(draw, probability):
-        if len(draw) == count:
-            yield draw, probability
-            return
-        left = [i for i in range(len(sizes)) if i not in draw]
-        for i in left:
-            yield from extend((*draw, i), probability * sizes[i] / sum(sizes[j] for j in left))
-
-    return dict(extend((), 1.0))
-
-
 def test_by_size_draws_with_the_probabilities_of_successive_sampling():
-    expected, trials = successive_sampling(SIZES, 2), 20_000
+    """n_i / N, then n_j / (N - n_i)."""
+    trials, total = 20_000, SIZES.sum()
     chosen = [tuple(fv.selection.by_size().choose(population(r, SIZES, 2)).tolist()) for r in range(trials)]
-    for draw, probability in expected.items():
+    for i, j in itertools.permutations(range(len(SIZES)), 2):
+        probability = SIZES[i] / total * SIZES[j] / (total - SIZES[i])
         deviation = np.sqrt(probability * (1 - probability) / trials)
-        assert abs(chosen.count(draw) / trials - probability) < 4.5 * deviation
+        assert abs(chosen.count((i, j)) / trials - probability) < 4.5 * deviation
 
 
 def test_by_size_takes_clients_without_rows_last():
@@ -112,7 +97,8 @@ def test_candidates_receive_the_model_and_send_a_loss():
 
 def test_a_function_of_ones_own_selects():
     in_turn = fv.Selection(lambda population: (np.arange(2) + 2 * population.round) % 8)
-    assert cohorts(fv.run(CONFIG, selection=in_turn)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    records = fv.run(CONFIG, selection=in_turn).records
+    assert [record["clients"] for record in records] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("ids", [[0, 0], [0], [0, 8], [0.0, 1.0]])

@@ -250,19 +250,6 @@ def test_module_that_cannot_be_a_task_is_refused_in_one_line(message):
         REFUSED[message]()
 
 
-@pytest.mark.parametrize(
-    ("weighting", "partition", "message"),
-    [
-        ("native", None, r"partition dirichlet needs class labels.*y of data is float32 \[6\]; use iid, quantity"),
-        ("val_accuracy", ([[0], [1]], [[2], []], [[3], []]), "val_accuracy needs.*use val_loss"),
-    ],
-)
-def test_settings_that_need_classes_are_refused_for_regression(weighting, partition, message):
-    settings = fedvg_jax.Config(clients=2, weighting=weighting)
-    with pytest.raises(UsageError, match=message):
-        fedvg_jax.run(settings, data=(X, Y), partition=partition, task=TASKS["linen"])
-
-
 # --- errors of a user's module or loss
 
 EXAMPLE = np.zeros((1, 4), np.float32)

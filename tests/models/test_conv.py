@@ -102,15 +102,6 @@ def test_winograd_equals_lax_in_value_and_gradients(x64, size, tile):
     worlds.assert_close(*worlds.jit(lambda *args: (filtered(*args), expected(*args)))(*args), 1e-9)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_num_products_counts_pairs_of_an_output_and_a_live_tap(case):
-    """The windows of an image of ones, with borders of zeros, hold a one for every tap that meets a real pixel."""
-    size, kernel, stride, _ = CASES[case]
-    pads = explicit_pads(case)
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(np.ones(size, int), pads), kernel)
-    assert taps.num_products(size, kernel, stride, pads) == windows[:: stride[0], :: stride[1]].sum()
-
-
 @pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (5, 5)])
 def test_winograd_s_matrices_filter_any_signal(m, r):
     """y_i = sum_j w_j d_(i + j) in one dimension and float64; B^T is exact in any binary format."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import sim
@@ -56,12 +57,6 @@ def abstract_in_double_precision(model):
     return abstract(Config(model=model), arrays)
 
 
-def random_variables(settings):
-    """Returns the model's arrays with random numbers."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: rng.random(leaf.shape, np.float32), abstract(settings))
-
-
 @pytest.mark.parametrize(("model", "classes"), COUNTS)
 def test_named_model_has_the_published_number_of_parameters(x64, model, classes):
     params = abstract_in_double_precision(model).params
@@ -73,21 +68,6 @@ def test_initial_parameters_are_float32_also_in_double_precision(x64, model):
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract_in_double_precision(model))} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize(
-    ("model", "shape", "first", "expected"),
-    [
-        ("resnet18", (28, 28, 1), "conv1", (7, 7, 3, 64)),
-        ("vit_s16", (40, 30, 1), "patch_embed", (16 * 16 * 3, 384)),
-    ],
-)
-def test_grayscale_and_oblong_images_fit_models_of_three_channels_and_224_pixels(model, shape, first, expected):
-    task = registry.make_task(Config(model=model), GREY._replace(x=np.zeros((6, *shape), np.uint8)))
-    variables = jax.eval_shape(task.init, jax.random.key(0))
-    assert variables.params[first]["kernel"].shape == expected
-    batch = fv.Batch(jax.ShapeDtypeStruct((2, *shape), np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
-    assert jax.eval_shape(task.predict, *variables, batch).shape == (2, 3)
-
-
 def test_stem_and_norm_follow_the_settings(tiny):
     published, other = abstract(tiny), abstract(dataclasses.replace(tiny, stem="cifar", norm="group"))
     assert published.params["conv1"]["kernel"].shape == (7, 7, 3, 4) and published.stats
@@ -95,7 +75,7 @@ def test_stem_and_norm_follow_the_settings(tiny):
 
 
 def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
-    path, saved = tmp_path / "weights.safetensors", random_variables(tiny)
+    path, saved = tmp_path / "weights.safetensors", worlds.random_variables(registry.make_task(tiny, GREY))
     pretrained.save(path, saved, "resnet18")
     settings = dataclasses.replace(tiny, pretrained=path, clients=2, join_ratio=1.0, seed=3)
     parts = ([[0], [1]], [[2], []], [[], [3]])

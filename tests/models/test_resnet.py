@@ -1,4 +1,4 @@
-"""ResNets: torchvision's sizes, blocks, initialisation and max-pool; padded rows change nothing."""
+"""ResNets: the published stem and blocks, torchvision's initialisation, grayscale images, and group normalisation."""
 
 import math
 
@@ -15,28 +15,9 @@ from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.norm import GroupNorm
 
-SMALL = {
-    "basic": {"depths": (1, 1)},
-    "bottleneck": {"depths": (1,), "bottleneck": True},
-    "group norm, cifar stem": {"depths": (1,), "norm": "group", "stem": "cifar", "width": 48},
-}
 
-
-def make(image, conv="lax", **options):
-    module = resnet.ResNet(3, **{"width": 4, **options})
-    return rewrite.fast_task(tasks.classification(module, 3, image, resnet.blocks_residual), conv)
-
-
-def batch(image, n=6, seed=0) -> Batch:
-    rng = np.random.default_rng(seed)
-    x, y = rng.integers(0, 256, (n, *image), np.uint8), rng.integers(0, 3, n)
-    return Batch(jnp.asarray(x), jnp.asarray(y, jnp.int32))
-
-
-def paths(model, classes=10):
-    task = tasks.classification(model(classes), classes, (32, 32, 3))
-    variables = jax.eval_shape(task.init, jax.random.key(0))
-    return tree.paths(variables.params), variables
+def make(image, **options):
+    return tasks.classification(resnet.ResNet(3, (1,), **options), 3, image, resnet.blocks_residual)
 
 
 # --- the published architectures
@@ -55,8 +36,10 @@ def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
 
 def test_resnet18_has_six_stages_and_ten_blocks():
     """The reference code's six, and the paper's eight residual blocks with stem and head."""
-    actual, variables = paths(resnet.resnet18)
-    stages, blocks = ({name(path) for path in actual} for name in (resnet.blocks_stage, resnet.blocks_residual))
+    task = tasks.classification(resnet.resnet18(10), 10, (32, 32, 3))
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    names_of_blocks = resnet.blocks_stage, resnet.blocks_residual
+    stages, blocks = ({name(path) for path in tree.paths(variables.params)} for name in names_of_blocks)
     assert stages == {"base", "layer1", "layer2", "layer3", "layer4", "classifier"}
     assert blocks == {"stem", "classifier"} | {f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)}
     assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {"classifier"}
@@ -65,7 +48,7 @@ def test_resnet18_has_six_stages_and_ten_blocks():
 def test_initialisation_is_torchvision_s():
     """Convolutions N(0, 2 / fan_out): the mean square of n weights is 2 / fan_out up to a factor 1 +- 6 sqrt(2 / n).
     Normalisation has scale 1 and bias 0, also at the end of a block."""
-    init = worlds.jit(make((8, 8, 3), width=16, **SMALL["bottleneck"]).init)
+    init = worlds.jit(make((8, 8, 3), width=16, bottleneck=True).init)
     params = jax.device_get(init(jax.random.key(0, impl="rbg")).params)
     for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
         if leaf.ndim == 4:
@@ -83,10 +66,10 @@ def test_initialisation_is_torchvision_s():
 
 
 def test_grayscale_equals_three_equal_channels():
-    task, gray = make((9, 12, 1), depths=(1,)), batch((9, 12, 1))
+    task, x = make((9, 12, 1), width=4), np.random.default_rng(0).integers(0, 256, (6, 9, 12, 1), np.uint8)
     variables = worlds.random_variables(task)
     assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
-    both = gray, Batch(jnp.repeat(gray.x, 3, -1), gray.y)
+    both = [Batch(jnp.asarray(images), jnp.zeros(6, jnp.int32)) for images in (x, x.repeat(3, -1))]
     np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())
 
 

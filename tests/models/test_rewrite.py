@@ -239,6 +239,7 @@ def test_a_run_of_an_own_network_equals_the_run_with_the_original_operations(x64
     np.testing.assert_allclose(fast, history(task), rtol=1e-9)
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_run_says_once_which_operation_stays_slow(caplog):
     class Convolution(nn.Module):
         @nn.compact

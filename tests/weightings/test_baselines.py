@@ -140,10 +140,6 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     np.testing.assert_allclose(weights_of()["val_accuracy"], accuracy / accuracy.sum(), rtol=1e-12)
 
 
-def flat(stacked):
-    return np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(stacked)], 1)
-
-
 def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_length(x64):
     """The server trains on the 10 rows in batches of 4, 4 and 2; the fourth group is empty."""
     reports, returns = returned()
@@ -159,7 +155,7 @@ def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_leng
     for rows in WORLD.scoring[:3]:
         params, stats = step(params, stats, jnp.asarray(rows))
     own = np.concatenate([np.asarray(x).reshape(-1) for x in jax.tree.leaves(tree.sub(model.params, params))])
-    deltas = flat(reports.delta)
+    deltas = np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(reports.delta)], 1)
     lengths = np.linalg.norm(deltas, axis=1)
     trust = np.maximum(deltas @ own / lengths / np.linalg.norm(own), 0)
     actual = weights_of()["fltrust"]

@@ -9,7 +9,7 @@ import worlds
 
 import fedvg_jax as fv
 from benchmarks.paper.layers import layer_norms
-from fedvg_jax.core.types import Batch, Data, Report, Task, Variables
+from fedvg_jax.core.types import Report
 from fedvg_jax.weightings import recorded, signals
 
 SMALL = fv.Config(rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0)
@@ -60,21 +60,6 @@ def test_recorded_validation_loss_is_the_score_of_the_weighting_by_it(runs):
 def test_drift_is_the_l2_norm_of_the_update_over_all_tensors():
     report = Report(None, None, {"a": jnp.array([3.0]), "b": jnp.array([[0.0, -4.0]])})
     assert signals.drift({}, report, None) == 5
-
-
-def test_joint_fisher_of_every_tensor_is_the_mean_squared_norm_of_its_gradients():
-    """Beside w'x with gradients of norms 1 and 2, a bias has gradients -1 and -1; the mean's square is less."""
-
-    def loss(params, stats, batch, mask, train):
-        errors = batch.x @ params["w"] + params["b"] - batch.y
-        return jnp.where(mask, jnp.square(errors) / 2, 0).sum(), stats
-
-    batch = Batch(jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, 1.0]))
-    data = Data(batch, None, np.array([[0], [1]]), None)
-    report = Report(Variables({"w": jnp.zeros(2), "b": jnp.zeros(())}, {}), None, None)
-    joint = recorded.client_joint_fisher(Task(None, loss, None, None, None, None))({}, report, data)
-    assert joint == {"w": pytest.approx((1 + 4) / 2), "b": pytest.approx(1)}
-    assert joint["w"] > 0.5**2 + 1.0**2
 
 
 def test_joint_fisher_is_in_the_order_of_the_layers():

@@ -153,34 +153,19 @@ NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head
 
 
 @pytest.mark.quick
-def test_modelwise_weights_invert_the_mean_over_all_tensors():
-    """G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3; 1/2 : 3/14 = 7 : 3."""
-    weights = fv.inverse_norm_weights(NORMS, "modelwise", eps=0.0)
-    worlds.assert_close(weights, jax.tree.map(lambda _: np.array([0.7, 0.3]), NORMS), 1e-6)
-
-
-@pytest.mark.quick
-def test_layerwise_weights_invert_each_tensors_norm():
-    weights = fv.inverse_norm_weights(NORMS, "layerwise", eps=0.0)
-    ratios = {"base": {"w": [0.75, 0.25], "b": [0.75, 0.25]}, "head": {"w": [0.5, 0.5]}}
-    worlds.assert_close(weights, jax.tree.map(np.array, ratios, is_leaf=lambda x: isinstance(x, list)), 1e-6)
-
-
-@pytest.mark.parametrize("block_of", [None, lambda path: "first" if path.startswith("base") else "second"])
-def test_blockwise_weights_invert_each_blocks_mean_norm(block_of):
-    """Base: G = 2 and 6, hence 3/4 and 1/4; head: equal."""
-    weights = fv.inverse_norm_weights(NORMS, "blockwise", eps=0.0, block_of=block_of)
-    ratios = {"base": {"w": [0.75, 0.25], "b": [0.75, 0.25]}, "head": {"w": [0.5, 0.5]}}
-    worlds.assert_close(weights, jax.tree.map(np.array, ratios, is_leaf=lambda x: isinstance(x, list)), 1e-6)
-
-
-def test_statistics_of_a_block_without_parameters_take_uniform_weights():
-    variables = Variables({"a": {"w": jnp.ones(2)}}, {"b": {"mean": jnp.ones(2)}})
-    rule = inverse_norms(NormParts(None, groups.blockwise, lambda path: path.split("/")[0]))
-    returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), WORLD.data())
-    weights = rule.weigh({"eps": 0.0}, {"a": {"w": jnp.array([1.0, 3.0])}}, returns)
-    assert weights.stats["b"]["mean"].tolist() == [0.5, 0.5]
-    assert weights.params["a"]["w"].tolist() == [0.75, 0.25]
+@pytest.mark.parametrize(
+    ("granularity", "block_of", "of_base", "of_head"),
+    [
+        ("modelwise", None, [0.7, 0.3], [0.7, 0.3]),  # G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3
+        ("layerwise", None, [0.75, 0.25], [0.5, 0.5]),
+        ("blockwise", None, [0.75, 0.25], [0.5, 0.5]),  # of base, G = 2 and 6
+        ("blockwise", lambda path: "one", [0.7, 0.3], [0.7, 0.3]),
+    ],
+)
+def test_weights_invert_the_mean_norm_of_each_group(granularity, block_of, of_base, of_head):
+    weights = fv.inverse_norm_weights(NORMS, granularity, eps=0.0, block_of=block_of)
+    expected = {"base": dict.fromkeys("wb", np.array(of_base)), "head": {"w": np.array(of_head)}}
+    worlds.assert_close(weights, expected, 1e-6)
 
 
 def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
@@ -205,15 +190,6 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
 
 
 # --- aggregation
-
-
-def test_aggregate_is_the_weighted_mean_of_the_clients(x64):
-    rng = np.random.default_rng(0)
-    model = worlds.variables()
-    stacked = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(37, *x.shape))), model)
-    weights = jax.tree.map(lambda _: jnp.asarray(rng.dirichlet(np.ones(37))), model)
-    expected = jax.tree.map(lambda c, w: np.einsum("k,k...->...", w, c), stacked, weights)
-    worlds.assert_close(fv.aggregate(model, stacked, weights), expected, 1e-12)
 
 
 def test_aggregate_scales_its_step_with_the_sum_of_the_weights(x64):
@@ -291,17 +267,19 @@ def tensors(seed, *leading):
 
 
 @worlds.jit
-@functools.partial(jax.grad, argnums=(0, 1, 2))
-def gradients_of_every_aggregate(grads, clients, eps):
+@functools.partial(jax.grad, argnums=(0, 1, 2, 3))
+def gradients_of_every_aggregate(grads, clients, eps, generalised):
     """Sum over norms and granularities of a number of the aggregated model; one non-finite term makes it non-finite.
 
-    Every norm with one granularity, and every granularity with one norm: granularities see norms as numbers.
+    Every norm with one granularity, and every granularity with one norm: granularities see norms as numbers. Then once
+    the generalised weights, with respect to their parameters too.
     """
-    total = 0.0
-    for norm, granularity in [*((norm, "layerwise") for norm in norms.BY_NAME), *(("l2", g) for g in groups.BY_NAME)]:
-        weights = fv.inverse_norm_weights(fv.gradient_norms(grads, norm), granularity, eps)
-        total += sum(jnp.sin(x).sum() for x in jax.tree.leaves(fv.aggregate(tensors(0), clients, weights)))
-    return total
+    counts = jnp.array([3, 1, 0])[: len(grads["b"])]
+    pairs = [*((norm, "layerwise") for norm in norms.BY_NAME), *(("l2", g) for g in groups.BY_NAME)]
+    every_weights = [fv.inverse_norm_weights(fv.gradient_norms(grads, norm), g, eps) for norm, g in pairs]
+    every_weights.append(fv.generalised_weights(fv.gradient_norms(grads), counts, eps=eps, **generalised))
+    models = [fv.aggregate(tensors(0), clients, weights) for weights in every_weights]
+    return sum(jnp.sin(x).sum() for x in jax.tree.leaves(models))
 
 
 CORNERS = {
@@ -315,22 +293,15 @@ CORNERS = {
 @pytest.mark.parametrize("corner", CORNERS)
 def test_gradients_of_the_aggregate_are_finite_at_a_corner(corner):
     grads, clients = (jax.tree.map(CORNERS[corner], tensors(seed, 3)) for seed in (1, 2))
+    generalised = {"exponent": jnp.float32(1), "temperature": jnp.float32(1), "mix": jnp.float32(0.5)}
     for eps in (0.0, 1e-8):
-        gradients = gradients_of_every_aggregate(grads, clients, jnp.float32(eps))
+        gradients = gradients_of_every_aggregate(grads, clients, jnp.float32(eps), generalised)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
-def test_the_named_norms_are_those_of_numpy_and_have_gradient_zero_at_zero(x64):
-    x = np.random.default_rng(0).normal(size=(3, 2))
-
-    @worlds.jit
-    def values_and_slopes(x, zero):
-        return {name: (norm(x), jax.grad(norm)(zero)) for name, norm in norms.BY_NAME.items()}
-
-    results = values_and_slopes(x, jnp.zeros((3, 2)))
-    np.testing.assert_allclose(results["l1"][0], np.abs(x).sum(), rtol=1e-12)
-    np.testing.assert_allclose(results["l2"][0], np.linalg.norm(x), rtol=1e-12)
-    assert not any(slope.any() for _, slope in results.values())
+@pytest.mark.parametrize("norm", norms.BY_NAME)
+def test_the_gradient_of_a_norm_is_zero_at_zero(norm):
+    assert not worlds.jit(jax.grad(norms.BY_NAME[norm]))(jnp.zeros((3, 2))).any()
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan, 1e9])

@@ -112,13 +112,6 @@ def test_failed_append_adds_no_line(tmp_path):
     assert path.read_text() == "one\nthree\n"
 
 
-def test_folder_lock_is_exclusive_and_released(tmp_path):
-    with files.held(tmp_path), usage_error(f"in use by process {os.getpid()} on"), files.held(tmp_path):
-        pass
-    with files.held(tmp_path):
-        pass
-
-
 def test_first_signal_is_collected_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals.catch_signals() as requests:

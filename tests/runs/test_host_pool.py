@@ -24,12 +24,7 @@ SETTINGS = Config(
 
 
 TASK = fv.models.classification(fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE)
-
-
-@pytest.fixture(scope="module")
-def images():
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
+IMAGES = worlds.random_images()
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +35,9 @@ def small_pieces(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def run(images):
+def run():
     def run(task=TASK, **changes):
-        return fv.run(replace(SETTINGS, **changes), data=images, task=task)
+        return fv.run(replace(SETTINGS, **changes), data=IMAGES, task=task)
 
     return run
 
@@ -52,14 +47,14 @@ def whole(run):
     return run(pool="device")
 
 
-def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, monkeypatch):
+def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
     """Of two devices that train on single minibatches, where the probe's rows are further ones."""
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
 
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
         settings = replace(settings, record="", devices="2")
-        return fv.simulation(settings, data=images, task=TASK, algorithm=algorithm).host_pool.capacity
+        return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
 
@@ -79,8 +74,8 @@ def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
         assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), whole)
 
 
-def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
-    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=TASK) for pool in ("device", "host")]
+def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(whole):
+    made = [fv.simulation(replace(SETTINGS, pool=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
     on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
     assert on_device == on_host
     before = host_pool._compiled.store.cache_info()
@@ -114,12 +109,12 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
 # --- files read in place
 
 
-def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images, monkeypatch):
-    np.save(tmp_path / "x.npy", images[0])
-    np.save(tmp_path / "y.npy", images[1])
+def test_a_folder_of_npy_files_is_read_in_place(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", IMAGES[0])
+    np.save(tmp_path / "y.npy", IMAGES[1])
     arrays = datasets.load("npz", tmp_path, tmp_path / "cache")
     assert isinstance(arrays.x.base, np.memmap) and not (tmp_path / "cache").exists()
-    assert np.array_equal(arrays.x, images[0]) and np.array_equal(arrays.y, images[1])
+    assert np.array_equal(arrays.x, IMAGES[0]) and np.array_equal(arrays.y, IMAGES[1])
     assert arrays.class_names == ("0", "1", "2") and arrays.num_train == 200
     np.save(tmp_path / "class_names.npy", np.array(["Käse".encode(), "β".encode(), b"owl"]))
     np.save(tmp_path / "groups.npy", np.arange(200) % 7)
@@ -132,8 +127,8 @@ def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images, monkeypatch):
             datasets.load("npz", tmp_path)
 
 
-def test_only_two_chunks_of_rows_are_on_the_device(images):
-    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=TASK)
+def test_only_two_chunks_of_rows_are_on_the_device():
+    sim = fv.simulation(replace(SETTINGS, pool="host"), data=IMAGES, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_pool.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):

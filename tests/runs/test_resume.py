@@ -41,12 +41,10 @@ class Tiny:
     """
 
     def __init__(self):
-        rng = np.random.default_rng(0)
-        x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
         settings = replace(SMALL, algorithm="elastic")  # elastic's schedules have probes
         algorithm = worlds.full_algorithm()
         rule = worlds.weighting("fedvg", algorithm, worlds.TASK, SMALL.batch_size)
-        arrays = Arrays("random", x, y, tuple("abc"), 200)
+        arrays = Arrays("random", *worlds.random_images(), tuple("abc"), 200)
         given = {"data": arrays, "task": worlds.TASK, "algorithm": algorithm, "weighting": rule}
         with pytest.MonkeyPatch.context() as patch:  # these weights are no user's
             patch.setattr(contracts, "check_weighting", lambda *_, **__: None)
@@ -408,7 +406,7 @@ def at(number, do):
 
 def test_folder_in_use_is_refused(tiny, tmp_path):
     def second():
-        with pytest.raises(UsageError, match="in use by process"):
+        with usage_error(f"in use by process {os.getpid()} on"):
             tiny().run(tmp_path / "run", resume=str(tmp_path / "run"))
 
     tiny().run(tmp_path / "run", callbacks=[at(2, second)])

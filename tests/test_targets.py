@@ -38,12 +38,6 @@ def planned(compiled):
     return compiled[0], target_plan.make_plan(compiled[0], H100, compiled[1])
 
 
-@pytest.fixture(scope="module")
-def here():
-    """Returns the same simulation for this machine."""
-    return simulation.simulation(SETTINGS)
-
-
 def test_a_plan_has_the_work_of_the_schedules(planned):
     made, plan = planned
     lengths = [made.schedule(r).plan.length.sum() for r in range(3)]
@@ -61,9 +55,9 @@ def test_the_estimate_of_a_run_has_its_rounds_and_its_evaluations(planned):
     assert plan.seconds_per_round[0] < plan.seconds_per_round[1]
 
 
-def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled, here):
+def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled):
     """Lanes side by side, clients as one vector, the weighted mean and the norms as one reduction, wide scoring."""
-    for_gpu, of_gpu = compiled
+    (for_gpu, of_gpu), here = compiled, simulation.simulation(SETTINGS)
     assert (for_gpu.executor.lanes_together, here.executor.lanes_together) == (2, 1)
 
     def round_of(sim, chunk):

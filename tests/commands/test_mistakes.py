@@ -24,6 +24,9 @@ MISTAKES = [
     (sim, "--val-ratio 0.001", "validation"),
     (sim, "--model lenet5", "--model tinycnn"),
     (sim, "--out /proc/no/such", "--out"),
+    (sim, "--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
+    (sim, "--robust.trim 0.4", "--robust.trim is not used by --robust.rule mean; it is used by trimmed_mean"),
+    (sim, "--lr_decay 0.9", "--lr-decay is not used by --lr-schedule constant; it is used by exponential"),
     (prepare, "", "name of a data set first"),
     (prepare, "cifar10", "needs --data-dir DIR"),
     (prepare, "cifar10 --data-dir /no/such", "cs.toronto.edu"),
@@ -45,5 +48,6 @@ MISTAKES = [
 @pytest.mark.parametrize(("command", "words", "message"), MISTAKES, ids=lambda part: getattr(part, "__name__", part))
 def test_mistake_is_one_line_and_exit_code_two(capfd, command, words, message):
     assert command.main(words.split()) == 2
-    errors = capfd.readouterr().err
+    output, errors = capfd.readouterr()
     assert message in errors and errors.count("\n") == 1
+    assert not output or "--out" in words, "only a folder that cannot be written is noticed later"

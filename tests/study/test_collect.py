@@ -21,12 +21,8 @@ def accuracies(values):
     return (0.5, final)
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    return write_sweep(tmp_path_factory.mktemp("sweep") / "s", AXES, accuracies)
-
-
-def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(sweep):
+def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, accuracies)
     study = collect([sweep])
     assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
     assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, 42): 90 + s for s in range(3)})

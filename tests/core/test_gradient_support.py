@@ -70,14 +70,6 @@ def test_every_tap_is_live_where_padding_is_not_explicit(padding, strides, dilat
     assert live_boxes(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
 
 
-def test_live_taps_are_recorded_also_after_a_model_was_initialised():
-    init, boxes = live_taps.record_live_taps(
-        lambda key: OnePixel().init(key, jnp.zeros((1, *worlds.IMAGE)), None, False)
-    )
-    worlds.jit(init)(jax.random.key(1))
-    assert boxes() == {"conv1/kernel": [(1, 2), (0, 3)]}
-
-
 def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64):
     """Two rounds of an algorithm whose clients correct their gradients by memories, weighed by validation gradients."""
     algorithm = worlds.algorithm("scaffold")

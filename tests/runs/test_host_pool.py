@@ -1,5 +1,6 @@
 """A run whose rows stay on the host gives the history of one whose rows are all on the devices, bit for bit."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,17 +35,9 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**10)
 
 
-@pytest.fixture(scope="module")
-def run():
-    def run(task=TASK, **changes):
-        return fv.run(replace(SETTINGS, **changes), data=IMAGES, task=task)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def whole(run):
-    return run(pool="device")
+@functools.cache
+def run(**changes):
+    return fv.run(replace(SETTINGS, **changes), data=IMAGES, task=TASK)
 
 
 def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
@@ -59,27 +52,28 @@ def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
     assert capacity(fv.algorithms.elastic()) > capacity(None)
 
 
-def test_rows_on_the_host_give_the_same_history_to_the_bit(run, whole, monkeypatch):
+def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
     copied, copy_rows = [], host_pool.copy_rows
     monkeypatch.setattr(host_pool, "copy_rows", lambda host, *r: copied.append(host) or copy_rows(host, *r))
-    assert_equal_runs(run(pool="host"), whole)
+    assert_equal_runs(run(pool="host"), run(pool="device"))
     host = copied[0]
     assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
     assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
 
 
-def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
+def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
     for first, then in (("device", "host"), ("host", "device")):
         run(pool=first, rounds=4, out=tmp_path / first)
-        assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), whole)
+        assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), run(pool="device"))
 
 
-def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(whole):
+def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
     made = [fv.simulation(replace(SETTINGS, pool=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
-    on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
+    variables = run(pool="device").variables
+    on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
     assert on_device == on_host
     before = host_pool._compiled.store.cache_info()
-    assert fv.evaluate(made[1], whole.variables) == on_host
+    assert fv.evaluate(made[1], variables) == on_host
     after = host_pool._compiled.store.cache_info()
     assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
 

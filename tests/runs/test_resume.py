@@ -364,12 +364,6 @@ def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
     assert best.as_json() == {"round": 2, "val_loss": 1.0}
 
 
-def test_damaged_history_is_refused_in_one_line(tmp_path):
-    (tmp_path / "history.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(UsageError, match=r"\A[^\n]*history.jsonl is damaged[^\n]*\Z"):
-        history.read(tmp_path)
-
-
 def test_config_that_differs_from_the_checkpoints_is_refused(tiny, run):
     """The checkpoints have the settings of the run."""
     settings = json.loads((run / "config.json").read_text())
@@ -525,13 +519,6 @@ def test_run_that_cannot_be_resumed_is_refused_in_one_line(unfinished, changes, 
 def test_rounds_are_fixed_with_a_cosine_schedule():
     cosine = replace(SMALL, lr_schedule="cosine")
     assert run_folder.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
-
-
-def test_command_line_takes_the_settings_of_the_resumed_run(unfinished):
-    made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
-    assert made.clients == 7 and made.rounds == 9
-    assert run_folder.differences(SMALL, made) == []
-    assert sim.parse(["--resume", "auto"]).resume == "auto"
 
 
 def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_the_next(tiny, tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
 """A mistake on a command line is one line and exit code 2."""
 
 import importlib.util
+import shlex
 
 import pytest
 
-from fedvg_jax import bounds, plots, prepare, sim
+from fedvg_jax import bounds, plots, prepare, sim, verify
 
 NEEDS_MATPLOTLIB = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="pictures need the plot extra"
@@ -42,12 +43,16 @@ MISTAKES = [
     (plots, "", "arguments are required: RUN"),
     (plots, "/no/such", "not a run folder"),
     (plots, "RUN --all", "unrecognized arguments"),
+    (verify, "", "arguments are required: RUN"),
+    (verify, "''", "argument RUN: must not be empty"),
+    (verify, "/no/such", "name the folder of a run"),
+    (verify, "a" * 300, "name the folder of a run"),
 ]
 
 
 @pytest.mark.parametrize(("command", "words", "message"), MISTAKES, ids=lambda part: getattr(part, "__name__", part))
 def test_mistake_is_one_line_and_exit_code_two(capfd, command, words, message):
-    assert command.main(words.split()) == 2
+    assert command.main(shlex.split(words)) == 2
     output, errors = capfd.readouterr()
-    assert message in errors and errors.count("\n") == 1
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
     assert not output or "--out" in words, "only a folder that cannot be written is noticed later"

@@ -314,14 +314,6 @@ def same_json(one, other):
         return False
 
 
-@pytest.mark.parametrize("args", [[], ["/no/such"], ["--what"], [""], ["a" * 300]])
-def test_verify_without_a_run_is_one_line(capfd, args):
-    assert verify.main(args) == 2
-    shown = capfd.readouterr()
-    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and shown.out == ""
-    assert ("name the folder of a run" in shown.err) == (args in (["/no/such"], ["a" * 300]))
-
-
 # --- the best model
 
 

@@ -109,11 +109,8 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
     rows = np.array_split(np.random.default_rng(0).permutation(1797), 6)
     parts = population.take_partition(made, DIGITS, rows)
     for client_rows, train, val, test in zip(rows, *parts, strict=True):
-        assert (
-            set(client_rows) == {*train, *val, *test}
-            and len(test) == len(client_rows) // 4
-            and len(val) == len(client_rows) // 10
-        )
+        assert set(client_rows) == {*train, *val, *test}
+        assert [len(test), len(val)] == [len(client_rows) // 4, len(client_rows) // 10]
     again = population.take_partition(made, DIGITS, tuple(parts))
     assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
     wrong = {"holds 5 clients": rows[:5], "2 times": [*rows[:5], rows[0]], "no test row": parts._replace(test=[[]])}

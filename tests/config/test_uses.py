@@ -16,7 +16,6 @@ from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs import registry
-from fedvg_jax.views import plots
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
 VALUES = {
@@ -79,8 +78,7 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
 
 
 @pytest.mark.usefixtures("traced")
-def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plots, "write", lambda *_: None)
+def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys):
     path = tmp_path / "sweep.toml"
     path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
     assert sim.main(["--config", str(path), "--out", str(tmp_path / "run"), "--weighting", "samples"]) == 0

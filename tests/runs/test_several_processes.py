@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from several_processes import free_port, started_together
+from several_processes import free_port, logs, started_together
 from small_sweeps import timeless
 
 from fedvg_jax.config import Config
@@ -228,10 +228,6 @@ def test_an_environment_has_the_settings_in_force_without_folders_of_dumps(monke
 
 
 # --- whole runs
-
-
-def logs(folder):
-    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
 
 
 RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", "--eval-every", "20"]

@@ -110,7 +110,7 @@ def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(tmp_path
     """USR1 after the first round, and then HUP again and again until it ends."""
     out = tmp_path / "hung-up"
     parent, child = pty.openpty()
-    small = ["--dataset", "iris", "--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
+    small = ["--dataset", "iris", "--model", "linear", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
     arguments = [*SHORT, *small, "--rounds", "1000000", "--out", str(out)]
     command = [sys.executable, "-m", "fedvg_jax.sim", *arguments]
     env, pieces = os.environ | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []

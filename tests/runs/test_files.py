@@ -60,9 +60,6 @@ def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):
     (tmp_path / ".config.json.draft").write_text("{")
     (tmp_path / files.LOCK).touch()
     run_folder.refuse_taken(tmp_path)
-    (tmp_path / "config.json").touch()
-    with pytest.raises(UsageError, match="is taken"):
-        run_folder.refuse_taken(tmp_path)
 
 
 @pytest.fixture

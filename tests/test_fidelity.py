@@ -160,9 +160,8 @@ def test_every_setting_of_the_profile_has_an_effect_on_a_run():
     assert {*EFFECTS, *OF_A_ROUND} == set(fidelity.official_settings())
 
 
-@pytest.mark.parametrize("name", EFFECTS)
-def test_setting_of_the_profile_changes_what_a_run_is_made_of(name):
-    flags, value_of, corrected, official = EFFECTS[name]
+@pytest.mark.parametrize(("flags", "value_of", "corrected", "official"), EFFECTS.values(), ids=EFFECTS)
+def test_setting_of_the_profile_changes_what_a_run_is_made_of(flags, value_of, corrected, official):
     assert corrected != official
     assert value_of(simulated("corrected", flags)) == corrected
     assert value_of(simulated("official", flags)) == official

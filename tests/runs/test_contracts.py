@@ -64,9 +64,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("mistake", MODELS)
-def test_an_error_in_a_model_is_reported(mistake):
-    changes, message = MODELS[mistake]
+@pytest.mark.parametrize(("changes", "message"), MODELS.values(), ids=MODELS)
+def test_an_error_in_a_model_is_reported(changes, message):
     with usage_error(message):
         contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
 
@@ -107,9 +106,8 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("mistake", ALGORITHMS)
-def test_an_error_in_an_algorithm_is_reported(mistake):
-    changes, message = ALGORITHMS[mistake]
+@pytest.mark.parametrize(("changes", "message"), ALGORITHMS.values(), ids=ALGORITHMS)
+def test_an_error_in_an_algorithm_is_reported(changes, message):
     with usage_error(message):
         contracts.check_algorithm(AVERAGE._replace(**changes), TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)
 
@@ -163,9 +161,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("mistake", RULES)
-def test_an_error_in_a_weighting_is_reported(mistake):
-    rule, message = RULES[mistake]
+@pytest.mark.parametrize(("rule", "message"), RULES.values(), ids=RULES)
+def test_an_error_in_a_weighting_is_reported(rule, message):
     with usage_error(message):
         check_weighting(rule)
 
@@ -177,9 +174,8 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("mistake", FACTORIES)
-def test_an_error_in_a_function_that_makes_a_weighting_is_reported(mistake):
-    factory, message = FACTORIES[mistake]
+@pytest.mark.parametrize(("factory", "message"), FACTORIES.values(), ids=FACTORIES)
+def test_an_error_in_a_function_that_makes_a_weighting_is_reported(factory, message):
     with usage_error(message):
         contracts.weighting_of(factory, TASK)
 

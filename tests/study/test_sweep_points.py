@@ -108,9 +108,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_impossible_axes_are_refused_in_one_line_before_any_run(case):
-    settings, message = REFUSED[case]
+@pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
+def test_impossible_axes_are_refused_in_one_line_before_any_run(settings, message):
     with usage_error(message):
         sweep = Sweep(tuple(cross(settings, "test")), (Layer({}, "test"),))
         make_points(sweep)

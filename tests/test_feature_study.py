@@ -9,10 +9,8 @@ from scipy import stats
 import fedvg_jax as fv
 from benchmarks import extra_client, uses
 
-MEASURED = [folder for folder in uses.SETS if uses.read(folder)]
 
-
-@pytest.mark.parametrize("folder", MEASURED)
+@pytest.mark.parametrize("folder", [*filter(uses.read, uses.SETS)])
 def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
     runs = list(csv.DictReader((uses.RESULTS / folder / "runs.csv").open(encoding="utf-8")))
 

@@ -139,8 +139,7 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
 
     history = fv.run(
         fv.Config(rounds=3, clients=4, algorithm="fedavgm", eval_every=1),
-        data=linear.data(),
-        task=linear.TASK,
+        **linear.GIVEN,
         callbacks=[lambda record, state: states.append(state)],
         metrics={"mine": metric},
     )
@@ -155,7 +154,7 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
 def test_a_metric_that_is_not_finite_is_null_in_the_history():
     """JSON has no other value for it."""
     settings = fv.Config(rounds=1, clients=4)
-    history = fv.run(settings, data=linear.data(), task=linear.TASK, metrics={"mine": lambda model, data: np.nan})
+    history = fv.run(settings, **linear.GIVEN, metrics={"mine": lambda model, data: np.nan})
     assert history.records[-1]["mine"] is None
 
 

@@ -5,12 +5,15 @@ import shlex
 
 import pytest
 
+from fedvg_jax import __main__ as fedvg
 from fedvg_jax import bounds, plots, prepare, sim, verify
 
 NEEDS_MATPLOTLIB = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="pictures need the plot extra"
 )
 MISTAKES = [
+    (fedvg, "smi", "did you mean 'sim'"),
+    (fedvg, "sim --alpha 0", "alpha must be > 0"),
     (sim, "--alpha 0", "alpha must be > 0"),
     (sim, "--alpha 0.05 0.5", "a flag takes one value here; python -m fedvg_jax.sweep takes several"),
     (sim, "--method fedvgg", "did you mean 'fedvg'"),

@@ -11,6 +11,7 @@ from fedvg_jax.runs import registry
 
 CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+TWO = GPU._replace(num_devices=8, num_processes=2)
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,14 @@ GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80
         (GPU, {"model": "mlp"}, 4),
         (GPU, {"model": "mlp", "clients": 3}, 3),
         (GPU, {"model": "mlp", "devices": "2"}, 2),
+        (TWO, {"model": "mlp", "clients": 3}, 4),
+        (TWO._replace(num_devices=6), {"model": "mlp", "clients": 5}, 6),
+        (TWO, {"model": "mlp", "devices": "2"}, 2),
+        (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
+        (TWO._replace(platform="cpu"), {"model": "resnet18"}, 8),
     ],
 )
-def test_auto_shares_a_cohort_among_the_devices_that_pay(hardware, changes, devices):
+def test_a_cohort_is_shared_among_the_devices_that_pay_equally_many_of_each_process(hardware, changes, devices):
     config = dataclasses.replace(Config(clients=10, join_ratio=1.0), **changes)
     with hw.assumed(hardware):
         assert registry.num_devices(config) == devices

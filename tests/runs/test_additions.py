@@ -20,8 +20,6 @@ from fedvg_jax.data import datasets
 from fedvg_jax.runs import registry
 from fedvg_jax.views.labels import method_label
 
-SHORT = {"rounds": 2, "local_epochs": 1, "clients": 4, "min_samples": 2, "partition": "iid"}
-
 
 def halved() -> fv.Algorithm:
     """FedAvg with gradients times a factor."""
@@ -51,7 +49,7 @@ def added(monkeypatch):
 def test_an_entry_of_the_names_and_one_of_the_registry_run_by_name():
     named = sim.parse(["--dataset", "small_digits", "--method", "halved+even"])
     assert (named.model, named.algorithm, named.weighting) == ("single", "halved", "even")
-    named = replace(named, **SHORT)
+    named = replace(named, rounds=2, local_epochs=1, clients=4, min_samples=2, partition="iid")
     run = fv.run(named)
     assert len(run.records) == 2 and set(run.variables.params) == {"classifier"}
     expected = fv.run(replace(named, algorithm="fedavg", weighting="uniform", lr=named.lr / 2))

@@ -115,7 +115,7 @@ def test_an_error_in_an_algorithm_is_reported(changes, message):
 def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     """This one reads a parameter by name, which running statistics beside the parameters hide."""
     algorithm = AVERAGE._replace(residual=lambda hyper, server, params, cohort: ({"w": 0 * params["w"]}, server))
-    own = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+    own = linear.GIVEN | {"algorithm": algorithm}
     simulation.simulation(fedvg_jax.Config(clients=4), **own)
     with pytest.raises(UsageError, match=r"algorithm\.residual"):
         simulation.simulation(fedvg_jax.Config(clients=4, server_stats="official"), **own)
@@ -242,7 +242,7 @@ def test_weights_of_a_cohort_in_blocks_are_checked():
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, batch_size=8, hold=2)
     message = r"round 1: weights sum to -1, the least is -0\.\d+; expected"
     with pytest.raises(UsageError, match=message):
-        fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), data=linear.data(), task=linear.TASK)
+        fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), **linear.GIVEN)
 
 
 def test_negative_losses_have_no_weights_by_validation_loss():

@@ -21,7 +21,7 @@ from fedvg_jax.runs import chunks, client_memories, simulation
 NUM_CLIENTS = 22
 SETTINGS = replace(test_client_memories.SETTINGS, clients=NUM_CLIENTS)
 """Four clients a round. Neither 3 nor 4 divides the clients."""
-GIVEN = {"data": linear.data(), "task": linear.TASK, "algorithm": worlds.full_algorithm()}
+GIVEN = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
 
 
 @functools.cache

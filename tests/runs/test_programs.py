@@ -16,7 +16,6 @@ from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import programs, registry, simulation
 
-IMAGES = programs.Images((8, 8, 1), 10)
 SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
 
 
@@ -43,7 +42,7 @@ def changed(settings: Config) -> Config:
 def program_text(settings: Config) -> str:
     """The jaxpr of a chunk of rounds, with the program made from just these settings."""
     sim = default_simulation()
-    made = programs._make(settings, IMAGES, None, None, None)
+    made = programs._make(settings, programs.Images((8, 8, 1), 10), None, None, None)
     hyper = registry.make_hyper(settings)
     start = {"stats_too": settings.server_stats == "official", "variables": sim.state.variables}
     arguments = made.task, made.algorithm, settings.clients, hyper

@@ -20,7 +20,7 @@ POINTS = ["seed=0", "seed=1"]
 
 
 def sweep(axes, config=CONFIG, **arguments):
-    return fv.run_sweep(config, axes, data=linear.data(), task=linear.TASK, **arguments)
+    return fv.run_sweep(config, axes, **linear.GIVEN, **arguments)
 
 
 def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, caplog):

@@ -71,12 +71,15 @@ def frozen_garbage_collection():
 
 @pytest.fixture
 def traced(monkeypatch):
-    """Runs of one test whose programs are traced and not compiled."""
+    """Runs of one test whose programs are traced and not compiled, from a model of ones, without pictures."""
     import programs
 
-    from fedvg_jax.runs import chunks
+    from fedvg_jax.runs import chunks, registry
+    from fedvg_jax.views import plots
 
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
+    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
+    monkeypatch.setattr(plots, "write", lambda *_: None)
 
 
 @pytest.fixture

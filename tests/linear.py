@@ -25,3 +25,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     """Returns x [240, 3] and y [240]."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(240, 3)).astype(np.float32), rng.integers(0, 3, 240, np.int32)
+
+
+GIVEN = {"data": data(), "task": TASK}
+"""Arguments of a run."""

@@ -60,7 +60,12 @@ def run_processes(folder, name, layout, *words):
     commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
     with started_together(commands, folder, devices) as started:
         codes = [process.wait(600) for process in started]
-    assert codes == count * [0], "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
+    assert codes == count * [0], logs(folder)
+
+
+def logs(folder) -> str:
+    """Returns the ends of the logs of processes."""
+    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
 
 
 def assert_equal_histories(folder, name, expected):

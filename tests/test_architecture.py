@@ -5,7 +5,6 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,21 +60,18 @@ def sources() -> dict[str, ast.Module]:
 @functools.cache
 def imports(module: str, typing_too: bool = True) -> tuple[str, ...]:
     """Dotted names that a module imports, anywhere in its file."""
-    return tuple(_imports(module, typing_too))
-
-
-def _imports(module: str, typing_too: bool) -> Iterator[str]:
-    unread: list[ast.AST] = [sources()[module]]
+    names, unread = [], [sources()[module]]
     while unread:
         node = unread.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing_too:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module} has a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
         unread += ast.iter_child_nodes(node)
+    return tuple(names)
 
 
 def imported_modules(module: str) -> set[str]:

@@ -31,29 +31,21 @@ def torch_or_skip():
 # --- agreement of contestants
 
 
-@pytest.fixture(scope="module")
-def logistic(tmp_path_factory):
-    """A folder with the workload of one round, and our contestant."""
-    torch_or_skip()
-    folder, case = tmp_path_factory.mktemp("workload"), cases.CASES["logistic"]._replace(rounds=1, checked_steps=4)
-    sim = ours.simulation(case)
-    planned = [sim.schedule(0)]
-    ours.write_workload(folder, case, sim, planned)
-    contestant = ours.Ours(sim, planned, case.checked_steps)
-    assert contestant.checked.num_steps.sum() < planned[0].num_steps.sum()
-    return folder, contestant
-
-
-def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches_only(logistic):
+def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches_only(tmp_path):
     torch_or_skip()
     from benchmarks import peers
 
-    folder, contestant = logistic
-    gaps = compare(folder, contestant, peers.Lean(peers.read(folder)))
+    case = cases.CASES["logistic"]._replace(rounds=1, checked_steps=4)
+    sim = ours.simulation(case)
+    planned = [sim.schedule(0)]
+    ours.write_workload(tmp_path, case, sim, planned)
+    contestant = ours.Ours(sim, planned, case.checked_steps)
+    assert contestant.checked.num_steps.sum() < planned[0].num_steps.sum()
+    gaps = compare(tmp_path, contestant, peers.Lean(peers.read(tmp_path)))
     assert contest.agrees(gaps), gaps
-    other = peers.read(folder)
+    other = peers.read(tmp_path)
     other = other._replace(rounds=[[[rows[1:] for rows in client] for client in other.rounds[0]]])
-    assert not contest.agrees(compare(folder, contestant, peers.Lean(other)))
+    assert not contest.agrees(compare(tmp_path, contestant, peers.Lean(other)))
 
 
 def compare(folder, contestant, peer):
@@ -101,8 +93,8 @@ def test_all_gpu_sections_run_on_the_cpu(tmp_path):
 # --- recorded rounds
 
 
-def recording_arrays(**changes):
-    """Returns the arrays of a recording of one round of two clients, whose model has one tensor; None removes one."""
+def read_recording(folder, **changes):
+    """Returns a recording of one round of two clients, whose model has one tensor; None removes an array."""
     arrays = {
         "param_names": np.array(["w", "bn.num_batches_tracked"]),
         "val_rows": np.arange(4),
@@ -114,11 +106,7 @@ def recording_arrays(**changes):
         arrays |= {f"part/{k}/train": np.arange(4), f"r0/rows/{k}": np.arange(4), f"r0/client{k}/w": np.ones(2)}
     meta = {"method": "fedgrad", "model": "lenet5", "clients": 2, "rounds": 1}
     arrays |= {"r0/weights": np.array([0.5, 0.5]), "meta": np.array(json.dumps(meta))} | changes
-    return {key: array for key, array in arrays.items() if array is not None}
-
-
-def read_recording(folder, **changes):
-    np.savez(folder / "recording.npz", **recording_arrays(**changes))
+    np.savez(folder / "recording.npz", **{key: array for key, array in arrays.items() if array is not None})
     return parity.read(folder / "recording.npz")
 
 
@@ -173,9 +161,6 @@ def test_recording_of_global_models_only_is_replayed(tmp_path):
     result = json.loads(results.read_text())["methods"]["fedvg"]
     assert result["client_models"] is None and result["rounds"][0]["ratio"] > 0.1
     assert result["not_compared"] == ["client models of round 1", "modelwise weights of rounds 1"]
-
-
-# --- the digits demonstration
 
 
 # --- values of clients

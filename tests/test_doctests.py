@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import inspect
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,3 @@ MODULES = [
 def test_examples_run(module):
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted and not results.failed
-
-
-def test_every_promised_function_shows_an_example():
-    for name in fedvg_jax.__all__:
-        if inspect.isfunction(getattr(fedvg_jax, name)):
-            assert ">>> " in getattr(fedvg_jax, name).__doc__, name

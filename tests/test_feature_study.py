@@ -9,10 +9,8 @@ from scipy import stats
 import fedvg_jax as fv
 from benchmarks import extra_client, uses
 
-MEASURED = [folder for folder in uses.SETS if uses.read(folder)]
 
-
-@pytest.mark.parametrize("folder", MEASURED)
+@pytest.mark.parametrize("folder", [*filter(uses.read, uses.SETS)])
 def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
     runs = list(csv.DictReader((uses.RESULTS / folder / "runs.csv").open(encoding="utf-8")))
 
@@ -59,10 +57,6 @@ def test_one_more_client_has_the_rows_of_the_validation_set():
     (record,) = extra_client.with_extra_client(config).records
     sizes = dict(zip(record["clients"], record["num_samples"], strict=True))
     expected = dict(enumerate(map(len, [*sim.partition.train, np.concatenate(sim.partition.val)])))
-    assert config.clients in sizes and len(sizes) == 4 and sizes.items() <= expected.items()
-    assert record["test_majority_accuracy"] == pytest.approx(_majority(sim))
-
-
-def _majority(sim):
     labels = sim.arrays.y[np.concatenate(sim.partition.test)]
-    return np.bincount(labels).max() / len(labels)
+    assert config.clients in sizes and len(sizes) == 4 and sizes.items() <= expected.items()
+    assert record["test_majority_accuracy"] == pytest.approx(np.bincount(labels).max() / len(labels))

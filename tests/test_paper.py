@@ -21,7 +21,6 @@ PAIRS = {  # the seven of the paper's result tables
     ("dermamnist", "resnet50"),
     ("dermamnist", "vit_b16"),
 }
-every_pair = pytest.mark.parametrize(("dataset", "model"), sorted(PAIRS))
 
 
 def test_result_tables_are_complete():
@@ -46,7 +45,7 @@ def test_run_that_the_paper_lacks_is_refused():
         paper.accuracy("digits", "mlp", "FedVG", 1)
 
 
-@every_pair
+@pytest.mark.parametrize(("dataset", "model"), sorted(PAIRS))
 def test_config_equals_the_preset_of_its_data_set(dataset, model):
     """The model is excluded, because a data set may have two."""
     config = tomllib.loads((CONFIGS / f"{dataset}_{model}.toml").read_text())

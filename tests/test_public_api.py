@@ -139,8 +139,7 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
 
     history = fv.run(
         fv.Config(rounds=3, clients=4, algorithm="fedavgm", eval_every=1),
-        data=linear.data(),
-        task=linear.TASK,
+        **linear.GIVEN,
         callbacks=[lambda record, state: states.append(state)],
         metrics={"mine": metric},
     )
@@ -150,6 +149,13 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
     np.testing.assert_array_equal(kept[-1], history.variables.params["w"])
     assert len(np.unique(kept, axis=0)) == 3
     assert all(np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server))
+
+
+def test_a_metric_that_is_not_finite_is_null_in_the_history():
+    """JSON has no other value for it."""
+    settings = fv.Config(rounds=1, clients=4)
+    history = fv.run(settings, **linear.GIVEN, metrics={"mine": lambda model, data: np.nan})
+    assert history.records[-1]["mine"] is None
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +225,8 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({}, {"callbacks": [lambda record: None]}, r"callbacks\[0\] takes \(record\); it is called with"),
         ({}, {"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
         ({}, {"metrics": {"m": lambda model: 1.0}}, r"metric 'm' takes \(model\); it is called with \(model, data\)"),
-        ({}, {"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned"),
+        ({}, {"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned 'x'; expected one number"),
+        ({}, {"metrics": {"mine": lambda model, data: np.ones(3)}}, r"returned shape \(3,\); expected one number"),
         ({}, {"metrics": {"weights": lambda model, data: 0}}, "metric 'weights' would hide the history's own"),
         ({}, {"metrics": {"test_mine": lambda model, data: 0}}, "metric 'test_mine' would hide the history's own"),
         ({}, {"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
@@ -237,7 +244,8 @@ def test_run_refuses_arguments_and_settings_that_cannot_work_in_one_line(setting
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"axes": None}, "axes must be a dict of settings with their values; got"),
+        ({"axes": ["seed"]}, "axes must be a dict of settings with their values; got list"),
+        ({"axes": {("lr", "seed"): 3}}, "the values of lr, seed must be tuples of 2"),
         ({"out": ""}, "out must not be empty"),
         ({"out": 3}, "out must be a Path; got 3"),
     ],

@@ -38,12 +38,6 @@ def planned(compiled):
     return compiled[0], target_plan.make_plan(compiled[0], H100, compiled[1])
 
 
-@pytest.fixture(scope="module")
-def here():
-    """Returns the same simulation for this machine."""
-    return simulation.simulation(SETTINGS)
-
-
 def test_a_plan_has_the_work_of_the_schedules(planned):
     made, plan = planned
     lengths = [made.schedule(r).plan.length.sum() for r in range(3)]
@@ -61,9 +55,9 @@ def test_the_estimate_of_a_run_has_its_rounds_and_its_evaluations(planned):
     assert plan.seconds_per_round[0] < plan.seconds_per_round[1]
 
 
-def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled, here):
+def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled):
     """Lanes side by side, clients as one vector, the weighted mean and the norms as one reduction, wide scoring."""
-    for_gpu, of_gpu = compiled
+    (for_gpu, of_gpu), here = compiled, simulation.simulation(SETTINGS)
     assert (for_gpu.executor.lanes_together, here.executor.lanes_together) == (2, 1)
 
     def round_of(sim, chunk):
@@ -93,27 +87,14 @@ def test_the_kernels_of_a_step_do_not_creep_up(target, devices, most_rest):
 
 # --- what devices exchange
 
-MOST_SCALARS = 128
-"""Upper bound of the bytes of a round's scalars that devices add up; measured: 47."""
-
-
-def assert_only_clients_and_their_mean(launches, size, model, num_clients):
-    """A device gives every client's model and loss, zeros where it did not train it, and its part of the mean."""
-    assert launches.keys() == {"reduce-scatter", "all-reduce"}
-    assert size["reduce-scatter"] == num_clients * (model + 4)
-    assert model <= size["all-reduce"] <= model + MOST_SCALARS
-
-
-def exchanged_by_four(config, of_hardware):
-    """Returns what a round exchanges with the choices of some hardware, on four devices of this CPU."""
-    made = target_programs.simulate_for(config, target_programs.Machine(of_hardware, tuple(jax.devices()[:4])))
-    collectives = exchanged.of_round(target_programs.compile_for(made, of_hardware).chunk.as_text())
-    return *collectives, 4 * tree.size(made.state.variables.params)
-
 
 def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
     """Its weighted mean is a loop over clients, for which XLA would gather all of them on every device."""
     four = hardware.Hardware("cpu", "cpu", num_devices=4, cores=4, memory_bytes=None)
     config = Config(rounds=2, clients=4, join_ratio=1.0, alpha=1.0, min_samples=2, devices="4")
-    launches, size, model = exchanged_by_four(config, four)
-    assert_only_clients_and_their_mean(launches, size, model, 4)
+    made = target_programs.simulate_for(config, target_programs.Machine(four, tuple(jax.devices()[:4])))
+    launches, size = exchanged.of_round(target_programs.compile_for(made, four).chunk.as_text())
+    model = 4 * tree.size(made.state.variables.params)
+    assert launches.keys() == {"reduce-scatter", "all-reduce"}
+    assert size["reduce-scatter"] == 4 * (model + 4), "every client's model and loss, zeros where it is not trained"
+    assert model <= size["all-reduce"] <= model + 128, "a part of the mean, and 47 bytes of scalars when measured"

@@ -453,6 +453,12 @@ def play(
 # --- data of runs
 
 
+def random_images() -> tuple[np.ndarray, np.ndarray]:
+    """Returns 200 images for `TASK`, with labels that do not depend on them."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (200, *IMAGE), np.uint8), rng.integers(0, CLASSES, 200, np.int32)
+
+
 def images(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images of four pixels in three classes, none white: a run on them compiles in little time."""
     return np.random.default_rng(0).integers(0, 255, (count, 2, 2, 1), np.uint8), np.arange(count) % 3

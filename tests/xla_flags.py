@@ -4,12 +4,6 @@ from importlib.metadata import version
 
 CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 PLAIN_KERNELS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-DEFAULTS = {
-    "xla_backend_optimization_level": 3,
-    "xla_llvm_disable_expensive_passes": False,
-    "xla_cpu_use_fusion_emitters": True,
-}
-"""What users' programs compile with, for laws about the compiler's work."""
 
 
 def environment() -> str:

@@ -5,13 +5,11 @@ import re
 import shlex
 from pathlib import Path
 
-import programs
 import pytest
 
 from fedvg_jax import prepare, sim
-from fedvg_jax.runs import launch, registry
+from fedvg_jax.runs import launch
 from fedvg_jax.study import sweep_arguments
-from fedvg_jax.views import plots
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,9 +81,7 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
 
 
 @pytest.mark.usefixtures("traced")
-def test_documented_resumes_work(folder, monkeypatch):
-    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
-    monkeypatch.setattr(plots, "write", lambda *_: None)
+def test_documented_resumes_work(folder):
     first, again = (
         arguments(next(line for line in documented("sim") if f"--resume {name}" in line)) for name in ("auto", "RUN")
     )

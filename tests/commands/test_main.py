@@ -24,17 +24,6 @@ def test_subcommands_are_the_commands_of_the_package(capsys):
     assert set(listed) == modules
 
 
-def test_subcommand_gets_its_arguments_and_returns_its_exit_code(capsys):
-    assert command_line.main(["sim", "--alpha", "0"]) == 2
-    assert "alpha must be > 0" in capsys.readouterr().err
-
-
-def test_unknown_subcommand_is_one_line_with_a_suggestion(capsys):
-    assert command_line.main(["smi"]) == 2
-    shown = capsys.readouterr()
-    assert "did you mean 'sim'" in shown.err and shown.err.count("\n") == 1 and not shown.out
-
-
 @pytest.mark.parametrize("main", [sim.main, bounds.main], ids=["sim", "bounds"])
 def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main):
     assert main(["--help"]) == 0

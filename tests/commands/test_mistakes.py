@@ -1,15 +1,19 @@
 """A mistake on a command line is one line and exit code 2."""
 
 import importlib.util
+import shlex
 
 import pytest
 
-from fedvg_jax import bounds, plots, prepare, sim
+from fedvg_jax import __main__ as fedvg
+from fedvg_jax import bounds, plots, prepare, sim, verify
 
 NEEDS_MATPLOTLIB = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="pictures need the plot extra"
 )
 MISTAKES = [
+    (fedvg, "smi", "did you mean 'sim'"),
+    (fedvg, "sim --alpha 0", "alpha must be > 0"),
     (sim, "--alpha 0", "alpha must be > 0"),
     (sim, "--alpha 0.05 0.5", "a flag takes one value here; python -m fedvg_jax.sweep takes several"),
     (sim, "--method fedvgg", "did you mean 'fedvg'"),
@@ -24,6 +28,9 @@ MISTAKES = [
     (sim, "--val-ratio 0.001", "validation"),
     (sim, "--model lenet5", "--model tinycnn"),
     (sim, "--out /proc/no/such", "--out"),
+    (sim, "--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
+    (sim, "--robust.trim 0.4", "--robust.trim is not used by --robust.rule mean; it is used by trimmed_mean"),
+    (sim, "--lr_decay 0.9", "--lr-decay is not used by --lr-schedule constant; it is used by exponential"),
     (prepare, "", "name of a data set first"),
     (prepare, "cifar10", "needs --data-dir DIR"),
     (prepare, "cifar10 --data-dir /no/such", "cs.toronto.edu"),
@@ -39,11 +46,16 @@ MISTAKES = [
     (plots, "", "arguments are required: RUN"),
     (plots, "/no/such", "not a run folder"),
     (plots, "RUN --all", "unrecognized arguments"),
+    (verify, "", "arguments are required: RUN"),
+    (verify, "''", "argument RUN: must not be empty"),
+    (verify, "/no/such", "name the folder of a run"),
+    (verify, "a" * 300, "name the folder of a run"),
 ]
 
 
 @pytest.mark.parametrize(("command", "words", "message"), MISTAKES, ids=lambda part: getattr(part, "__name__", part))
 def test_mistake_is_one_line_and_exit_code_two(capfd, command, words, message):
-    assert command.main(words.split()) == 2
-    errors = capfd.readouterr().err
-    assert message in errors and errors.count("\n") == 1
+    assert command.main(shlex.split(words)) == 2
+    output, errors = capfd.readouterr()
+    assert errors.startswith("error: ") and message in errors and errors.count("\n") == 1
+    assert not output or "--out" in words, "only a folder that cannot be written is noticed later"

@@ -25,12 +25,8 @@ def test_command_writes_the_same_bytes_every_time(sweep, tmp_path, capsys):
     first, second = (
         report.main([str(sweep), "--out", str(out), "--figures", "curves"]) or written(out) for _ in range(2)
     )
-    assert first == second and {path.name for path in first} >= {
-        "report.html",
-        "curves.png",
-        "curves.pdf",
-        "curves.csv",
-    }
+    names = {path.name for path in first}
+    assert first == second and names >= {"report.html", "curves.png", "curves.pdf", "curves.csv"}
     assert str(out / "tables" / "accuracy.tex") in capsys.readouterr().out.split()
 
 

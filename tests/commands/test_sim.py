@@ -15,30 +15,21 @@ import threading
 import time
 
 import jax
-import programs
 import pytest
 import xla_flags
 from processes import started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import registry, stop_signals
+from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import history, seals, verification
-from fedvg_jax.views import display, dry_run, plots
+from fedvg_jax.views import display, dry_run
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
 
 ENVIRONMENT = os.environ | {"XLA_FLAGS": ""}
 """Of a process with the default flags of XLA."""
-
-
-@pytest.fixture
-def main(traced, monkeypatch):
-    """The command in this process, whose rounds are traced and not compiled."""
-    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
-    monkeypatch.setattr(plots, "write", lambda *_: None)
-    return sim.main
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +40,10 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_output_names_data_model_method_and_results(main, tmp_path, capsys, monkeypatch):
+def test_output_names_data_model_method_and_results(traced, tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name))
-    assert main([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert sim.main([*SHORT, "--out", str(tmp_path / "run")]) == 0
     output, errors = capsys.readouterr()
     for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
         assert part in output
@@ -61,17 +52,17 @@ def test_output_names_data_model_method_and_results(main, tmp_path, capsys, monk
     assert errors == "" and not list((tmp_path / "run").glob("*.png"))
 
 
-def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(main, tmp_path, monkeypatch, capsys):
+def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_path, monkeypatch, capsys):
     out, plans, plan_table = tmp_path / "run", [], display.plan_table
     monkeypatch.setattr(dry_run, "_measure_rates", lambda *_: dry_run.Rates(1, 0, 0, 0, 0))
     monkeypatch.setattr(display, "plan_table", lambda plan: plans.append(plan) or plan_table(plan))
-    assert main([*SHORT, "--checkpoint-every", "1", "--out", str(out)]) == 0
+    assert sim.main([*SHORT, "--checkpoint-every", "1", "--out", str(out)]) == 0
     before = sorted(path for path in out.rglob("*"))
-    assert main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0
+    assert sim.main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0
     assert (plans[0].rounds, plans[0].evaluations, plans[0].seconds) == (5, 3, 5)  # after rounds 4, 6 and 8
-    assert main(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
+    assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
     assert "0 of 3 rounds are left" in capsys.readouterr().out
-    assert main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
+    assert sim.main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
     assert "ran with other settings: lr" in capsys.readouterr().err and len(plans) == 1
     assert sorted(path for path in out.rglob("*")) == before
 
@@ -106,12 +97,12 @@ def test_taken_run_folder_is_refused_and_unchanged(folder, capsys):
     assert (folder / "history.jsonl").read_bytes() == before
 
 
-def test_closed_output_does_not_end_the_run(main, tmp_path, monkeypatch):
+def test_closed_output_does_not_end_the_run(traced, tmp_path, monkeypatch):
     """As in `sim ... | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w", buffering=1))
-    assert main([*SHORT, "--out", str(tmp_path / "run")]) == 0
+    assert sim.main([*SHORT, "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
 
 
@@ -119,7 +110,7 @@ def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(tmp_path
     """USR1 after the first round, and then HUP again and again until it ends."""
     out = tmp_path / "hung-up"
     parent, child = pty.openpty()
-    small = ["--dataset", "iris", "--model", "mlp", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
+    small = ["--dataset", "iris", "--model", "linear", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
     arguments = [*SHORT, *small, "--rounds", "1000000", "--out", str(out)]
     command = [sys.executable, "-m", "fedvg_jax.sim", *arguments]
     env, pieces = os.environ | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
@@ -181,7 +172,7 @@ def check_trace(folder):
     assert "chunk of rounds" in names
 
 
-def test_arrays_in_a_file_train(main, tmp_path, capsys):
+def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -190,7 +181,7 @@ def test_arrays_in_a_file_train(main, tmp_path, capsys):
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     args = ["--dataset", "npz", "--data-dir", str(tmp_path), "--clients", "4", "--rounds", "2", "--eval-every", "2"]
     more = ["--export", str(tmp_path / "model.safetensors"), "--profile", str(tmp_path / "trace")]
-    assert main([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more]) == 0
+    assert sim.main([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more]) == 0
     size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3

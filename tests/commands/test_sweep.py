@@ -105,9 +105,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(case, capsys, tmp_path):
-    words, message = REFUSED[case]
+@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
+def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(words, message, capsys, tmp_path):
     assert sweep.main([*words, "--out", str(tmp_path / "out")]) == 2
     shown = capsys.readouterr()
     assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()

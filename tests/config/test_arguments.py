@@ -44,11 +44,8 @@ def test_the_last_of_equal_flags_counts():
 def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign():
     for number in ("-1", "-0.5", "-.5"):
         assert parse("--lr", number) == {"lr": float(number)}
-    assert (
-        parse("--lr=-1e-3") == {"lr": -1e-3}
-        and parse("--out=-x") == {"out": Path("-x")}
-        and parse("--out=a=b") == {"out": Path("a=b")}
-    )
+    assert parse("--lr=-1e-3") == {"lr": -1e-3}
+    assert [parse("--out=-x"), parse("--out=a=b")] == [{"out": Path("-x")}, {"out": Path("a=b")}]
     for words in (["--out"], ["--out", "-x"], ["--out", "--lr"], ["--out", "--lr", "1"], ["--out", "-1e-3"]):
         assert "--out needs a value" in refusal(*words)
 
@@ -79,10 +76,8 @@ def test_an_unknown_argument_is_refused_with_a_flag_that_is_close():
     close |= {"--no-fedvg.norm": "fedvg.norm", "---lr": "lr"}
     for word, flag in close.items():
         assert refusal(word, "1") == f"unknown argument {word}; did you mean --{flag}?"
+    message = "unknown argument stray; a flag takes one value here; python -m fedvg_jax.sweep takes several"
     for words in (["stray"], ["--lr", "1", "stray"], ["--dry-run", "stray"], ["stray", "-x"]):
-        assert (
-            refusal(*words)
-            == "unknown argument stray; a flag takes one value here; python -m fedvg_jax.sweep takes several"
-        )
+        assert refusal(*words) == message
     assert "unknown argument --;" in refusal("--", "--lr", "1")
     assert "--dry-run: ignored explicit argument 'stray'" in refusal("--dry-run=stray")

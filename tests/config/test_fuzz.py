@@ -87,6 +87,7 @@ def test_any_json_as_the_settings_of_a_run(value):
 
 @given(st.binary(max_size=60))
 @example(b'{"round": 1}\n{"round": 2}\n{"rou')
+@example(b"{}\n")
 def test_any_bytes_as_a_history(folder, content):
     (folder / "history.jsonl").write_bytes(content)
     with allow_usage_error():

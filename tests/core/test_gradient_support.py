@@ -8,13 +8,12 @@ import pytest
 import worlds
 
 from fedvg_jax import config
-from fedvg_jax.core import gradient_support, norms, tree
-from fedvg_jax.core.types import Batch, Report, UsageError
+from fedvg_jax.core import gradient_support, tree
+from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import local_training
 from fedvg_jax.models import layers, live_taps, resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs import registry
-from fedvg_jax.weightings import basic, signals
 
 
 class OnePixel(nn.Module):
@@ -71,21 +70,13 @@ def test_every_tap_is_live_where_padding_is_not_explicit(padding, strides, dilat
     assert live_boxes(lambda key: layer.init(key, jnp.zeros((1, 1, 1, 3)))) == {}
 
 
-def test_live_taps_are_recorded_also_after_a_model_was_initialised():
-    init, boxes = live_taps.record_live_taps(
-        lambda key: OnePixel().init(key, jnp.zeros((1, *worlds.IMAGE)), None, False)
-    )
-    worlds.jit(init)(jax.random.key(1))
-    assert boxes() == {"conv1/kernel": [(1, 2), (0, 3)]}
-
-
 def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64):
-    """Two rounds of an algorithm whose clients correct their gradients by memories."""
+    """Two rounds of an algorithm whose clients correct their gradients by memories, weighed by validation gradients."""
     algorithm = worlds.algorithm("scaffold")
     plan = [WORLD.schedule(number, 2) for number in range(2)]
 
     on_support, on_all = (
-        worlds.play(WORLD, plan, algorithm, basic.samples(), TASK._replace(support=of_task), support=support)[-1]
+        worlds.play(WORLD, plan, algorithm, "fedvg", TASK._replace(support=of_task), support=support)[-1]
         for of_task, support in ((TASK.support, TASK.support), (None, gradient_support.FULL_SUPPORT))
     )
     worlds.assert_close(on_support, on_all, 1e-12)
@@ -93,18 +84,6 @@ def test_rounds_on_the_support_equal_rounds_on_all_parameters(x64):
     kernels = [variables.params["conv1"]["kernel"] for variables in models]
     np.testing.assert_array_equal(*(kernel[0] for kernel in kernels))
     assert jnp.abs(kernels[1] - kernels[0])[1].min() > 0
-
-
-def test_validation_gradient_on_the_support_equals_the_full_one(x64):
-    @worlds.jit
-    def both(variables, data):
-        report = Report(variables, jnp.ones((), int), variables.params)
-        return [
-            signals.normed(signals.validation_gradient(task, True, 2), norms.l2)({}, report, data)
-            for task in (TASK, TASK._replace(support=None))
-        ]
-
-    worlds.assert_close(*both(worlds.variables(task=TASK), WORLD.data()), 1e-12)
 
 
 def test_client_carries_the_support_only():

@@ -19,8 +19,7 @@ from fedvg_jax.weightings.fedvg import NormParts, inverse_norm_weights, inverse_
 
 K = 4
 WORLD = worlds.small()
-MODEL = worlds.variables()
-PATHS = tree.paths(MODEL.params)
+PATHS = tree.paths(worlds.variables().params)
 SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel": 15, "fc1/bias": 5, "fc1/kernel": 30}
 
 

@@ -1,5 +1,6 @@
 """A named algorithm, weighting, model or data set is one entry of the settings' names and one of a registry."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -7,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -20,8 +20,6 @@ from fedvg_jax.data import datasets
 from fedvg_jax.runs import registry
 from fedvg_jax.views.labels import method_label
 
-SHORT = {"rounds": 2, "local_epochs": 1, "clients": 4, "min_samples": 2, "partition": "iid"}
-
 
 def halved() -> fv.Algorithm:
     """FedAvg with gradients times a factor."""
@@ -32,16 +30,6 @@ def halved() -> fv.Algorithm:
     return fv.algorithms.fedavg()._replace(correct=correct, defaults=(Hyperparameter("factor", 0.5, 0.0),))
 
 
-class Linear(nn.Module):
-    """One layer."""
-
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x, mask=None, train=False):
-        return nn.Dense(self.num_classes, name="classifier")(x.reshape(len(x), -1))
-
-
 @pytest.fixture
 def added(monkeypatch):
     """Adds one of each."""
@@ -49,9 +37,9 @@ def added(monkeypatch):
     monkeypatch.setitem(registry.ALGORITHMS, "halved", lambda config: halved())
     monkeypatch.setitem(options.WEIGHTINGS, "even", True)
     monkeypatch.setitem(registry.WEIGHTINGS, "even", lambda *_: fv.weightings.uniform())
-    monkeypatch.setitem(options.MODELS, "linear", options.Network(smallest=2))
-    monkeypatch.setitem(registry.MODELS, "linear", registry.Model(Linear))
-    monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "linear"})
+    monkeypatch.setitem(options.MODELS, "single", options.Network(smallest=2))
+    monkeypatch.setitem(registry.MODELS, "single", registry.Model(functools.partial(fv.models.MLP, hidden=())))
+    monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "single"})
     digits = fv.data.load("digits")
     few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)
     monkeypatch.setitem(datasets.BUILT_IN, "small_digits", lambda: few)
@@ -60,8 +48,8 @@ def added(monkeypatch):
 @pytest.mark.usefixtures("added")
 def test_an_entry_of_the_names_and_one_of_the_registry_run_by_name():
     named = sim.parse(["--dataset", "small_digits", "--method", "halved+even"])
-    assert (named.model, named.algorithm, named.weighting) == ("linear", "halved", "even")
-    named = replace(named, **SHORT)
+    assert (named.model, named.algorithm, named.weighting) == ("single", "halved", "even")
+    named = replace(named, rounds=2, local_epochs=1, clients=4, min_samples=2, partition="iid")
     run = fv.run(named)
     assert len(run.records) == 2 and set(run.variables.params) == {"classifier"}
     expected = fv.run(replace(named, algorithm="fedavg", weighting="uniform", lr=named.lr / 2))
@@ -71,7 +59,12 @@ def test_an_entry_of_the_names_and_one_of_the_registry_run_by_name():
 
 @pytest.mark.usefixtures("added")
 def test_an_added_name_is_suggested_and_checked_like_the_others():
-    for name, typed in {"algorithm": "halvd", "model": "liner", "weighting": "evn", "dataset": "smal_digits"}.items():
+    for name, typed in {
+        "algorithm": "halvd",
+        "model": "singel",
+        "weighting": "evn",
+        "dataset": "smal_digits",
+    }.items():
         with pytest.raises(UsageError, match=f"unknown {name} '{typed}'; did you mean"):
             sim.parse([f"--{name}", typed])
 

@@ -1,5 +1,6 @@
 """A run with the memories of sampled clients on the host equals one with a row for every client on the device."""
 
+import functools
 import json
 from dataclasses import replace
 
@@ -31,31 +32,22 @@ LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
 """Layout -> constants of `client_memories`."""
 
 
-@pytest.fixture(scope="module")
-def run():
-    """(layout, settings) -> (history, the states after each round, on the host)."""
+@functools.cache
+def run(layout, callbacks=True, **changes):
+    """Returns the history, and the states after each round on the host; `changes` are settings."""
+    states = []
+    memories = "host" if layout.startswith("host") else "device"
+    config = replace(SETTINGS, memories=memories, **changes)
 
-    def run(layout, callbacks=True, **changes):
-        states = []
-        memories = "host" if layout.startswith("host") else "device"
-        config = replace(SETTINGS, memories=memories, **changes)
+    def keep(record, state):
+        states.append(checkpoint.to_host(state))
 
-        def keep(record, state):
-            states.append(checkpoint.to_host(state))
-
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in LAYOUTS[layout].items():
-                patch.setattr(client_memories, name, value)
-            given = {"data": linear.data(), "task": linear.TASK, "algorithm": worlds.full_algorithm()}
-            history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
-        return history, states
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def whole(run):
-    return run("device")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LAYOUTS[layout].items():
+            patch.setattr(client_memories, name, value)
+        given = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
+        history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
+    return history, states
 
 
 def by_client(state: SimState, num_clients: int):
@@ -76,7 +68,8 @@ def assert_equal_states(some, every):
     jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
 
 
-def test_memories_of_sampled_clients_give_the_same_states_to_the_bit(run, whole):
+def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
+    whole = run("device")
     history, states = run("host, a round")
     cohorts = [record["clients"] for record in history.records]
     sampled = list(dict.fromkeys(k for cohort in cohorts for k in cohort))
@@ -88,7 +81,7 @@ def test_memories_of_sampled_clients_give_the_same_states_to_the_bit(run, whole)
     assert states[-1].memory_clients.tolist() == sampled
 
 
-def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients(run, whole):
+def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
     assert_equal_runs(run("host", callbacks=False, eval_every=3)[0], run("device", callbacks=False, eval_every=3)[0])
 
 
@@ -96,13 +89,14 @@ def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients(run
     ("first", "then", "num_stored"),
     [("device", "host, a round", 20), ("host, a round", "device", 7)],
 )
-def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole, tmp_path, first, then, num_stored):
+def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, first, then, num_stored):
     """A checkpoint of memories on the host holds those of sampled clients only."""
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
     seal = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "seal.json").read_text())
     assert seal["leaves"]["state.clients.c.w"][0] == [num_stored, 3]
     assert ("state.memory_clients" in seal["leaves"]) == (first != "device")
     history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
+    whole = run("device")
     assert_equal_runs(history, whole[0])
     last, every = states[-1], whole[1][-1]
     if then == "device":
@@ -111,7 +105,7 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(run, whole
         assert_equal_states(last, every)
 
 
-def test_another_seed_compiles_nothing(run):
+def test_another_seed_compiles_nothing():
     run("host, a round")
     with compilations() as compiled:
         other = run("host, a round", seed=1)

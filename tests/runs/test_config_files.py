@@ -18,18 +18,18 @@ REFUSED = r"\AConfig: config is read by the command line only, and base.toml wou
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_run_refuses_a_file_that_it_does_not_read(resume):
     with pytest.raises(fv.UsageError, match=REFUSED):
-        fv.run(replace(CONFIG, config=Path("base.toml"), resume=resume), data=linear.data(), task=linear.TASK)
+        fv.run(replace(CONFIG, config=Path("base.toml"), resume=resume), **linear.GIVEN)
 
 
 def test_run_with_stored_settings_that_name_their_file_is_resumed(tmp_path):
-    data, out = linear.data(), tmp_path / "run"
-    started = fv.simulation(replace(CONFIG, config=Path("base.toml"), out=out), data=data, task=linear.TASK)
+    out = tmp_path / "run"
+    started = fv.simulation(replace(CONFIG, config=Path("base.toml"), out=out), **linear.GIVEN)
     loop.run_simulation(started)
     config = replace(run_folder.read_config(out), resume=str(out), rounds=2)
     assert config.config == Path("base.toml")
-    assert len(fv.run(config, data=data, task=linear.TASK).records) == 2 == run_folder.read_config(out).rounds
+    assert len(fv.run(config, **linear.GIVEN).records) == 2 == run_folder.read_config(out).rounds
     again = replace(fv.History.load(out).config, out=None, resume=None, seed=1)
-    assert len(fv.run(again, data=data, task=linear.TASK).records) == 2
+    assert len(fv.run(again, **linear.GIVEN).records) == 2
 
 
 def test_file_that_names_another_file_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Errors in a user's own model, algorithm, weighting or metric are one line that names the function, leaf and shape."""
+"""Errors in a user's own model, algorithm or weighting are one line that names the function, leaf and shape."""
 
 import json
 
@@ -21,16 +21,10 @@ from fedvg_jax.weightings import basic
 
 WORLD = worlds.small()
 TASK = worlds.TASK
+SMALL = {"data": worlds.random_images(), "task": TASK}
+"""Arguments of a run of a small network."""
 DATA = worlds.uneven().data()
 """The clients' rows of `worlds.QUADRATIC`, the model of two tensors that weightings are checked on."""
-
-
-@pytest.fixture
-def small():
-    """Arguments of a run on random images with a small network."""
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
-    return {"data": (x, y), "task": TASK}
 
 
 def check_weighting(rule):
@@ -70,9 +64,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("mistake", MODELS)
-def test_an_error_in_a_model_is_reported(mistake):
-    changes, message = MODELS[mistake]
+@pytest.mark.parametrize(("changes", "message"), MODELS.values(), ids=MODELS)
+def test_an_error_in_a_model_is_reported(changes, message):
     with usage_error(message):
         contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
 
@@ -113,9 +106,8 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("mistake", ALGORITHMS)
-def test_an_error_in_an_algorithm_is_reported(mistake):
-    changes, message = ALGORITHMS[mistake]
+@pytest.mark.parametrize(("changes", "message"), ALGORITHMS.values(), ids=ALGORITHMS)
+def test_an_error_in_an_algorithm_is_reported(changes, message):
     with usage_error(message):
         contracts.check_algorithm(AVERAGE._replace(**changes), TASK, WORLD.data().pool, worlds.hyper(), num_clients=7)
 
@@ -123,7 +115,7 @@ def test_an_error_in_an_algorithm_is_reported(mistake):
 def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     """This one reads a parameter by name, which running statistics beside the parameters hide."""
     algorithm = AVERAGE._replace(residual=lambda hyper, server, params, cohort: ({"w": 0 * params["w"]}, server))
-    own = {"data": linear.data(), "task": linear.TASK, "algorithm": algorithm}
+    own = linear.GIVEN | {"algorithm": algorithm}
     simulation.simulation(fedvg_jax.Config(clients=4), **own)
     with pytest.raises(UsageError, match=r"algorithm\.residual"):
         simulation.simulation(fedvg_jax.Config(clients=4, server_stats="official"), **own)
@@ -169,9 +161,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("mistake", RULES)
-def test_an_error_in_a_weighting_is_reported(mistake):
-    rule, message = RULES[mistake]
+@pytest.mark.parametrize(("rule", "message"), RULES.values(), ids=RULES)
+def test_an_error_in_a_weighting_is_reported(rule, message):
     with usage_error(message):
         check_weighting(rule)
 
@@ -183,9 +174,8 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("mistake", FACTORIES)
-def test_an_error_in_a_function_that_makes_a_weighting_is_reported(mistake):
-    factory, message = FACTORIES[mistake]
+@pytest.mark.parametrize(("factory", "message"), FACTORIES.values(), ids=FACTORIES)
+def test_an_error_in_a_function_that_makes_a_weighting_is_reported(factory, message):
     with usage_error(message):
         contracts.weighting_of(factory, TASK)
 
@@ -203,12 +193,12 @@ def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
     assert actual["broken"] == 3 * [None]
 
 
-def test_a_run_checks_its_weighting_before_compiling(monkeypatch, small):
+def test_a_run_checks_its_weighting_before_compiling(monkeypatch):
     monkeypatch.setattr(chunks, "compile_programs", lambda sim: pytest.fail("too late"))
     with pytest.raises(UsageError, match="sums to 3; expected 1"):
-        fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), weighting=RULES["a sum of 3"][0], **small)
+        fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), weighting=RULES["a sum of 3"][0], **SMALL)
     with pytest.raises(UsageError, match="'fc1/bias' is int32"):
-        fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), **small | {"task": TASK._replace(init=integers)})
+        fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), **SMALL | {"task": TASK._replace(init=integers)})
 
 
 def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
@@ -221,9 +211,9 @@ def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
 
 
 @pytest.mark.usefixtures("traced")
-def test_one_client_a_round_draws_a_warning(small, caplog):
+def test_one_client_a_round_draws_a_warning(caplog):
     settings = fedvg_jax.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0, batch_size=8)
-    fedvg_jax.run(settings, **small)
+    fedvg_jax.run(settings, **SMALL)
     assert "one client a round: every weighting gives it the weight 1" in caplog.text
 
 
@@ -235,12 +225,12 @@ def larger_in_one_tensor(hyper, ones, returns):
     return jax.tree.unflatten(jax.tree.structure(weights), [first, *others])
 
 
-def test_weights_of_real_cohorts_are_checked_in_every_tensor(small):
+def test_weights_of_real_cohorts_are_checked_in_every_tensor():
     rule = basic.uniform()._replace(weigh=larger_in_one_tensor, terms=())
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, batch_size=8)
     message = "round 1: weights sum to 1.5, the least is 0.2; expected"
     with usage_error(message):
-        fedvg_jax.run(settings, weighting=rule, **small)
+        fedvg_jax.run(settings, weighting=rule, **SMALL)
 
 
 def small_clients(hyper, report, data):
@@ -252,7 +242,7 @@ def test_weights_of_a_cohort_in_blocks_are_checked():
     settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0, batch_size=8, hold=2)
     message = r"round 1: weights sum to -1, the least is -0\.\d+; expected"
     with pytest.raises(UsageError, match=message):
-        fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), data=linear.data(), task=linear.TASK)
+        fedvg_jax.run(settings, weighting=basic.by_scalar(small_clients), **linear.GIVEN)
 
 
 def test_negative_losses_have_no_weights_by_validation_loss():
@@ -269,22 +259,7 @@ def test_negative_losses_have_no_weights_by_validation_loss():
         fedvg_jax.run(settings, data=linear.data(), task=linear.TASK._replace(loss=loss))
 
 
-# --- a user's metric, and tables
-
-
-def evaluated(metric):
-    """The record of an evaluation, with one metric; the two models' sums are the test's own."""
-    sums = {"loss": jnp.float32(1), "confusion": jnp.eye(3).reshape(-1)}
-    nothing = simulation.Simulation(*[None] * 18)
-    sim = nothing._replace(config=fedvg_jax.Config(), task=TASK, data=WORLD.data(), metrics={"mine": metric})
-    programs = chunks.Programs(None, lambda *args: sums, 0.0)
-    return chunks.evaluate(sim, programs, worlds.state(WORLD, worlds.algorithm("fedavg")))
-
-
-def test_a_metric_that_returns_no_number_is_reported():
-    with pytest.raises(UsageError, match=r"metric 'mine' returned shape \(3,\); expected one number, of shape \(\)"):
-        evaluated(lambda model, data: jnp.ones(3))
-    assert evaluated(lambda model, data: jnp.nan)["mine"] is None
+# --- tables
 
 
 RECORDS = [

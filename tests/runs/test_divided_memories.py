@@ -21,26 +21,21 @@ from fedvg_jax.runs import chunks, client_memories, simulation
 NUM_CLIENTS = 22
 SETTINGS = replace(test_client_memories.SETTINGS, clients=NUM_CLIENTS)
 """Four clients a round. Neither 3 nor 4 divides the clients."""
-DATA = linear.data()
+GIVEN = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
 
 
-@pytest.fixture(scope="module")
-def run():
-    """(devices, settings) -> (history, the states after each round as they are stored, the last state)."""
+@functools.cache
+def run(devices, callbacks=True, **changes):
+    """Returns the history, the states after each round as they are stored, and the last state."""
+    states, last = [], []
+    config = replace(SETTINGS, devices=str(devices), **changes)
 
-    def run(devices, callbacks=True, **changes):
-        states, last = [], []
-        config = replace(SETTINGS, devices=str(devices), **changes)
+    def keep(record, state):
+        states.append(client_memories.save(state, config.clients))
+        last[:] = [state]
 
-        def keep(record, state):
-            states.append(client_memories.save(state, config.clients))
-            last[:] = [state]
-
-        given = {"data": DATA, "task": linear.TASK, "algorithm": worlds.full_algorithm()}
-        history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
-        return history, states, last and last[0]
-
-    return functools.cache(run)
+    history = fv.run(config, **GIVEN, callbacks=[keep] if callbacks else [])
+    return history, states, last and last[0]
 
 
 def assert_equal_runs(one, other, tolerance=1e-5):
@@ -61,15 +56,14 @@ def rows_held(state):
     return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
 
 
-def test_devices_that_divide_the_memories_give_the_run_of_one(run):
+def test_devices_that_divide_the_memories_give_the_run_of_one():
     found = run(3)
     assert_equal_runs(found, run(1))
     assert rows_held(found[2]) == rows_held(simulated().state) == {8}, "also before the first round"
 
 
 def simulated(devices=3, **changes):
-    config = replace(SETTINGS, devices=str(devices), **changes)
-    return simulation.simulation(config, data=DATA, task=linear.TASK, algorithm=worlds.full_algorithm())
+    return simulation.simulation(replace(SETTINGS, devices=str(devices), **changes), **GIVEN)
 
 
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
@@ -99,7 +93,7 @@ def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
     assert of_cohort <= few[1]["all-reduce"] < 3 * of_cohort and few[1]["all-gather"] <= 2 * of_cohort
 
 
-def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(run, tmp_path):
+def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(tmp_path):
     """On three devices to the bit."""
     run(3, callbacks=False, rounds=2, out=tmp_path / "three")
     seal = json.loads((tmp_path / "three" / "checkpoints" / "000002" / "seal.json").read_text())

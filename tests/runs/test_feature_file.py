@@ -18,18 +18,13 @@ RNG = np.random.default_rng(0)
 NAMES = ("ant", "bee", "cat")
 
 
-def save_images(path, rows=150, shape=(8, 8, 1), test=30):
-    x, y = RNG.integers(0, 256, (rows, *shape), np.uint8), (np.arange(rows) % len(NAMES)).astype(np.int64)
-    first = rows - test
-    np.savez(
-        path, x_train=x[:first], y_train=y[:first], x_test=x[first:], y_test=y[first:], class_names=np.array(NAMES)
-    )
-    return x, y
-
-
 @pytest.fixture
 def images(tmp_path):
-    return tmp_path / "images.npz", *save_images(tmp_path / "images.npz")
+    """(file, x, y) of 120 images to train and 30 to test."""
+    path, x, y = tmp_path / "images.npz", RNG.integers(0, 256, (150, 8, 8, 1), np.uint8), np.arange(150) % len(NAMES)
+    parts = {"x_train": x[:120], "y_train": y[:120], "x_test": x[120:], "y_test": y[120:]}
+    np.savez(path, class_names=np.array(NAMES), **parts)
+    return path, x, y
 
 
 def call(source, out, *flags):

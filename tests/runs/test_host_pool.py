@@ -1,5 +1,6 @@
 """A run whose rows stay on the host gives the history of one whose rows are all on the devices, bit for bit."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +25,7 @@ SETTINGS = Config(
 
 
 TASK = fv.models.classification(fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE)
-
-
-@pytest.fixture(scope="module")
-def images():
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
+IMAGES = worlds.random_images()
 
 
 @pytest.fixture(autouse=True)
@@ -39,52 +35,45 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**10)
 
 
-@pytest.fixture(scope="module")
-def run(images):
-    def run(task=TASK, **changes):
-        return fv.run(replace(SETTINGS, **changes), data=images, task=task)
-
-    return run
+@functools.cache
+def run(**changes):
+    return fv.run(replace(SETTINGS, **changes), data=IMAGES, task=TASK)
 
 
-@pytest.fixture(scope="module")
-def whole(run):
-    return run(pool="device")
-
-
-def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(images, monkeypatch):
+def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
     """Of two devices that train on single minibatches, where the probe's rows are further ones."""
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
 
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
         settings = replace(settings, record="", devices="2")
-        return fv.simulation(settings, data=images, task=TASK, algorithm=algorithm).host_pool.capacity
+        return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_pool.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
 
 
-def test_rows_on_the_host_give_the_same_history_to_the_bit(run, whole, monkeypatch):
+def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
     copied, copy_rows = [], host_pool.copy_rows
     monkeypatch.setattr(host_pool, "copy_rows", lambda host, *r: copied.append(host) or copy_rows(host, *r))
-    assert_equal_runs(run(pool="host"), whole)
+    assert_equal_runs(run(pool="host"), run(pool="device"))
     host = copied[0]
     assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
     assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
 
 
-def test_a_run_is_resumed_wherever_its_rows_are(run, whole, tmp_path):
+def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
     for first, then in (("device", "host"), ("host", "device")):
         run(pool=first, rounds=4, out=tmp_path / first)
-        assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), whole)
+        assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), run(pool="device"))
 
 
-def test_metrics_of_a_model_are_those_of_its_rows_on_the_device(images, whole):
-    made = [fv.simulation(replace(SETTINGS, pool=pool), data=images, task=TASK) for pool in ("device", "host")]
-    on_device, on_host = (fv.evaluate(sim, whole.variables) for sim in made)
+def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
+    made = [fv.simulation(replace(SETTINGS, pool=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
+    variables = run(pool="device").variables
+    on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
     assert on_device == on_host
     before = host_pool._compiled.store.cache_info()
-    assert fv.evaluate(made[1], whole.variables) == on_host
+    assert fv.evaluate(made[1], variables) == on_host
     after = host_pool._compiled.store.cache_info()
     assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
 
@@ -114,12 +103,12 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
 # --- files read in place
 
 
-def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images, monkeypatch):
-    np.save(tmp_path / "x.npy", images[0])
-    np.save(tmp_path / "y.npy", images[1])
+def test_a_folder_of_npy_files_is_read_in_place(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", IMAGES[0])
+    np.save(tmp_path / "y.npy", IMAGES[1])
     arrays = datasets.load("npz", tmp_path, tmp_path / "cache")
     assert isinstance(arrays.x.base, np.memmap) and not (tmp_path / "cache").exists()
-    assert np.array_equal(arrays.x, images[0]) and np.array_equal(arrays.y, images[1])
+    assert np.array_equal(arrays.x, IMAGES[0]) and np.array_equal(arrays.y, IMAGES[1])
     assert arrays.class_names == ("0", "1", "2") and arrays.num_train == 200
     np.save(tmp_path / "class_names.npy", np.array(["Käse".encode(), "β".encode(), b"owl"]))
     np.save(tmp_path / "groups.npy", np.arange(200) % 7)
@@ -132,8 +121,8 @@ def test_a_folder_of_npy_files_is_read_in_place(tmp_path, images, monkeypatch):
             datasets.load("npz", tmp_path)
 
 
-def test_only_two_chunks_of_rows_are_on_the_device(images):
-    sim = fv.simulation(replace(SETTINGS, pool="host"), data=images, task=TASK)
+def test_only_two_chunks_of_rows_are_on_the_device():
+    sim = fv.simulation(replace(SETTINGS, pool="host"), data=IMAGES, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_pool.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):

@@ -13,8 +13,6 @@ from fedvg_jax.core.types import Hyperparameter, UsageError
 from fedvg_jax.runs import registry
 from fedvg_jax.runs.hyperparameters import checked, merge_hyperparameters
 
-WORLD = worlds.uneven()
-
 
 def test_declared_defaults_equal_the_config_s():
     algorithms = [(worlds.algorithm(name), config.Config(algorithm=name)) for name in registry.ALGORITHMS]
@@ -34,7 +32,7 @@ def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting
     bundle, rule = worlds.algorithm(algorithm), worlds.weighting(weighting, worlds.algorithm(algorithm))
     names = {"lr", *(parameter.name for parameter in (*bundle.defaults, *rule.defaults))}
     hyper = {name: value for name, value in worlds.hyper().items() if name in names}
-    world, task = (worlds.small(), worlds.TASK) if bundle.loss else (WORLD, worlds.QUADRATIC)
+    world, task = (worlds.small(), worlds.TASK) if bundle.loss else (worlds.uneven(), worlds.QUADRATIC)
     step = worlds.round_step(world, bundle, rule, task)
     state = worlds.state(world, bundle, task)
     jax.eval_shape(step, state, world.schedule(0, 2, probe_ratio=0.5), world.data(), hyper)

@@ -24,7 +24,7 @@ def test_lapack_has_one_thread_while_rounds_are_computed():
         return fv.weightings.by_scalar(scalar)
 
     with threadpoolctl.threadpool_limits(2, "blas"):
-        points = fv.run_sweep(CONFIG, {"seed": [0, 1]}, data=linear.data(), task=linear.TASK, weighting=watching)
+        points = fv.run_sweep(CONFIG, {"seed": [0, 1]}, **linear.GIVEN, weighting=watching)
         jax.effects_barrier()
         assert [isinstance(point.result, fv.History) for point in points] == [True, True]
         assert threads() == {2}

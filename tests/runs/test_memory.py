@@ -13,7 +13,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import memory, registry, simulation
 
 SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0, min_samples=2)
-HUGE = 2**32 - 1
 
 
 def test_estimate_counts_state_arrays_and_minibatches():

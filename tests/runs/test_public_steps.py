@@ -9,13 +9,11 @@ import worlds
 
 import fedvg_jax as fv
 
-OWN = {"data": linear.data(), "task": linear.TASK}
-
 
 def test_a_loop_over_steps_equals_a_run():
     """The validation loss is of the rows that `select` holds out."""
     config = fv.Config(algorithm="scaffold", rounds=3, clients=4, eval_every=1, weighting="samples", select="held_out")
-    run, sim = fv.run(config, **OWN), fv.simulation(config, **OWN)
+    run, sim = fv.run(config, **linear.GIVEN), fv.simulation(config, **linear.GIVEN)
     state = sim.state
     for record in run.records:
         state, metrics = sim.step(state, record["round"] - 1)

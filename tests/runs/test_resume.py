@@ -26,57 +26,36 @@ from fedvg_jax import config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import chunks, contracts, loop, registry, simulation, stop_signals
+from fedvg_jax.runs import loop, registry, simulation, stop_signals
 from fedvg_jax.runs.record import checkpoint, history, recorder, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
 
 
-class Tiny:
-    """Simulations of an algorithm with every memory and a probe, on random images, with BatchNorm in the model.
+@functools.cache
+def tiny() -> simulation.Simulation:
+    """Returns a simulation of an algorithm with every memory and a probe, on random images and with BatchNorm.
 
     What a checkpoint holds depends on the memories of server, clients and model, and neither on the algorithm
     otherwise nor on the weighting, which has none.
     """
+    arrays, weighting = Arrays("random", *worlds.random_images(), tuple("abc"), 200), fedvg_jax.weightings.fedvg
+    given = {"data": arrays, "task": worlds.TASK, "algorithm": worlds.full_algorithm(), "weighting": weighting}
+    return simulation.simulation(replace(SMALL, algorithm="elastic"), **given)  # elastic's schedules have probes
 
-    def __init__(self):
-        rng = np.random.default_rng(0)
-        x, y = rng.integers(0, 256, (200, *worlds.IMAGE), np.uint8), rng.integers(0, worlds.CLASSES, 200, np.int32)
-        settings = replace(SMALL, algorithm="elastic")  # elastic's schedules have probes
-        algorithm = worlds.full_algorithm()
-        rule = worlds.weighting("fedvg", algorithm, worlds.TASK, SMALL.batch_size)
-        arrays = Arrays("random", x, y, tuple("abc"), 200)
-        given = {"data": arrays, "task": worlds.TASK, "algorithm": algorithm, "weighting": rule}
-        with pytest.MonkeyPatch.context() as patch:  # these weights are no user's
-            patch.setattr(contracts, "check_weighting", lambda *_, **__: None)
-            made = simulation.simulation(settings, **given)
-        made = made._replace(
-            chunk=worlds.jit(made.chunk.__wrapped__, donate_argnums=0),
-            evaluate=worlds.jit(made.evaluate.__wrapped__),
-            data=made.data._replace(val=made.data.test),  # tables of one shape are one program
-        )
-        self.sim, self.programs = made, chunks.compile_programs(made)
 
-    def run(self, out, callbacks=(), log=pytest.fail, **changes):
-        """`changes` are settings."""
-        settings = replace(self.sim.config, out=out, **changes)
-        made = self.sim._replace(config=run_folder.resolve(settings))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(chunks, "compile_programs", lambda sim: self.programs)
-            return loop.run_simulation(made, callbacks=callbacks, log=log)
+def simulate(out, callbacks=(), log=pytest.fail, **changes):
+    """Runs the simulation with a run folder; `changes` are settings."""
+    settings = run_folder.resolve(replace(tiny().config, out=out, **changes))
+    return loop.run_simulation(tiny()._replace(config=settings), callbacks=callbacks, log=log)
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    return functools.cache(Tiny)
-
-
-@pytest.fixture(scope="module")
-def whole(tiny, tmp_path_factory):
+def whole(tmp_path_factory):
     """The folder of an uninterrupted run with FedVG's weights, to be copied."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    tiny().run(out, checkpoint_every=1, keep=9)
+    simulate(out, checkpoint_every=1, keep=9)
     return out
 
 
@@ -117,7 +96,7 @@ def assert_same(one, other):
 # --- the law
 
 
-def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
+def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
     """Stopped by a signal after round 3, which is at no evaluation."""
 
     def stop(record, state):
@@ -126,11 +105,11 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    tiny().run(straight)
-    first = tiny().run(stopped, callbacks=[stop])
+    simulate(straight)
+    first = simulate(stopped, callbacks=[stop])
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
     before = seal(stopped, 3)["seconds"]
-    result = tiny().run(stopped, resume=str(stopped))
+    result = simulate(stopped, resume=str(stopped))
     assert_same(stopped, straight)
     assert (result.summary["resumed_from"], result.summary["parts"], result.summary["rounds"]) == (3, 2, 6)
     assert result.summary["run_seconds"] > before[1] > 0.5
@@ -139,20 +118,20 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tiny, tmp_path):
         assert part in names
 
 
-def test_a_callback_that_changes_its_record_changes_no_result(tiny, whole, tmp_path):
+def test_a_callback_that_changes_its_record_changes_no_result(whole, tmp_path):
     def change(record, state):
         record["clients"].clear()
         record.clear()
 
-    result = tiny().run(tmp_path / "run", callbacks=[change, at(2, lambda: None)], keep=9)
+    result = simulate(tmp_path / "run", callbacks=[change, at(2, lambda: None)], keep=9)
     assert_same(tmp_path / "run", whole)
     assert result.records == history.read(tmp_path / "run")
 
 
-def test_length_of_chunks_changes_no_bit(tiny, whole, tmp_path):
+def test_length_of_chunks_changes_no_bit(whole, tmp_path):
     """Single rounds, as in `whole`; chunks up to evaluations; up to checkpoints; and up to the end."""
     for i, changes in enumerate([{}, {"checkpoint_every": 5}, {"keep": 0}]):
-        tiny().run(tmp_path / str(i), **changes)
+        simulate(tmp_path / str(i), **changes)
         assert numbers(tmp_path / str(i)) == numbers(whole)
         if changes.get("keep") != 0:
             assert seal(tmp_path / str(i))["leaves"] == seal(whole)["leaves"]
@@ -160,9 +139,9 @@ def test_length_of_chunks_changes_no_bit(tiny, whole, tmp_path):
     assert [path.name for path in seals.checkpoint_folders(tmp_path / "1")] == ["000005", "000006"]
 
 
-def test_resuming_a_finished_run_changes_no_file(tiny, run):
+def test_resuming_a_finished_run_changes_no_file(run):
     before = contents(run)
-    result = tiny().run(run, resume=str(run))
+    result = simulate(run, resume=str(run))
     assert result.summary["rounds"] == 6 and len(result.records) == 6
     assert contents(run) == before
 
@@ -170,47 +149,47 @@ def test_resuming_a_finished_run_changes_no_file(tiny, run):
 # --- damaged folders
 
 
-def test_unfinished_run_without_checkpoint_starts_again_with_one_line_and_keeps_its_history(tiny, whole, run):
+def test_unfinished_run_without_checkpoint_starts_again_with_one_line_and_keeps_its_history(whole, run):
     before, logged = (run / "history.jsonl").read_bytes(), []
-    result = tiny().run(left_at(run, 0), resume=str(run), log=logged.append)
+    result = simulate(left_at(run, 0), resume=str(run), log=logged.append)
     assert len(logged) == 1 and "starts again with round 1" in logged[0]
     assert (run / "history.earlier-1.jsonl").read_bytes() == before and "history.earlier-1.jsonl" in logged[0]
     assert_same(run, whole)
     assert result.summary["resumed_from"] == 0
 
 
-def assert_refused(tiny, run, *parts, **changes):
+def assert_refused(run, *parts, **changes):
     """A resume ends in one line with these parts, and changes no file."""
     before = contents(run)
     with usage_error(*parts):
-        tiny().run(run, resume=str(run), log=lambda line: None, **changes)
+        simulate(run, resume=str(run), log=lambda line: None, **changes)
     assert contents(run) == before
 
 
 @pytest.mark.parametrize(
     "damage", [lambda text: text.replace(b"1", b"2", 1), lambda text: b"".join(text.splitlines(True)[:4]), None]
 )
-def test_damaged_history_stops_the_run_and_names_a_checkpoint_to_start_from(tiny, run, damage):
+def test_damaged_history_stops_the_run_and_names_a_checkpoint_to_start_from(run, damage):
     path = run / "history.jsonl"
     path.write_bytes(damage(path.read_bytes())) if damage else path.unlink()
     parts = ("is not as its run left it: history.jsonl", "nothing was changed; restore the file, or start a new run")
     newest = run / "checkpoints" / "000006"
     for _ in ("finished", "unfinished"):
-        assert_refused(tiny, run, str(run), *parts, f"from the model of round 6 with --init {newest}")
+        assert_refused(run, str(run), *parts, f"from the model of round 6 with --init {newest}")
         (run / "summary.json").unlink(missing_ok=True)
 
 
-def test_lines_behind_the_newest_checkpoint_are_computed_again(tiny, whole, run):
+def test_lines_behind_the_newest_checkpoint_are_computed_again(whole, run):
     """A power failure may leave any bytes there; those up to a checkpoint were flushed before it was sealed."""
     left_at(run, 4)
     path = run / "history.jsonl"
     lines = path.read_bytes().splitlines(True)
     path.write_bytes(b"".join(lines[:4]) + bytes(300) + b"\n" + lines[5][:-40])
-    tiny().run(run, resume=str(run), log=pytest.fail)
+    simulate(run, resume=str(run), log=pytest.fail)
     assert_same(run, whole)
 
 
-def test_checkpoint_that_is_skipped_is_kept_aside(tiny, whole, run):
+def test_checkpoint_that_is_skipped_is_kept_aside(whole, run):
     """Else its seal, of a longer history, would refuse a run that is killed before it is there again."""
     kept = run / "checkpoints" / "000006"
     next(path for path in (kept / "state").rglob("*") if path.is_file()).write_bytes(b"")
@@ -221,22 +200,22 @@ def test_checkpoint_that_is_skipped_is_kept_aside(tiny, whole, run):
 
     for _ in range(2):
         with pytest.raises(MemoryError):
-            tiny().run(run, resume=str(run), callbacks=[killed], log=lambda line: None)
+            simulate(run, resume=str(run), callbacks=[killed], log=lambda line: None)
     assert [path.name for path in sorted((run / "checkpoints").iterdir())][-2:] == ["000005", "000006.damaged-1"]
-    tiny().run(run, resume=str(run))
+    simulate(run, resume=str(run))
     assert_same(run, whole)
 
 
 @pytest.mark.parametrize("content", ["", "{}", None])
-def test_damaged_manifest_stops_the_run(tiny, run, content):
+def test_damaged_manifest_stops_the_run(run, content):
     path = run / "manifest.json"
     path.write_text(content) if content is not None else path.unlink()
-    assert_refused(tiny, run, "manifest.json is", rounds=7)
+    assert_refused(run, "manifest.json is", rounds=7)
 
 
-def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
+def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
     for path in (run / "checkpoints" / "000003", left_at(run, 4)):
-        settings, init = replace(tiny().sim.config, init=path), tiny().sim.task.init
+        settings, init = replace(tiny().config, init=path), tiny().task.init
         started = registry.make_variables(settings, init)
         expected = checkpoint.final_variables(path)
         for one, other in zip(jax.tree.leaves(started), jax.tree.leaves(expected), strict=True):
@@ -249,13 +228,13 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(tiny, run):
         registry.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
 
 
-def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(tiny, run):
+def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run):
     manifest = json.loads((run / "manifest.json").read_text())
     assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
     assert manifest["given"]["data"] == manifest["data"] and "weigh" in manifest["given"]["weighting"]
-    settings = replace(tiny().sim.config, out=run, resume=str(run))
+    settings = replace(tiny().config, out=run, resume=str(run))
     for names, text in (("", "none"), ("task", "task")):
-        other = tiny().sim._replace(config=settings, given=frozenset(names.split()))
+        other = tiny()._replace(config=settings, given=frozenset(names.split()))
         message = f"{run} ran with these objects from Python: algorithm, task, weighting; this run has {text}; pass the"
         with usage_error(message), loop.open_recorder(other, pytest.fail):
             pass
@@ -290,14 +269,14 @@ def test_verify_accepts_a_finished_run_and_names_an_edited_file(run, capsys, nam
 
 
 @pytest.mark.parametrize("name", ["summary.json", "layers.json"])
-def test_finished_run_with_an_edited_result_is_refused(tiny, run, name):
+def test_finished_run_with_an_edited_result_is_refused(run, name):
     edited(run / name, EDITS[name])
     with pytest.raises(verification.MisfitError, match=rf"\A[^\n]*{name}[^\n]*\Z") as error:
-        tiny().run(run, resume=str(run))
+        simulate(run, resume=str(run))
     assert error.value.exit_code == 1
     if name == "summary.json":
         (run / name).unlink()  # and is made again
-        tiny().run(run, resume=str(run))
+        simulate(run, resume=str(run))
         assert verification.check(run).misfits == []
 
 
@@ -335,19 +314,11 @@ def same_json(one, other):
         return False
 
 
-@pytest.mark.parametrize("args", [[], ["/no/such"], ["--what"], [""], ["a" * 300]])
-def test_verify_without_a_run_is_one_line(capfd, args):
-    assert verify.main(args) == 2
-    shown = capfd.readouterr()
-    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1 and shown.out == ""
-    assert ("name the folder of a run" in shown.err) == (args in (["/no/such"], ["a" * 300]))
-
-
 # --- the best model
 
 
-def test_best_model_in_the_folder_is_that_of_the_history(tiny, whole, tmp_path):
-    result = tiny().run(tmp_path / "run", keep=1)
+def test_best_model_in_the_folder_is_that_of_the_history(whole, tmp_path):
+    result = simulate(tmp_path / "run", keep=1)
     kept = checkpoint.best_variables(tmp_path / "run", result.variables)
     for one, other in zip(jax.tree.leaves(result.best_variables), jax.tree.leaves(kept), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -366,34 +337,28 @@ def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
     assert best.as_json() == {"round": 2, "val_loss": 1.0}
 
 
-def test_damaged_history_is_refused_in_one_line(tmp_path):
-    (tmp_path / "history.jsonl").write_bytes(b"{}\n")
-    with pytest.raises(UsageError, match=r"\A[^\n]*history.jsonl is damaged[^\n]*\Z"):
-        history.read(tmp_path)
-
-
-def test_config_that_differs_from_the_checkpoints_is_refused(tiny, run):
+def test_config_that_differs_from_the_checkpoints_is_refused(run):
     """The checkpoints have the settings of the run."""
     settings = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(settings | {"lr": 0.3}))
-    assert_refused(tiny, run, "config.json is not the one that summary.json was sealed with", "verify", lr=0.3)
+    assert_refused(run, "config.json is not the one that summary.json was sealed with", "verify", lr=0.3)
     (run / "summary.json").unlink()
-    assert_refused(tiny, run, "config.json is not what checkpoints/000001 was made with: lr 0.1 -> 0.3", lr=0.3)
+    assert_refused(run, "config.json is not what checkpoints/000001 was made with: lr 0.1 -> 0.3", lr=0.3)
 
 
-def test_other_data_are_refused(tiny, run, monkeypatch):
+def test_other_data_are_refused(run, monkeypatch):
     for source, message in (("data", "on other data"), ("partition", "on another partition")):
         others = {**seal(run)["sources"], source: "0" * 32}
         monkeypatch.setattr(loop.provenance, "sources", lambda *_, others=others: others)
-        assert_refused(tiny, run, message, rounds=7)
+        assert_refused(run, message, rounds=7)
 
 
-def test_other_versions_and_instructions_are_logged(tiny, run):
+def test_other_versions_and_instructions_are_logged(run):
     manifest, logged = json.loads((run / "manifest.json").read_text()), []
     own = manifest["runs"][0]["instructions"]
     manifest["runs"][0] |= {"versions": manifest["runs"][0]["versions"] | {"jax": "0.0.1"}, "instructions": "avx"}
     (run / "manifest.json").write_text(json.dumps(seals.with_digest(manifest)))
-    tiny().run(left_at(run, 4), resume=str(run), log=logged.append)
+    simulate(left_at(run, 4), resume=str(run), log=logged.append)
     (line,) = logged
     assert "0.0.1" in line and f"instructions avx -> {own}" in line and "may differ by rounding" in line
     assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
@@ -406,52 +371,51 @@ def at(number, do):
     return lambda record, state: do() if record["round"] == number else None
 
 
-def test_folder_in_use_is_refused(tiny, tmp_path):
+def test_folder_in_use_is_refused(tmp_path):
     def second():
-        with pytest.raises(UsageError, match="in use by process"):
-            tiny().run(tmp_path / "run", resume=str(tmp_path / "run"))
+        with usage_error(f"in use by process {os.getpid()} on"):
+            simulate(tmp_path / "run", resume=str(tmp_path / "run"))
 
-    tiny().run(tmp_path / "run", callbacks=[at(2, second)])
+    simulate(tmp_path / "run", callbacks=[at(2, second)])
 
 
-def test_removed_folder_or_file_is_one_line(tiny, tmp_path):
+def test_removed_folder_or_file_is_one_line(tmp_path):
     def take_away():
         while (tmp_path / "run").exists():  # the manifest may just be written
             shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
     with usage_error("was removed"):
-        tiny().run(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
+        simulate(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
     with usage_error("history.jsonl of run folder", "was removed"):
-        tiny().run(tmp_path / "run", callbacks=[at(2, (tmp_path / "run" / "history.jsonl").unlink)])
+        simulate(tmp_path / "run", callbacks=[at(2, (tmp_path / "run" / "history.jsonl").unlink)])
 
 
-def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(tiny, whole, tmp_path):
+def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(whole, tmp_path):
     """After round 3 only a part of a file can be written."""
     out = tmp_path / "run"
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             pytest.raises(UsageError, match=r"\Acannot write to the run folder [^\n]*--resume [^\n]*\Z")
         )
-        tiny().run(out, callbacks=[at(3, lambda: stack.enter_context(disk_of(3000)))], checkpoint_every=1)
+        simulate(out, callbacks=[at(3, lambda: stack.enter_context(disk_of(3000)))], checkpoint_every=1)
     assert [r["round"] for r in history.read(out)] == [1, 2, 3]
-    tiny().run(out, resume=str(out), log=print)
+    simulate(out, resume=str(out), log=print)
     assert_same(out, whole)
 
 
-def test_save_signal_writes_a_checkpoint_and_the_run_continues(tiny, whole, tmp_path):
+def test_save_signal_writes_a_checkpoint_and_the_run_continues(whole, tmp_path):
     logged, ask = [], functools.partial(signal.raise_signal, signal.SIGUSR1)
     with default_signals():
-        result = tiny().run(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
+        result = simulate(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
     assert logged == ["SIGUSR1: checkpoint of round 2"] and result.summary["stopped_by"] is None
     assert [path.name for path in seals.checkpoint_folders(tmp_path / "run")] == ["000002", "000006"]
     assert_same(tmp_path / "run", whole)
 
 
-def test_ctrl_c_raises_from_run_after_a_checkpoint(tiny, tmp_path, monkeypatch):
+def test_ctrl_c_raises_from_run_after_a_checkpoint(tmp_path, monkeypatch):
     """So a loop over runs ends."""
-    settings = replace(tiny().sim.config, out=tmp_path / "run")
-    monkeypatch.setattr(simulation, "simulation", lambda config, **given: tiny().sim._replace(config=config))
-    monkeypatch.setattr(chunks, "compile_programs", lambda sim: tiny().programs)
+    settings = replace(tiny().config, out=tmp_path / "run")
+    monkeypatch.setattr(simulation, "simulation", lambda config, **given: tiny()._replace(config=config))
     stop = functools.partial(signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="after round 2"):
         fedvg_jax.run(settings, callbacks=[at(2, stop)])
@@ -529,18 +493,11 @@ def test_rounds_are_fixed_with_a_cosine_schedule():
     assert run_folder.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
 
 
-def test_command_line_takes_the_settings_of_the_resumed_run(unfinished):
-    made = sim.parse(["--resume", "runs/a", "--rounds", "9"])
-    assert made.clients == 7 and made.rounds == 9
-    assert run_folder.differences(SMALL, made) == []
-    assert sim.parse(["--resume", "auto"]).resume == "auto"
-
-
-def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_the_next(tiny, tmp_path, monkeypatch):
+def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_the_next(tmp_path, monkeypatch):
     asked, saved, catch_signals = [], [], stop_signals.catch_signals
     monkeypatch.setattr(recorder, "SLOW", 0.0)
     monkeypatch.setattr(stop_signals, "catch_signals", lambda ask: asked.append(ask) or catch_signals(ask))
-    tiny().run(tmp_path / "run", callbacks=[at(3, lambda: saved.append(asked[0]()))], keep=9)
+    simulate(tmp_path / "run", callbacks=[at(3, lambda: saved.append(asked[0]()))], keep=9)
     assert [int(path.name) for path in seals.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert (saved, asked[0]()) == ([False], True)
 
@@ -548,11 +505,11 @@ def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_t
 # --- finished without a checkpoint
 
 
-def test_finished_run_without_checkpoints_reports_its_result_again(tiny, tmp_path):
+def test_finished_run_without_checkpoints_reports_its_result_again(tmp_path):
     out = tmp_path / "run"
-    first = tiny().run(out, keep=0)
+    first = simulate(out, keep=0)
     files = {path: path.read_bytes() for path in out.iterdir() if path.suffix}
-    again = tiny().run(out, keep=0, resume=str(out))
+    again = simulate(out, keep=0, resume=str(out))
     assert (again.records, again.summary) == (first.records, first.summary)
     assert files == {path: path.read_bytes() for path in out.iterdir() if path.suffix}
     with pytest.raises(UsageError, match=r"\A[^\n]*holds no global model[^\n]*--keep 1[^\n]*\Z"):

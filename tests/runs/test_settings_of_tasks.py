@@ -51,16 +51,14 @@ CONSUMERS = {
 }
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_accuracy_of_outputs_that_are_no_scores_of_the_classes_is_refused(output):
-    task, got = OUTPUTS[output]
+@pytest.mark.parametrize(("task", "got"), OUTPUTS.values(), ids=OUTPUTS)
+def test_accuracy_of_outputs_that_are_no_scores_of_the_classes_is_refused(task, got):
     with one_line(rf"needs scores \[B, C\] from task.predict.*{got}.*; use val_loss"):
         built(task, weighting="val_accuracy")
 
 
-@pytest.mark.parametrize("consumer", CONSUMERS)
-def test_every_use_of_an_accuracy_needs_scores(consumer):
-    changes, message, advice = CONSUMERS[consumer]
+@pytest.mark.parametrize(("changes", "message", "advice"), CONSUMERS.values(), ids=CONSUMERS)
+def test_every_use_of_an_accuracy_needs_scores(changes, message, advice):
     with pytest.raises(UsageError, match=rf"{message}.*{advice}"):
         built(linear.TASK, **changes)
     built(scores(4), **changes)  # more classes than the labels have

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from several_processes import free_port, started_together
+from several_processes import free_port, logs, started_together
 from small_sweeps import timeless
 
 from fedvg_jax.config import Config
@@ -139,22 +139,6 @@ THREE = TWO._replace(num_devices=3, num_processes=3)
 
 
 @pytest.mark.parametrize(
-    ("hardware", "changes", "expected"),
-    [
-        (TWO, {"clients": 3}, 4),
-        (TWO._replace(num_devices=6), {"clients": 5}, 6),
-        (TWO, {"devices": "2"}, 2),
-        (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
-        (TWO._replace(platform="cpu"), {"model": "resnet18"}, 8),
-    ],
-)
-def test_every_process_contributes_equally_many_devices(hardware, changes, expected):
-    settings = {"clients": 10, "join_ratio": 1.0, "model": "mlp"} | changes
-    with hw.assumed(hardware):
-        assert registry.num_devices(Config(**settings)) == expected
-
-
-@pytest.mark.parametrize(
     ("hardware", "changes", "message"),
     [
         (TWO, {"devices": "3"}, "devices 3 for 2 processes; use a multiple of 2"),
@@ -228,10 +212,6 @@ def test_an_environment_has_the_settings_in_force_without_folders_of_dumps(monke
 
 
 # --- whole runs
-
-
-def logs(folder):
-    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
 
 
 RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", "--eval-every", "20"]

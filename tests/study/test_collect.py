@@ -21,12 +21,8 @@ def accuracies(values):
     return (0.5, final)
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    return write_sweep(tmp_path_factory.mktemp("sweep") / "s", AXES, accuracies)
-
-
-def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(sweep):
+def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(tmp_path):
+    sweep = write_sweep(tmp_path / "s", AXES, accuracies)
     study = collect([sweep])
     assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
     assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, 42): 90 + s for s in range(3)})
@@ -268,8 +264,6 @@ def test_folder_without_runs_is_refused(tmp_path):
     (tmp_path / "points").mkdir()
     with pytest.raises(UsageError, match=f"name a sweep or a run, such as {tmp_path / 'points'}"):
         collect([tmp_path])
-    with pytest.raises(UsageError, match="is not a folder"):
-        collect([tmp_path / "nowhere"])
 
 
 def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):

@@ -15,7 +15,7 @@ HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
+def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     axes = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
     sweep = write_sweep(folder / "s", axes, lambda v: (0.3, 0.5, 0.6 + 0.1 * v["seed"]), title=HOSTILE)
@@ -25,11 +25,6 @@ def sweep(tmp_path_factory):
         write_manifest(run, manifest | {"runs": [part]})
     failed = sweep / "points" / "method=fedvg,alpha=0.5,seed=1"
     write_json(failed / "failure.json", {"kind": "failed", "round": 0, "reason": HOSTILE})
-    return sweep
-
-
-@pytest.fixture(scope="module")
-def written(sweep):
     return report.write([sweep], figures=["alphas"])
 
 

@@ -39,11 +39,6 @@ def test_every_point_of_the_papers_figures_can_be_built_at_both_sizes(name):
     assert {p.config.dataset for p in tiny.points} == {"digits"} and max(p.config.rounds for p in tiny.points) <= 20
 
 
-def test_partition_seed_of_the_papers_figures_may_follow_the_seed():
-    points = points_of("norms", "tiny", "--partition-seed", "follow").points
-    assert {p.config.partition_seed for p in points} == {p.config.seed for p in points} != {42}
-
-
 def test_folders_of_data_are_not_in_the_names_of_points():
     point = points_of("curves_vit", "full", "--seed", "0").points[-1]
     assert point.name == "dataset=dermamnist,model=vit_b16,method=fedvg,alpha=0.05"

@@ -48,8 +48,6 @@ def test_folder_of_an_axis_with_one_value_is_refused_for_another_value(tmp_path)
             fv.run_sweep(CONFIG, {"seed": [0], **axes}, tmp_path / "s", weighting=tempered)
     again = fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s", weighting=tempered, hyper={"T": np.float32(0.0)})
     assert again[0].result.summary["parts"] == 1
-    with pytest.raises(fv.UsageError, match="holds a sweep with other points"):
-        fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0, 4.0]}, tmp_path / "s", weighting=tempered)
 
 
 def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers():

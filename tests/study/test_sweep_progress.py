@@ -20,7 +20,7 @@ POINTS = ["seed=0", "seed=1"]
 
 
 def sweep(axes, config=CONFIG, **arguments):
-    return fv.run_sweep(config, axes, data=linear.data(), task=linear.TASK, **arguments)
+    return fv.run_sweep(config, axes, **linear.GIVEN, **arguments)
 
 
 def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, caplog):
@@ -39,6 +39,7 @@ def test_every_point_s_tracker_is_checked_before_the_first_run(monkeypatch):
         sweep({"seed": "0:2", "track": ["tensorboard"]})
 
 
+@pytest.mark.usefixtures("traced")
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     """Their manifests name no given data; with two of them the report would refuse the runs as one study."""
     pytest.importorskip("scipy", reason="reports need the report extra")

@@ -117,7 +117,8 @@ def test_baseline_is_named_as_a_method_as_a_printed_name_or_by_its_weighting(stu
 
 
 def test_a_mean_that_lacks_runs_has_a_footnote_and_is_neither_best_nor_second_best(tmp_path):
-    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == AXES_LAST else accuracies(v))
+    last = {"method": "fedvg", "alpha": 0.5, "seed": 2}
+    sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == last else accuracies(v))
     failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
     write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
     study = collect([sweep], partial=True)
@@ -129,9 +130,6 @@ def test_a_mean_that_lacks_runs_has_a_footnote_and_is_neither_best_nor_second_be
     marked = {method: [entry.mark for entry in row(table, method)[1:]] for method in BASE}
     assert marked == {"fedvg": ["", ""], "fedavg": ["best", "best"], "fedprox": ["second", "second"]}
     assert table.notes[0].endswith("second best of the cells that have all their runs.")
-
-
-AXES_LAST = {"method": "fedvg", "alpha": 0.5, "seed": 2}
 
 
 def test_accuracies_of_clients_are_shown_where_recorded(tmp_path):

@@ -18,7 +18,7 @@ from cases import naming
 
 from fedvg_jax import config, sim
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, presets
 from fedvg_jax.core.types import Anchor, Cohort, Report
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
@@ -179,3 +179,9 @@ def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the
     assert (schedule.num_steps == 0).sum() == 1 and (np.asarray(metrics.weights[:2]) > 0).all()
     mean = schedule.num_samples @ schedule.num_steps / schedule.num_samples.sum()
     np.testing.assert_allclose(state.variables.stats["steps"], (2 + 2 * beta + beta**2) * mean, rtol=1e-5)
+
+
+def test_profile_is_valid_with_every_method():
+    for method in presets.METHODS:
+        with naming(method):
+            config.check(sim.parse(["--fidelity", "official", "--method", method]))

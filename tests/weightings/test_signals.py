@@ -40,6 +40,37 @@ def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(
         worlds.assert_close(tree.take(actual, k), expected, 1e-12)
 
 
+def test_every_client_s_loss_uses_its_own_statistics(x64):
+    """d/dw of w * s * mean(x) is s * mean(x)."""
+    val = jnp.array([[1.0, 3.0], [5.0, 7.0]])
+    actual = fedvg_jax.validation_gradients(
+        lambda params, stats, x: params["w"] * stats["s"] * x.mean(),
+        {"w": jnp.ones(K)}, val, client_stats={"s": jnp.array([1.0, 2.0, -3.0])},
+    )  # fmt: skip
+    worlds.assert_close(actual, {"w": np.array([4.0, 8.0, -12.0])}, 1e-12)
+
+
+def test_validation_gradients_can_be_compiled_and_differentiated(x64):
+    """grad of |grad loss|^2 / 2 for loss = |w|^2 c / 2 is c^2 w."""
+    val = jnp.array([[1.0], [3.0]])  # c = 2
+
+    @jax.jit
+    @jax.grad
+    def slope(clients):
+        g = fedvg_jax.validation_gradients(lambda p, c: (p["w"] ** 2).sum() * c[0] / 2, clients, val)
+        return (g["w"] ** 2).sum() / 2
+
+    clients = {"w": jnp.arange(6.0).reshape(K, 2)}
+    worlds.assert_close(slope(clients), {"w": 4 * np.arange(6.0).reshape(K, 2)}, 1e-12)
+
+
+def test_gradient_norms_are_the_norm_of_every_clients_tensor():
+    clients, _ = linear_problem()
+    actual = fedvg_jax.gradient_norms(clients, "l2")
+    expected = jax.tree.map(lambda leaf: np.linalg.norm(leaf.reshape(K, -1), axis=1), clients)
+    worlds.assert_close(actual, expected, 1e-6)
+
+
 def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
     loss = chex.assert_max_traces(lambda *args: squared(*args), n=1)  # noqa: PLW0108  counts of its own
     fedvg_jax.validation_gradients(loss, *linear_problem())

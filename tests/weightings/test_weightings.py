@@ -266,6 +266,15 @@ def tensors(seed, *leading):
     }
 
 
+def test_aggregate_is_the_weighted_mean_of_the_clients(x64):
+    rng = np.random.default_rng(0)
+    model = worlds.variables()
+    stacked = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=(37, *x.shape))), model)
+    weights = jax.tree.map(lambda _: jnp.asarray(rng.dirichlet(np.ones(37))), model)
+    expected = jax.tree.map(lambda c, w: np.einsum("k,k...->...", w, c), stacked, weights)
+    worlds.assert_close(fv.aggregate(model, stacked, weights), expected, 1e-12)
+
+
 @worlds.jit
 @functools.partial(jax.grad, argnums=(0, 1, 2, 3))
 def gradients_of_every_aggregate(grads, clients, eps, generalised):

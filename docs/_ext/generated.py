@@ -36,13 +36,12 @@ def pieces() -> dict[str, str]:
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
         "overview": result_tables.overview(),
-        "contrasts": result_tables.contrasts(),
-        "contrasts_at_best_val": result_tables.contrasts("at_best_val"),
-        **{
-            folder.replace("features", "uses"): result_tables.uses_of_validation(folder)
-            for folder in uses.SETS
-            if uses.read(folder)
-        },
+        "contrasts": result_tables.contrasts(uses.SETS),
+        "contrasts_at_best_val": result_tables.contrasts(uses.SETS, "at_best_val"),
+        "contrasts_whole_network": result_tables.contrasts(uses.WHOLE),
+        "contrasts_whole_network_at_best_val": result_tables.contrasts(uses.WHOLE, "at_best_val"),
+        **{folder.replace("features", "uses"): result_tables.uses_of_validation(folder) for folder in uses.SETS},
+        "whole_network": result_tables.uses_of_validation("whole_network"),
         **{folder: result_tables.methods_on_features(folder) for folder in uses.METHODS},
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{

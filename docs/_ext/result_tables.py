@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -275,12 +276,12 @@ def overview() -> str:
     return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
 
 
-def contrasts(choice: str = "final") -> str:
-    """FedVG minus its four controls on features of a pretrained network, with the outcome of every hypothesis."""
+def contrasts(sets: Mapping[str, str], choice: str = "final") -> str:
+    """FedVG minus its four controls in folders of results, folder -> title, with the outcome of every hypothesis."""
     from benchmarks import uses
 
     rows = []
-    for folder, title in uses.SETS.items():
+    for folder, title in sets.items():
         found = uses.primary(uses.read(folder, choice))
         for alpha in uses.ALPHAS:
             of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
@@ -294,7 +295,7 @@ def contrasts(choice: str = "final") -> str:
             rows.append([title, "hypothesis", "", *(f"**{outcome}**" for outcome in outcomes)])
     controls = ("FedAvg", "uniform", "placebo", "FedAvg with server steps")
     head = [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
-    return table(["features of", "alpha", "seeds", *head], rows)
+    return table(["data", "alpha", "seeds", *head], rows)
 
 
 def uses_of_validation(folder: str) -> str:
@@ -304,12 +305,12 @@ def uses_of_validation(folder: str) -> str:
     values, balanced, inequality, rates = (
         uses.read(folder, column) for column in ("final", "balanced", "inequality", "lr")
     )
-    rows = []
+    rows, alphas = [], [alpha for alpha in uses.ALPHAS if (alpha, uses.FEDVG) in values]
     for method, title in {"fedavg": "FedAvg (no use)", **uses.USES}.items():
-        if not any((alpha, method) in values for alpha in uses.ALPHAS):
+        if not any((alpha, method) in values for alpha in alphas):
             continue
         cells = []
-        for alpha in uses.ALPHAS:
+        for alpha in alphas:
             if (alpha, method) not in values:
                 cells += ["–"] * 2
                 continue
@@ -319,10 +320,10 @@ def uses_of_validation(folder: str) -> str:
             )
             shown = f"{mean:.1f}" if method == uses.CHOSEN else f"{mean:.1f} / {others[0]:.1f} ({others[1]:g})"
             cells += [shown, _interval(gap.mean, gap.low, gap.high) if gap else ""]
-        ratios = [np.median(list(inequality[a, method].values())) for a in uses.ALPHAS if (a, method) in inequality]
+        ratios = [np.median(list(inequality[a, method].values())) for a in alphas if (a, method) in inequality]
         rows.append([title, *cells, f"{np.median(ratios):.3g}" if ratios else "–"])
     head = ["use of D_val"]
-    for alpha in uses.ALPHAS:
+    for alpha in alphas:
         head += [f"alpha {alpha}: accuracy / balanced, % (rate)", "minus FedAvg, points"]
     return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{_source_of_run(folder)}\n"
 

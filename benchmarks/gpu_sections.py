@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,8 +33,26 @@ from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
 
+AGREE = {"config": "configs/digits.toml", "model": "tinycnn", "lr": 0.05, "rounds": 3, "eval-every": 1, "devices": 1}
+"""Options of the runs of `agree`."""
+
+MODELS = (
+    ("lenet5", 32, ("lax", "gemm")),
+    ("efficientnet_lite0", 64, ("lax", "gemm")),
+    ("vit_s16", 224, ("auto",)),
+    ("resnet50", 64, ("lax", "gemm")),
+)
+"""Networks of `models`, the pixels of an image's side, and convolution algorithms."""
+
 PRECISIONS = ("tensorfloat32", "bfloat16")
 """Precisions of matmuls and convolutions, by jax.default_matmul_precision; all other operations are in float32."""
+
+VARIANTS = (
+    ("tensorfloat32", ("lax", "gemm")),
+    ("tensorfloat32", ("winograd",)),
+    ("bfloat16", ("lax", "gemm")),
+)
+"""Precisions of `lanes` and convolution algorithms, in the order of measurement."""
 
 
 def peaks(box: workload.Box) -> Results:
@@ -64,20 +86,26 @@ def loop_overhead(box: workload.Box) -> Results:
 
 def lanes(box: workload.Box) -> Results:
     """Milliseconds per client and local step, by lanes, convolution algorithm and precision."""
-    variants = [(n, c, p) for p in PRECISIONS for n in ((1, 2) if box.smoke else (1, 4, 10, 2)) for c in box.convs]
     results: dict[str, Any] = {}
-    for num_lanes, conv, precision in variants:
-        name = f"{num_lanes} lanes, {conv}, {precision}"
-        results[name] = workload.step_milliseconds(box, num_lanes, conv, precision)
-        yield {"milliseconds per client and step": results, "left out": [str(v) for v in variants[len(results) :]]}
+    for precision, convs in VARIANTS:
+        steps = [workload.Step(n, conv, precision) for n in ((1, 2) if box.smoke else (1, 4, 10)) for conv in convs]
+        results.setdefault(precision, {}).update(workload.step_milliseconds(box, steps))
+        yield {"milliseconds per client and step": results}
+
+
+def models(box: workload.Box) -> Results:
+    """Milliseconds per client and local step of other networks, by lanes and convolution algorithm."""
+    results = {}
+    for model, side, convs in MODELS[: 1 if box.smoke else None]:
+        steps = [workload.Step(n, conv, model=model, side=side) for n in (1, 4) for conv in convs]
+        results[f"{model} at {side} pixels"] = workload.step_milliseconds(box, steps)
+        yield {"milliseconds per client and step": results}
 
 
 def graphs(box: workload.Box) -> Results:
     """Milliseconds per client and local step under this process's XLA_FLAGS, see `gpu.GRAPHS`."""
-    results = {}
-    for num_lanes in (1, 4):
-        results[f"{num_lanes} lanes"] = workload.step_milliseconds(box, num_lanes, box.convs[-1], PRECISIONS[0])
-        yield {"milliseconds per client and step": results}
+    steps = [workload.Step(n, "gemm", PRECISIONS[0]) for n in (1, 4)]
+    yield {"milliseconds per client and step": workload.step_milliseconds(box, steps)}
 
 
 def score(box: workload.Box) -> Results:
@@ -92,13 +120,53 @@ def score(box: workload.Box) -> Results:
 
 def live(box: workload.Box) -> Results:
     """Milliseconds per client and local step if the loop carries all parameters, or only those with a gradient."""
-    task = workload.make_task(box, "gemm")
+    task = workload.make_task(box, workload.Step(1, "gemm"))
     params = jax.eval_shape(task.init, jax.random.key(0)).params
     share = tree.size(jax.eval_shape(task.support.of, params)) / tree.size(params)
-    results = {}
-    for name, support in (("all", FULL_SUPPORT), ("live", task.support)):
-        results[name] = workload.step_milliseconds(box, 1, "gemm", PRECISIONS[0], support)
-        yield {"milliseconds per client and step": results, "live share of the parameters": round(share, 4)}
+    steps = [workload.Step(1, "gemm", PRECISIONS[0], support=s) for s in (FULL_SUPPORT, None)]
+    results = workload.step_milliseconds(box, steps)
+    yield {"milliseconds per client and step": results, "live share of the parameters": round(share, 4)}
+
+
+def agree(box: workload.Box) -> Results:
+    """Differences between runs of a CNN on the digits: with other arithmetic, twice the same, and on the CPU."""
+    ways: dict[str, tuple[list[str], dict[str, str]]] = {
+        "default": ([], {}),
+        "default again": ([], {}),
+        "highest": (["--precision", "highest"], {}),
+        "bfloat16": (["--precision", "bfloat16"], {}),
+        "deterministic": (["--deterministic"], {}),
+        "deterministic again": (["--deterministic"], {}),
+        "cpu": ([], {"JAX_PLATFORMS": "cpu"}),
+    }
+    options = [text for name, value in AGREE.items() for text in (f"--{name}", str(value))]
+    with tempfile.TemporaryDirectory() as folder:
+        processes = {}
+        for way, (more, variables) in ways.items():
+            command = [sys.executable, "-m", "fedvg_jax.sim", *options, *more, "--out", f"{folder}/{way}"]
+            processes[way] = subprocess.Popen(
+                command, env=os.environ | variables, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        texts = {way: process.communicate()[1] for way, process in processes.items()}
+        paths = {way: Path(folder, way, "history.jsonl") for way in ways if not processes[way].returncode}
+        runs = {way: [json.loads(line) for line in path.read_text().splitlines()] for way, path in paths.items()}
+    errors = {way: text[-500:] for way, text in texts.items() if processes[way].returncode}
+    same = {
+        way: _without_times(runs[way]) == _without_times(runs[f"{way} again"])
+        for way in ("default", "deterministic")
+        if {way, f"{way} again"} <= runs.keys()
+    }
+    against = runs.pop("cpu", None)
+    differences = {
+        way: [workload.difference(a, b) for a, b in zip(run, against, strict=True)]
+        for way, run in runs.items()
+        if against and not way.endswith("again")
+    }
+    yield {"the same bits twice": same, "differences from the CPU, by round": differences, "errors": errors}
+
+
+def _without_times(history: list[dict]) -> list[dict]:
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
 
 
 def phases(box: workload.Box) -> Results:
@@ -158,7 +226,9 @@ def torch_loop(box: workload.Box) -> Results:
 SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
     "peaks": peaks,
     "loop": loop_overhead,
+    "agree": agree,
     "lanes": lanes,
+    "models": models,
     "graphs": graphs,
     "score": score,
     "live": live,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,6 +17,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Data, GradientSupport, Report, SimState, Task, Variables
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import registry
@@ -36,10 +39,6 @@ class Box(NamedTuple):
     def case(self) -> str:
         return "lenet5" if self.smoke else "resnet18"
 
-    @property
-    def convs(self) -> tuple[str, ...]:
-        return ("lax", "gemm")
-
 
 def simulation(box: Box, rounds: int = 200) -> build.Simulation:
     """Returns the paper's CIFAR-10 run, on noise of the same shape."""
@@ -50,47 +49,83 @@ def simulation(box: Box, rounds: int = 200) -> build.Simulation:
     return build.simulation(config, data=cases.arrays(case, None))
 
 
-def make_task(box: Box, conv: str) -> Task:
-    """Returns the task with a convolution algorithm."""
-    case = cases.CASES[box.case]._replace(images=2)
-    return registry.make_task(dataclasses.replace(cases.config(case), conv=conv), cases.arrays(case, None))
+class Step(NamedTuple):
+    """A way to compute local steps."""
+
+    num_lanes: int
+    """clients side by side, with equally many steps"""
+    conv: str
+    """convolution algorithm"""
+    precision: str = "tensorfloat32"
+    """of matmuls and convolutions"""
+    support: GradientSupport | None = None
+    """the parameters that the loop carries; None: those that can have a gradient"""
+    model: str | None = None
+    """None: the section's"""
+    side: int = 32
+    """pixels"""
+
+    @property
+    def name(self) -> str:
+        """Name in the results."""
+        return f"{self.num_lanes} lanes, {self.conv}" + (", all parameters" if self.support else "")
 
 
-def step_milliseconds(
-    box: Box, num_lanes: int, conv: str, precision: str, support: GradientSupport | None = None
-) -> float:
-    """Returns the milliseconds per client and local step of training in the executor of lanes.
+def make_task(box: Box, step: Step) -> Task:
+    """Returns the task of a step."""
+    config = dataclasses.replace(cases.config(cases.CASES[box.case]), conv=step.conv, model=step.model or box.case)
+    images, labels = np.zeros((2, step.side, step.side, 3), np.uint8), np.zeros(2, np.int32)
+    return registry.make_task(config, Arrays("zeros", images, labels, tuple(map(str, range(10))), 2))
 
-    Args:
-        box: the section's limits.
-        num_lanes: clients side by side, with equally many steps.
-        conv: convolution algorithm.
-        precision: of matmuls and convolutions.
-        support: the parameters that the loop carries; default: those that can have a gradient.
+
+def step_milliseconds(box: Box, steps: Sequence[Step]) -> dict[str, float | str]:
+    """Returns name of a step -> its milliseconds per client and local step in the executor of lanes, or its error.
+
+    All are compiled at once, because compiling uses few of the cores, then timed one by one.
     """
-    steps, pool = (2, 64) if box.smoke else (40, 10_000)
-    rng = np.random.default_rng(0)
-    rows = [rng.integers(0, pool, (steps, BATCH), np.int32) for _ in range(num_lanes)]
-    clients = np.arange(num_lanes, dtype=np.int32)
-    capacity = num_lanes * steps
-    planned = schedules.pack(clients, rows, [pool] * num_lanes, num_lanes=num_lanes, capacity=capacity)
-    task = make_task(box, conv)
-    variables = jax.jit(task.init)(jax.random.key(0))
-    memory = tree.repeat((), num_lanes)
-    state = SimState(jnp.int32(0), variables, (), memory)
-    images = Batch(jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8)), jnp.zeros(pool, jnp.int32))
-    data, hyper = Data(images, rows[0], rows[0], rows[0]), {"lr": jnp.float32(0.01)}
+    results: dict[str, float | str] = {}
+    with concurrent.futures.ThreadPoolExecutor(1 if box.smoke else 8) as pool:
+        futures = {step: pool.submit(_compiled_step, box, step) for step in steps}
+        concurrent.futures.wait(futures.values())
+    for step, future in futures.items():
+        try:
+            call, num_steps = future.result()
+            results[step.name] = round(1e3 * machine.median_seconds(call, 3) / num_steps, 4)
+        except Exception as error:  # out of memory, or a kernel that XLA cannot compile: the others still count
+            results[step.name] = f"{type(error).__name__}: {error}"[:200]
+    return results
 
-    parts, live = (task, fedavg(), local_training.sgd), support or task.support
-    make_client = functools.partial(local_training.make_client, *parts, support=live)
+
+def _compiled_step(box: Box, step: Step) -> tuple[Callable[[], object], int]:
+    """Returns a call of a round's training, compiled, and the local steps of its clients together."""
+    count, num_images, num_lanes = (2, 64, step.num_lanes) if box.smoke else (40, 2_000, step.num_lanes)
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, num_images, (count, BATCH), np.int32) for _ in range(num_lanes)]
+    clients = np.arange(num_lanes, dtype=np.int32)
+    capacity = num_lanes * count
+    planned = schedules.pack(clients, rows, [num_images] * num_lanes, num_lanes=num_lanes, capacity=capacity)
+    task = make_task(box, step)
+    variables = jax.jit(task.init)(jax.random.key(0))
+    state = SimState(jnp.int32(0), variables, (), tree.repeat((), num_lanes))
+    pixels = rng.integers(0, 256, (num_images, step.side, step.side, 3), np.uint8)
+    images = Batch(jnp.asarray(pixels), jnp.zeros(num_images, jnp.int32))
+    data, hyper = Data(images, rows[0], rows[0], rows[0]), {"lr": jnp.float32(0.01)}
+    parts = (task, fedavg(), local_training.sgd)
+    make_client = functools.partial(local_training.make_client, *parts, support=step.support or task.support)
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)
 
-    with jax.default_matmul_precision(precision):
+    with jax.default_matmul_precision(step.precision):
         compiled = jax.jit(train).lower(state, data, hyper, planned).compile()
-    seconds = machine.median_seconds(lambda: jax.block_until_ready(compiled(state, data, hyper, planned)), 3)
-    return round(1e3 * seconds / (num_lanes * steps), 4)
+    return lambda: jax.block_until_ready(compiled(state, data, hyper, planned)), capacity
+
+
+def difference(record: dict, other: dict) -> dict[str, float]:
+    """Returns the largest relative differences of two records of a round, of the weights and of the losses."""
+    weights = np.abs(np.array(record["weights"]) / np.array(other["weights"]) - 1).max()
+    losses = max(abs(record[name] / other[name] - 1) for name in ("train_loss", "test_loss"))
+    return {"weights": float(weights), "losses": float(losses)}
 
 
 def scoring_rate(box: Box, images: int, precision: str) -> float:
@@ -106,7 +141,7 @@ def scoring_rate(box: Box, images: int, precision: str) -> float:
     x = jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8))
     scoring = jnp.asarray(schedules.table(np.arange(pool, dtype=np.int32), BATCH, -(-pool // BATCH)))
     data = Data(Batch(x, jnp.zeros(pool, jnp.int32)), scoring, scoring, scoring)
-    task = make_task(box, "auto")
+    task = make_task(box, Step(1, "auto"))
     variables = jax.jit(task.init)(jax.random.key(0))
     measure = signals.validation_gradient(task, True, max(1, images // BATCH))
 

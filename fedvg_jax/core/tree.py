@@ -144,16 +144,20 @@ def _weighted_sum_jvp(sum_of, primals, tangents):
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:
-    """Returns the rows of a minibatch and their mask, bool [B].
+    """Returns the rows of minibatches and their mask, bool [..., B].
+
+    Padding repeats a real row of the minibatch, of another one if it has none, or row 0: normalised by the statistics
+    of real rows that hardly differ, another row would grow in every layer, up to inf.
 
     Args:
         pool: leaves [T, ...], e.g. `Data.pool`.
-        rows: int32 [B], -1 for padding, e.g. a row of `Data.val` or `Schedule.rows`.
+        rows: int32 [..., B], -1 for padding, e.g. a row of `Data.val` or `Schedule.rows`.
 
-    >>> gather({"x": jnp.array([5.0, 6.0, 7.0])}, jnp.array([2, 0, -1]))
-    ({'x': Array([7., 5., 5.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
+    >>> gather({"x": jnp.array([5.0, 6.0, 7.0])}, jnp.array([2, 1, -1]))
+    ({'x': Array([7., 6., 7.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
     """
-    return take(pool, jnp.maximum(rows, 0)), rows >= 0
+    own, mask = rows.max(-1, keepdims=True), rows >= 0
+    return take(pool, jnp.where(mask, rows, jnp.where(own >= 0, own, jnp.maximum(rows.max(), 0)))), mask
 
 
 def real_rows(table) -> np.ndarray:

@@ -65,7 +65,8 @@ class BatchNorm(nn.Module):
         """Returns x, of G B rows, normalised with the statistics of each group of B rows."""
 
         def normalise(x: Array, mask: Array) -> Array:
-            mean, var, _ = _statistics(x, mask)
+            # an empty group by its padding: statistics of no row would make it grow in every layer, up to inf
+            mean, var, _ = _statistics(x, mask | ~mask.any(keepdims=True))
             gain = scale * lax.rsqrt(var + self.eps)
             return _scaled(x, gain, bias - mean * gain)
 

@@ -136,9 +136,10 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         return jax.vmap(loss_of_group)(rows).sum()
 
     def grouped_loss(part, params, stats, pool, rows):
-        batch, mask = tree.gather(pool, rows.reshape(-1))
+        batch, mask = tree.gather(pool, rows)
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         params = live.within(params, part)
-        value, _ = task.loss(params, stats, batch, mask.reshape(rows.shape), train)
+        value, _ = task.loss(params, stats, batch, mask, train)
         return tree.wide(value) * mask.sum().astype(tree.wide_dtype(params))
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:

@@ -186,7 +186,7 @@ def test_dropout_draws_from_the_key_and_is_the_identity_without_one(library):
     @worlds.jit
     def losses(keys):
         drawn = jax.vmap(lambda key: task.loss(*variables, BATCH, MASK, True, key)[0])(keys)
-        return drawn, {name: task.loss(*variables, BATCH, MASK, True)[0] for name, task in tasks.items()}
+        return drawn, {name: other.loss(*variables, BATCH, MASK, True)[0] for name, other in tasks.items()}
 
     keys = jax.random.split(jax.random.key(1), 100)
     values, scored = losses(keys)

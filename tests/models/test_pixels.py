@@ -9,6 +9,7 @@ import pytest
 import worlds
 
 import fedvg_jax as fv
+from fedvg_jax.core import tree
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.models import pixels
@@ -132,8 +133,8 @@ def test_only_training_minibatches_are_augmented_once_each():
     step, start = federated_round.make_round(*arguments, augment=record), worlds.state(WORLD, algorithm, TASK)
     jax.block_until_ready(worlds.jit(step)(start, schedule, WORLD.data(), worlds.hyper()))
     jax.effects_barrier()
-    rows = np.maximum(schedule.rows[: schedules.num_minibatches(schedule)], 0)
-    assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(x.tobytes() for x in WORLD.pool.x[rows])
+    expected = tree.gather(WORLD.pool, schedule.rows[: schedules.num_minibatches(schedule)])[0].x
+    assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(x.tobytes() for x in np.asarray(expected))
 
 
 def test_statistics_of_the_settings_reach_the_model():

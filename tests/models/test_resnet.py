@@ -9,15 +9,32 @@ import pytest
 import worlds
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch
+from fedvg_jax.core.types import Batch, Data, Report, Variables
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.norm import GroupNorm
+from fedvg_jax.weightings import signals
 
 
 def make(image, **options):
     return tasks.classification(resnet.ResNet(3, (1,), **options), 3, image, resnet.blocks_residual)
+
+
+# --- padding
+
+
+def test_scores_are_finite_beside_empty_groups_and_rows_that_differ_from_their_padding():
+    """BatchNorm divides by the standard deviation, here of two equal rows and of none: by sqrt(1e-5) in every layer."""
+    task = tasks.classification(resnet.ResNet(3, (1, 2, 2, 2), width=2), 3, (16, 16, 1))
+    x = np.random.default_rng(0).normal(size=(8, 16, 16, 1)).astype(np.float32)
+    x[7], rows = x[6], jnp.array([[0, 1, 2], [3, 4, 5], [6, 7, -1]])
+    params, stats = worlds.jit(task.init)(jax.random.key(0))
+    variables = Variables(jax.tree.map(lambda a: a + 0.1, params), stats)
+    data = Data(Batch(jnp.asarray(x), jnp.arange(8, dtype=jnp.int32) % 3), rows, rows, rows)
+    score = worlds.jit(signals.validation_gradient(task, True, groups_per_pass=2))
+    gradient = score(worlds.hyper(), Report(variables, jnp.int32(1), variables.params), data)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 # --- the published architectures

@@ -173,15 +173,9 @@ def _cond(conv: str, index, *operands, branches: Sequence[core.ClosedJaxpr], **_
     return lax.switch(index, [functools.partial(_evaluate, conv, branch) for branch in branches], *operands)
 
 
-def _scan(conv: str, *operands, jaxpr, num_consts: int, num_carry: int, length, reverse, unroll, **_) -> list[Any]:
-    consts, rest = operands[:num_consts], operands[num_consts:]
-
-    def body(carry, xs):
-        results = _evaluate(conv, jaxpr, *consts, *carry, *xs)
-        return results[:num_carry], results[num_carry:]
-
-    carry, ys = lax.scan(body, list(rest[:num_carry]), list(rest[num_carry:]), length, reverse, unroll)
-    return [*carry, *ys]
+def _scan(conv: str, *operands, jaxpr: core.ClosedJaxpr, **params) -> list[Any]:
+    evaluated = functools.partial(_evaluate, conv, jaxpr)
+    return lax.scan_p.bind(*operands, jaxpr=jax.make_jaxpr(evaluated)(*jaxpr.in_avals), **params)
 
 
 def _while(conv: str, *operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body_nconsts: int, **_) -> list[Any]:

@@ -62,7 +62,7 @@ def pages(results: Path) -> dict[Path, dict[str, str]]:
     sys.path.append(str(DOCS / "_ext"))
     import generated
 
-    pieces = {**generated.pieces(), "speed": render(results)}
+    pieces = {**generated.pieces(), "speed": render(results), "gpu": render_gpus(results)}
     of_pages = {README: {"speed": summary(results), "demo": demo(results)}}
     for page in sorted(DOCS.rglob("*.md")):
         names = re.findall(r"^<!-- (\S+): begin -->$", page.read_text(encoding="utf-8"), re.M)
@@ -112,14 +112,17 @@ def demo(results: Path) -> str:
 
 
 def render(results: Path) -> str:
-    """Returns the tables of docs/performance.md, one per machine, and a line if no GPU has been measured."""
+    """Returns the tables of rounds on CPUs of docs/performance.md, one per machine."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     sections = ["\n".join(rounds(file)) for file in files if "cases" in file]
     sections += ["\n".join(limits(file)) for file in files if LIMITS & set(file)]
-    sections += ["\n".join(gpu(file)) for file in files if "sections" in file and not file["smoke"]]
-    if not any("sections" in file and not file["smoke"] for file in files):
-        sections.append("GPU: not yet measured (`python -m benchmarks.gpu`, one command of 8 minutes).")
     return "\n\n".join(sections)
+
+
+def render_gpus(results: Path) -> str:
+    """Returns the tables of GPUs of docs/performance.md, one per device."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    return "\n\n".join("\n".join(gpu(file)) for file in files if "sections" in file and not file["smoke"])
 
 
 def summary(results: Path) -> str:
@@ -285,19 +288,38 @@ def _verdict(case: dict[str, Any], peer: str, factor: float) -> str:
 
 
 def gpu(file: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines on the results of `benchmarks.gpu`: a run of 200 rounds, and PyTorch's round."""
+    """Yields the lines on the results of `benchmarks.gpu`: what it measured, and what it did not get."""
     machine, sections = file["machine"], file["sections"]
     yield f"{machine.get('accelerator', 'GPU')}, jax {machine['versions'].get('jax')}, {machine['date'][:10]}:"
-    run = sections.get("run", {})
-    if "seconds of 200 rounds" in run:
+    yield "\n| ResNet-18 at 32 pixels, batches of 32, 100 clients, 10 a round, alpha 0.05 | |\n|---|---|"
+    if "seconds of 200 rounds" in (run := sections.get("run", {})):
         how = "extrapolated from" if run["extrapolated"] else "measured over"
-        yield (
-            f"200 rounds of ResNet-18 on CIFAR-10-shaped images, alpha 0.05: {run['seconds of 200 rounds']:.0f} s"
-            f" ({how} {run['rounds']} rounds), compiling {run['compile_seconds']:.0f} s apart."
-        )
+        yield f"| 200 rounds, {how} {run['rounds']} | {run['seconds of 200 rounds']:.0f} s |"
+        yield f"| compiling them | {run['compile_seconds']:.0f} s |"
+    for name, seconds in sections.get("parts", {}).get("seconds", {}).items():
+        if name != "cpu":
+            yield f"| {'a round' if name == 'round' else f'{name} alone'} | {number(seconds['median'])} s |"
+    steps = sections.get("lanes", {}).get("milliseconds per client and step", {}).get("tensorfloat32", {})
+    steps |= sections.get("graphs", {}).get("as XLA does by default", {}).get("milliseconds per client and step", {})
+    networks = {"": steps} | sections.get("models", {}).get("milliseconds per client and step", {})
+    for network, way, milliseconds in ((n, way, ms) for n, ways in networks.items() for way, ms in ways.items()):
+        name = f"{network}, a client's step" if network else "a client's step"
+        yield f"| {name}, {way.replace('lanes, ', 'lanes, --conv ').replace('1 lanes', '1 lane')} | {milliseconds} ms |"
+    for way, rate in sections.get("score", {}).get("images per second", {}).items():
+        yield f"| scoring one client, {way} | {rate:,.0f} images a second |"
     if ways := sections.get("torch", {}).get("ways"):
         best = min(ways, key=lambda way: ways[way]["seconds a round"])
-        yield f"PyTorch's loop on the same device: {ways[best]['seconds a round']:.2f} s a round ({best})."
+        yield f"| eager PyTorch, a step, {best} | {number(ways[best]['milliseconds a step'])} ms |"
+        yield f"| eager PyTorch, a round calculated from its steps | {number(ways[best]['seconds a round'])} s |"
+    if agree := sections.get("agree"):
+        yield "\n| a CNN on digits | largest relative difference of a weight from the CPU's | the same bits twice |"
+        yield "|---|---|---|"
+        for way, rounds in agree["differences from the CPU, by round"].items():
+            same = {True: "yes", False: "no", None: "not tried"}[agree["the same bits twice"].get(way)]
+            yield f"| {way} | {rounds[0]['weights']:.0e} | {same} |"
+    if failed := [name for name, section in sections.items() if "failed" in section]:
+        yield f"\nWithout a result: {', '.join(failed)}."
+    yield f"\nCommand: `{machine['command']}`"
 
 
 def number(seconds: float) -> str:

@@ -89,7 +89,7 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
     and the evaluation.
     """
     rule, evaluate = sim.weighting, make_evaluate(sim.task)
-    options = {"support": registry.make_live(sim.config, sim.task), **registry.round_options(sim.config, sim.task)}
+    options = registry.round_options(sim.config, sim.task)
     parts = (sim.task, sim.algorithm, fv.weightings.given(rule), sim.executor, sim.optimiser)
     step = fv.make_round(*parts, sim.config.clients, **options)
 

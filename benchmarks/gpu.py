@@ -32,8 +32,7 @@ SECTIONS = {
     "torch": 25,
     "lanes": 100,
     "models": 50,
-    "graphs": 40,
-    "live": 15,
+    "graphs": 55,
 }
 """name -> seconds of a section, the most important first; what one leaves goes to the next"""
 

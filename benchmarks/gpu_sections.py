@@ -27,8 +27,6 @@ from jax import lax
 
 from benchmarks import cases, machine
 from benchmarks import gpu_workload as workload
-from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
@@ -119,16 +117,6 @@ def score(box: workload.Box) -> Results:
             name = f"{images} images a pass, {precision}"
             results[name] = round(workload.scoring_rate(box, images, precision), 1)
             yield {"images per second": results}
-
-
-def live(box: workload.Box) -> Results:
-    """Milliseconds per client and local step if the loop carries all parameters, or only those with a gradient."""
-    task = workload.make_task(box, workload.Step(1, "gemm"))
-    params = jax.eval_shape(task.init, jax.random.key(0)).params
-    share = tree.size(jax.eval_shape(task.support.of, params)) / tree.size(params)
-    steps = [workload.Step(1, "gemm", PRECISIONS[0], support=s) for s in (FULL_SUPPORT, None)]
-    results = workload.step_milliseconds(box, steps)
-    yield {"milliseconds per client and step": results, "live share of the parameters": round(share, 4)}
 
 
 def agree(box: workload.Box) -> Results:
@@ -234,7 +222,6 @@ SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
     "models": models,
     "graphs": graphs,
     "score": score,
-    "live": live,
     "parts": phases,
     "run": run,
     "torch": torch_loop,

@@ -16,7 +16,7 @@ from benchmarks import cases, machine
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch, Data, GradientSupport, Report, SimState, Task, Variables
+from fedvg_jax.core.types import Batch, Data, Report, SimState, Task, Variables
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, local_training
 from fedvg_jax.engine import schedule as schedules
@@ -58,8 +58,6 @@ class Step(NamedTuple):
     """convolution algorithm"""
     precision: str = "tensorfloat32"
     """of matmuls and convolutions"""
-    support: GradientSupport | None = None
-    """the parameters that the loop carries; None: those that can have a gradient"""
     model: str | None = None
     """None: the section's"""
     side: int = 32
@@ -68,7 +66,7 @@ class Step(NamedTuple):
     @property
     def name(self) -> str:
         """Name in the results."""
-        return f"{self.num_lanes} lanes, {self.conv}" + (", all parameters" if self.support else "")
+        return f"{self.num_lanes} lanes, {self.conv}"
 
 
 def make_task(box: Box, step: Step) -> Task:
@@ -111,7 +109,7 @@ def _compiled_step(box: Box, step: Step) -> tuple[Callable[[], object], int]:
     images = Batch(jnp.asarray(pixels), jnp.zeros(num_images, jnp.int32))
     data, hyper = Data(images, rows[0], rows[0], rows[0]), {"lr": jnp.float32(0.01)}
     parts = (task, fedavg(), local_training.sgd)
-    make_client = functools.partial(local_training.make_client, *parts, support=step.support or task.support)
+    make_client = functools.partial(local_training.make_client, *parts)
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)

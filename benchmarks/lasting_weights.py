@@ -109,7 +109,7 @@ def scale_weighting(rule: Weighting) -> Weighting:
 def make_program(sim: fv.Simulation) -> Program:
     """Returns the jitted functions of a run, which all seeds share."""
     parts = (sim.executor, sim.optimiser, sim.config.clients)
-    options = {"support": registry.make_live(sim.config, sim.task), **registry.round_options(sim.config, sim.task)}
+    options = registry.round_options(sim.config, sim.task)
     rules = [scale_weighting(rule) for rule in (sim.weighting, fv.weightings.permuted(sim.weighting))]
     steps = [jax.jit(fv.make_round(sim.task, sim.algorithm, rule, *parts, **options)) for rule in rules]
     return Program(steps[0], steps[1], jax.jit(make_evaluate(sim.task)))

@@ -184,13 +184,12 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     config, task = sim.config, sim.task
     algorithm = registry.ALGORITHMS[config.algorithm](config)
     weighting, optimiser = registry.make_weighting(config, task, algorithm), registry.make_optimiser(config)
-    live = registry.make_live(config, task)
 
-    client = functools.partial(local_training.make_client, task, algorithm, optimiser, support=live)
+    client = functools.partial(local_training.make_client, task, algorithm, optimiser)
 
     def train(state, planned, data, hyper) -> Variables:
         trained = executor.train(client, (state, data, hyper), planned)
-        return Variables(jax.vmap(live.within, (None, 0))(state.variables.params, trained.params), trained.stats)
+        return Variables(trained.params, trained.stats)
 
     def measure(shared, report):
         hyper, data = shared

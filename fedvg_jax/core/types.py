@@ -79,15 +79,6 @@ class Variables(NamedTuple):
     """Running statistics (BatchNorm): averaged, never trained or scored. {} without any."""
 
 
-class GradientSupport(NamedTuple):
-    """The entries of the parameters whose gradient can be nonzero, as two functions between pytrees."""
-
-    of: Callable[[Tree], Tree]
-    """parameters -> the supported part of each tensor"""
-    within: Callable[[Tree, Tree], Tree]
-    """(parameters, supported parts) -> the parameters with those parts replaced"""
-
-
 class Outputs(NamedTuple):
     """What a model computes of a minibatch, for losses that see more than the task's own loss."""
 
@@ -126,8 +117,6 @@ class Task(NamedTuple):
     exists"""
     block_of: Callable[[str], str]
     """path of a tensor, "a/b/kernel" -> name of its network block"""
-    support: GradientSupport | None = None
-    """The entries of the parameters whose gradient can be nonzero; None for all."""
     takes_groups: bool = False
     """Whether `loss` also takes several groups of B rows at once: a mask bool [G, B], and a batch of G B rows.
 

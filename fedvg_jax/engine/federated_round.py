@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
@@ -25,7 +24,6 @@ from fedvg_jax.core.types import (
     Augment,
     Data,
     Executor,
-    GradientSupport,
     Hyper,
     Metrics,
     RoundStep,
@@ -120,7 +118,6 @@ def make_round(
     disturb: attacks.Disturb = attacks.none,
     refine: server_tuning.Refine = server_tuning.none,
     augment: Augment | None = None,
-    support: GradientSupport = FULL_SUPPORT,
     stats_too: bool = False,
     weigh_untrained: bool = False,
     check_weights: bool = False,
@@ -147,8 +144,6 @@ def make_round(
         disturb: replaces what corrupt clients return.
         refine: changes the new global model at the end of the round.
         augment: changes minibatches before a client trains on them; probes and scores use the unchanged rows.
-        support: the entries of the parameters that clients carry, e.g. the task's. Outside it a parameter keeps its
-            value in theta_g, so neither algorithm nor optimiser may change a parameter without a gradient.
         stats_too: whether the algorithm acts on running statistics too, as the published code does.
         weigh_untrained: whether a client without a local step is weighed like the others, as in the published code. It
             returns theta_g, to which the weighting may give any weight.
@@ -190,7 +185,6 @@ def make_round(
         disturb,
         refine,
         augment,
-        support,
         stats_too,
         weigh_untrained,
         check_weights,

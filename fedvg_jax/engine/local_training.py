@@ -15,7 +15,6 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -23,7 +22,6 @@ from fedvg_jax.core.types import (
     Augment,
     Client,
     Data,
-    GradientSupport,
     Hyper,
     Loop,
     Schedule,
@@ -45,7 +43,6 @@ class Carry(NamedTuple):
     """A client during local training."""
 
     params: Tree
-    """The supported part of the parameters."""
     stats: Tree
     """Running statistics."""
     optimiser: Tree
@@ -147,7 +144,6 @@ def make_client(
     schedule: Schedule,
     *,
     augment: Augment | None = None,
-    support: GradientSupport = FULL_SUPPORT,
     local: LocalPart | None = None,
 ) -> Client:
     """Returns one client's local training as two functions that an executor runs.
@@ -167,7 +163,6 @@ def make_client(
         shared: what all clients share: the state, with theta_g and the memories; the data; and the hyperparameters.
         schedule: gives the minibatches.
         augment: (key, batch) -> batch, or None.
-        support: the entries of the parameters that are carried; the others stay those of theta_g.
         local: the part of the model that stays with the client, which no `correct` changes.
     """
     state, data, hyper = shared
@@ -177,8 +172,7 @@ def make_client(
 
     def init(k) -> Carry:
         params, stats = start_of_client(state, schedule, k, local)
-        params = trained = support.of(params)
-        personal: Tree = ()
+        trained, personal = params, ()
         if algorithm.personal:
             personal = tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
             trained = (params, personal.params)
@@ -193,7 +187,7 @@ def make_client(
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
-        params = support.within(state.variables.params, carry.params)
+        params = carry.params
         received = tree.params_of(anchor(state, schedule, k, local))
         if algorithm.loss is None:
             (loss, stats), grads = task_gradients(Variables(params, carry.stats), batch, mask, k, minibatch)
@@ -203,11 +197,11 @@ def make_client(
             (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
         corrected = algorithm.correct(hyper, grads, params, received)
         grads = corrected if local is None else local.restored(corrected, grads)
-        grads, trained, personal_stats = support.of(grads), carry.params, ()
+        trained, personal_stats = params, ()
         if algorithm.personal:
             (_, personal_stats), own = task_gradients(carry.personal, batch, mask, k, minibatch)
             own = algorithm.personal(hyper, own, carry.personal.params, received)
-            grads, trained = (grads, own), (trained, carry.personal.params)
+            grads, trained = (grads, own), (params, carry.personal.params)
         with standard_promotion():
             updates, memory = rule.update(grads, carry.optimiser, trained)
         if local is not None:

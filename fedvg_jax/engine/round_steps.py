@@ -25,7 +25,6 @@ from fedvg_jax.core.types import (
     Cohort,
     Data,
     Executor,
-    GradientSupport,
     Hyper,
     Loop,
     Metrics,
@@ -58,7 +57,6 @@ class RoundParts(NamedTuple):
     disturb: attacks.Disturb
     refine: server_tuning.Refine
     augment: Augment | None
-    support: GradientSupport
     stats_too: bool
     weigh_untrained: bool
     check_weights: bool
@@ -137,7 +135,7 @@ def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
 
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:
     """Returns the clients after their local steps, leaves [H, ...]."""
-    options = {"augment": parts.augment, "support": parts.support, "local": parts.local}
+    options = {"augment": parts.augment, "local": parts.local}
     make_client = functools.partial(local_training.make_client, parts.task, parts.algorithm, parts.optimiser, **options)
     return parts.executor.train(make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule)
 
@@ -153,8 +151,7 @@ def receive_models(
         bool [H], whether the client is present.
     """
     theta, schedule = inputs.state.variables, inputs.schedule
-    params = jax.vmap(parts.support.within, (None, 0))(theta.params, trained.params)
-    own = Variables(params, trained.stats)
+    own = Variables(trained.params, trained.stats)
     returned = tree.like(parts.disturb(inputs.hyper, inputs.attack_key, schedule.clients, theta, own), own)
     finite = tree.is_finite((returned, trained.loss, trained.personal))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0

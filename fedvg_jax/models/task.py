@@ -12,9 +12,9 @@ import numpy as np
 import optax
 from jax import Array
 
-from fedvg_jax.core import gradient_support, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
-from fedvg_jax.models import live_taps, pixels
+from fedvg_jax.models import pixels
 from fedvg_jax.models.features import recorded_features
 from fedvg_jax.models.norm import at_least_float32
 
@@ -133,14 +133,12 @@ def _labelling(
         confusion = jnp.zeros(num_classes**2, jnp.int32).at[true * num_classes + predicted].add(is_real)
         return sums | {"confusion": confusion}
 
-    recording_init, live_boxes = live_taps.record_live_taps(init)
-    support = gradient_support.from_boxes(live_boxes)
     block_of = block_of or head_and_base
-    return Task(recording_init, loss, predict, measure, metrics, block_of, support, takes_groups=True, forward=forward)
+    return Task(init, loss, predict, measure, metrics, block_of, takes_groups=True, forward=forward)
 
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:
-    """Raises UsageError for another shape of rows, in which other parameters could be without a gradient."""
+    """Raises UsageError for another shape of rows, for which parameters would have other shapes."""
     if shape != expected:
         raise UsageError(f"{rows} of {shape} for the loss of a task made for {expected}; make a task for {shape}")
 

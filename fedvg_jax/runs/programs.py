@@ -22,7 +22,6 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import recorded_names
 from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
@@ -116,7 +115,6 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     if (local := registry.make_local(config)) is not None:
         local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    live = FULL_SUPPORT if algorithm else registry.make_live(config, task)
     algorithm = algorithm or registry.ALGORITHMS[config.algorithm](config)
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
@@ -128,7 +126,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     executor = registry.make_executor(config, devices)
     optimiser = registry.make_optimiser(config)
     parts, options = (task, algorithm, weighting, executor, optimiser), registry.round_options(config, task)
-    step = federated_round.make_round(*parts, config.clients, **options, support=live, check_weights=is_unsure)
+    step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure)
     of_state = cohort_memories.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
     return Program(

@@ -19,12 +19,10 @@ from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corr
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.local_part import LocalPart, local_part
 from fedvg_jax.core.types import (
     Algorithm,
     Executor,
-    GradientSupport,
     Hyper,
     Hyperparameter,
     Signal,
@@ -179,20 +177,6 @@ def block_of(config: Config) -> Callable[[str], str]:
     """The function path of a tensor -> name of its block, for the config's model."""
     model = MODELS[config.model]
     return (model.stage_of if config.fedvg.block == "stage" else None) or model.block_of
-
-
-def make_live(config: Config, task: Task) -> GradientSupport:
-    """The entries of the parameters that clients store: those that can have a gradient, or that training changes.
-
-    Weight decay changes all, and so does FedDyn's linear regulariser, g + alpha (lambda_k - theta_g), and memories from
-    which an algorithm corrects gradients, once a corrupt client has returned noise in parameters without a gradient.
-    """
-    has_decay = config.weight_decay != 0 or config.optimiser == "adamw"
-    is_linear = config.algorithm == "feddyn" and config.feddyn.regulariser == "linear"
-    algorithm = ALGORITHMS[config.algorithm](config)
-    has_correction = algorithm.correct is not algorithms.no_correction and algorithm.report is not algorithms.no_report
-    changes_all = has_decay or is_linear or (has_correction and config.attack.kind == "noise")
-    return FULL_SUPPORT if changes_all else task.support or FULL_SUPPORT
 
 
 def make_local(config: Config) -> LocalPart | None:

@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
 from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError, Variables
 
@@ -120,40 +119,34 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         groups_per_pass: groups computed together. It sets the size of the matmuls and does not change the result. A
             task that `takes_groups` gets them as one batch; any other task's loss is mapped over groups.
     """
-    live = task.support or FULL_SUPPORT
 
-    def loss_of_part(part, params, stats, pool, rows):
-        return summed_loss(task, Variables(live.within(params, part), stats), pool, rows, train)
-
-    def loss_of_groups(part, params, stats, pool, rows):
+    def loss_of_groups(model: Variables, pool, rows):
         def loss_of_group(rows):
             # an empty group computes on a row of another with weight 0: statistics over no row have NaN gradients
             is_empty = (rows < 0).all()
-            value = loss_of_part(part, params, stats, pool, jnp.where(is_empty, any_row, rows))
+            value = summed_loss(task, model, pool, jnp.where(is_empty, any_row, rows), train)
             return jnp.where(is_empty, 0, value)
 
         any_row = rows.max()
         return jax.vmap(loss_of_group)(rows).sum()
 
-    def grouped_loss(part, params, stats, pool, rows):
+    def grouped_loss(model: Variables, pool, rows):
         batch, mask = tree.gather(pool, rows)
         batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        params = live.within(params, part)
-        value, _ = task.loss(params, stats, batch, mask, train)
-        return tree.wide(value) * mask.sum().astype(tree.wide_dtype(params))
+        value, _ = task.loss(*model, batch, mask, train)
+        return tree.wide(value) * mask.sum().astype(tree.wide_dtype(model))
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
         passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
 
-        def loss(part, rows):
+        def loss(params, rows):
+            model = Variables(params, stats)
             if len(rows) == 1:  # without a batch axis, which would turn matmuls into batched ones
-                return loss_of_part(part, params, stats, data.pool, rows[0])
-            if task.takes_groups:
-                return grouped_loss(part, params, stats, data.pool, rows)
-            return loss_of_groups(part, params, stats, data.pool, rows)
+                return summed_loss(task, model, data.pool, rows[0], train)
+            return (grouped_loss if task.takes_groups else loss_of_groups)(model, data.pool, rows)
 
-        return live.within(tree.wide_zeros(params), mean_gradient(loss, live.of(params), passes))
+        return mean_gradient(loss, params, passes)
 
     return measure
 

@@ -11,11 +11,9 @@ import pytest
 import worlds
 
 from fedvg_jax import config
-from fedvg_jax.core import gradient_support, tree
-from fedvg_jax.core.gradient_support import FULL_SUPPORT
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables
-from fedvg_jax.engine import attacks, local_training
-from fedvg_jax.runs import registry
+from fedvg_jax.engine import local_training
 
 every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 WORLD = worlds.uneven()
@@ -171,41 +169,6 @@ def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64)
     cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
     rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)
     np.testing.assert_allclose(1 - rest["x"], 0.875, rtol=1e-12)
-
-
-# --- parameters without a gradient
-
-SUPPORT = gradient_support.from_boxes(lambda: {"left/x": [(1, 2)]})
-USED = np.array([0, 1, 1]) * np.random.default_rng(2).uniform(0.5, 2, (2, 5, 3))
-UNUSED = worlds.quadratics(*USED, [4, 8, 2, 6, 3], 3)
-"""Losses that do not depend on the first number, which is not in SUPPORT."""
-
-STORING = {
-    "scaffold": {},
-    "scaffold, noise": {"attack.kind": "noise"},
-    "feddyn, linear": {"feddyn.regulariser": "linear"},
-}
-"""Name of an algorithm, with other settings than the defaults -> these settings."""
-
-
-@pytest.mark.parametrize("case", STORING)
-def test_clients_store_all_parameters_exactly_where_one_without_gradient_changes(x64, case):
-    """In two rounds, in which all clients are corrupt where any is."""
-    name, settings = case.partition(",")[0], STORING[case]
-    chosen = config.apply(config.Config(), {"algorithm": name, **settings}, "test")
-    algorithm = registry.ALGORITHMS[name](chosen)
-    disturb = attacks.BY_KIND[chosen.attack.kind](np.arange(5), 5)
-
-    plan = [schedule_of(UNUSED, number) for number in range(2)]
-    states = (
-        worlds.play(UNUSED, plan, algorithm, "uniform", support=support, disturb=disturb)[-1][0]
-        for support in (SUPPORT, FULL_SUPPORT)
-    )
-    pairs = zip(*map(jax.tree.leaves, states), strict=True)
-    is_same = all(np.allclose(part, whole, rtol=1e-12, atol=1e-12) for part, whole in pairs)
-    assert registry.make_live(chosen, worlds.QUADRATIC._replace(support=SUPPORT)) is (
-        SUPPORT if is_same else FULL_SUPPORT
-    )
 
 
 # --- convergence

@@ -36,6 +36,9 @@ SETS = {
 WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
 """Folder of results of clients that train all layers -> data set."""
 
+HIDDEN = {"hidden_covid": "chest X-rays"}
+"""Folder of results of heads with two hidden layers -> data set."""
+
 METHODS = ("methods_dermamnist", "methods_covid", "methods_tinyimagenet")
 """Folders of results with the paper's 13 methods."""
 
@@ -256,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="what", required=True)
     of_collect = commands.add_parser("collect", help="runs of a sweep's folder -> a folder of results")
     of_collect.add_argument("source", type=Path, metavar="DIR")
-    names = (*SETS, *WHOLE, *METHODS)
+    names = (*SETS, *WHOLE, *HIDDEN, *METHODS)
     of_collect.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     of_collect.add_argument("--command", required=True, help="that made the runs")
     of_collect.add_argument("--commit", required=True)

@@ -41,7 +41,8 @@ def pieces() -> dict[str, str]:
         "contrasts_whole_network": result_tables.contrasts(uses.WHOLE),
         "contrasts_whole_network_at_best_val": result_tables.contrasts(uses.WHOLE, "at_best_val"),
         **{folder.replace("features", "uses"): result_tables.uses_of_validation(folder) for folder in uses.SETS},
-        "whole_network": result_tables.uses_of_validation("whole_network"),
+        **{folder: result_tables.uses_of_validation(folder) for folder in (*uses.WHOLE, *uses.HIDDEN)},
+        "contrasts_hidden": result_tables.contrasts(uses.HIDDEN),
         **{folder: result_tables.methods_on_features(folder) for folder in uses.METHODS},
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{

@@ -31,7 +31,9 @@ from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
 
-AGREE = {"config": "configs/digits.toml", "model": "tinycnn", "lr": 0.05, "rounds": 3, "eval-every": 1, "devices": 1}
+DIGITS = Path(__file__).parent.parent / "configs" / "digits.toml"
+
+AGREE = {"config": DIGITS, "model": "tinycnn", "lr": 0.05, "rounds": 3, "eval-every": 1, "devices": 1}
 """Options of the runs of `agree`."""
 
 MODELS = (

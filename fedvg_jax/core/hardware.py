@@ -82,7 +82,7 @@ class Choices(NamedTuple):
 
     One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
     lanes share the launches: on an H200 a client's step takes 0.84 ms on one lane and 0.31 ms on four. More than four
-    save little where clients are unequal, and were not timed."""
+    were not timed; where clients are unequal, the largest bounds how many are of use."""
     bytes_per_client: Mapping[str, int] | None
     """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
 

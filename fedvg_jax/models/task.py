@@ -138,7 +138,7 @@ def _labelling(
 
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:
-    """Raises UsageError for another shape of rows, for which parameters would have other shapes."""
+    """Raises UsageError for rows of another shape than the task was made for."""
     if shape != expected:
         raise UsageError(f"{rows} of {shape} for the loss of a task made for {expected}; make a task for {shape}")
 

@@ -455,6 +455,7 @@ SCALES = {
     "controls_cifar10_lenet5_full": (60_000, "cifar10", "lenet5", "200", "100", "10", 40),
     "controls_cifar10_lenet5": (12_000, "cifar10", "lenet5", "100", "20", "10", 80),
     "controls_digits": (1_797, "digits", "mlp", "100", "20", "30", 540),
+    "whole_network": (12_000, "CIFAR-10 from ImageNet weights", "efficientnet_lite0", "15", "20", "5", 50),
     "features_cifar10": (60_000, "features of CIFAR-10", "linear", "200", "100", "10", 150),
     "features_dermamnist": (10_015, "features of DermaMNIST", "linear", "200", "25", "10", 360),
     "features_tinyimagenet": (5_500, "features of Tiny ImageNet", "linear", "200", "20", "10", 360),
@@ -485,7 +486,7 @@ def results_of_controls() -> list[Any]:
     from benchmarks.paper.measures import Finding
 
     gaps = {s.folder: s.gaps["FedAvg"] for s in studies() if s.folder in SCALES and s.alpha == "0.05"}
-    for folder in uses.SETS:
+    for folder in (*uses.SETS, *uses.WHOLE):
         if contrast := uses.primary(uses.read(folder)).get(("H1", "0.05")):
             gaps[folder] = contrast[1:]
     results = []

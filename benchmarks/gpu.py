@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu [--minutes 8.7] [--sections NAME ...] [--cpu-smoke] [--out FILE.json]
 
-Needs this package, installed; the section `torch` needs PyTorch. Each section of `benchmarks.gpu_sections` runs
-in its own process with a time limit. FILE.json is written after every section, with the error of a section that failed
-or ran out of time. Compiled programs stay in --cache-dir, so that a second run of the command gets further. --cpu-smoke
-tests the command with tiny sizes on the CPU; its numbers are meaningless.
+The section `torch` needs PyTorch. Each section of `benchmarks.gpu_sections` runs in its own process with a time limit.
+FILE.json is written after every section, with the error of a section that failed or ran out of time. Compiled programs
+stay in --cache-dir, so that a second run of the command gets further. --cpu-smoke tests the command with tiny sizes on
+the CPU; its numbers are meaningless.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.metadata
 import json
 import os
 import random
@@ -362,6 +363,11 @@ def test_other_versions_and_instructions_are_logged(run):
     (line,) = logged
     assert "0.0.1" in line and f"instructions avx -> {own}" in line and "may differ by rounding" in line
     assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
+
+
+def test_version_of_a_checkout_that_is_not_installed_is_its_own(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", {name: "1" for name in loop.provenance.PACKAGES}.__getitem__)
+    assert loop.provenance.versions.__wrapped__()["fedvg_jax"] == fedvg_jax.__version__
 
 
 # --- events during a run

@@ -139,3 +139,12 @@ def test_inconsistent_encoded_images_are_refused(tmp_path, changed, parts):
     np.savez(tmp_path / "bad.npz", **members)
     with usage_error("bad.npz", *parts):
         data.load("encoded", tmp_path)
+
+
+def test_a_file_of_another_layout_is_refused_with_what_it_holds(tmp_path):
+    np.savez(tmp_path / "set.npz", **encoded()[1])
+    with usage_error("set.npz", "got train_jpeg, train_offsets", "--dataset encoded"):
+        data.load("npz", tmp_path)
+    np.savez(tmp_path / "set.npz", x=np.zeros((2, 3)), other=np.zeros(2))
+    with usage_error("set.npz", "must hold train_jpeg", "got x, other"):
+        data.load("encoded", tmp_path)

@@ -39,6 +39,13 @@ WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
 HIDDEN = {"hidden_covid": "chest X-rays"}
 """Folder of results of heads with two hidden layers -> data set."""
 
+RANDOM = {
+    "random_covid": "chest X-rays",
+    "random_dermamnist": "DermaMNIST, rebuilt",
+    "random_tinyimagenet": "Tiny ImageNet, ten classes",
+}
+"""Folder of results of features of the same network with random weights -> data set."""
+
 METHODS = ("methods_dermamnist", "methods_covid", "methods_tinyimagenet")
 """Folders of results with the paper's 13 methods."""
 
@@ -134,6 +141,30 @@ def primary(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], C
     return {
         key: Contrast(c.n, c.mean, *c.t_interval, p) for (key, c), p in zip(compared.items(), corrected, strict=True)
     }
+
+
+def of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
+    """Returns (hypothesis, alpha) -> contrast with pretrained weights minus that with random ones, without correction.
+
+    Args:
+        folder: one of `RANDOM`; the pretrained runs of the same seeds, partitions and cohorts are in `SETS`.
+    """
+    from fedvg_jax.study import statistics
+
+    contrasts = []
+    for name in (folder.replace("random", "features"), folder):
+        values = read(name)
+        contrasts.append(
+            {
+                (hypothesis, alpha): {key: values[alpha, FEDVG][key] - of_control[key] for key in of_control}
+                for hypothesis, control in CONTROLS.items()
+                for alpha in ALPHAS
+                if (of_control := values.get((alpha, control)))
+            }
+        )
+    pretrained, random = contrasts
+    compared = {key: statistics.compare(pretrained[key], random[key]) for key in random}
+    return {key: Contrast(c.n, c.mean, *c.t_interval, c.t_p) for key, c in compared.items()}
 
 
 def verdict(contrasts: Sequence[Contrast]) -> str:
@@ -259,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="what", required=True)
     of_collect = commands.add_parser("collect", help="runs of a sweep's folder -> a folder of results")
     of_collect.add_argument("source", type=Path, metavar="DIR")
-    names = (*SETS, *WHOLE, *HIDDEN, *METHODS)
+    names = (*SETS, *WHOLE, *HIDDEN, *RANDOM, *METHODS)
     of_collect.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     of_collect.add_argument("--command", required=True, help="that made the runs")
     of_collect.add_argument("--commit", required=True)

@@ -10,23 +10,26 @@ import fedvg_jax as fv
 from benchmarks import extra_client, uses
 
 
-@pytest.mark.parametrize("folder", [*filter(uses.read, uses.SETS)])
-def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
-    runs = list(csv.DictReader((uses.RESULTS / folder / "runs.csv").open(encoding="utf-8")))
-
-    def finals(alpha, method):
-        names = {method, f"{method}, norm l1, granularity modelwise"}
+def finals(folder, alpha, method):
+    """Returns the accuracies in the final round in the order of the seeds, from the file's lines."""
+    names = {method, f"{method}, norm l1, granularity modelwise"}
+    with (uses.RESULTS / folder / "runs.csv").open(encoding="utf-8") as file:
         of_method = {
-            run["seed"]: float(run["final"]) for run in runs if run["alpha"] == alpha and run["method"] in names
+            run["seed"]: float(run["final"])
+            for run in csv.DictReader(file)
+            if run["alpha"] == alpha and run["method"] in names
         }
-        return np.array([of_method[seed] for seed in sorted(of_method)])
+    return np.array([of_method[seed] for seed in sorted(of_method)])
 
+
+@pytest.mark.parametrize("folder", uses.SETS)
+def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
     expected = {}
     for name, control in uses.CONTROLS.items():
         for alpha in uses.ALPHAS:
-            test = stats.ttest_rel(finals(alpha, "fedvg"), finals(alpha, control))
+            test = stats.ttest_rel(finals(folder, alpha, "fedvg"), finals(folder, alpha, control))
             interval = test.confidence_interval(0.95)
-            mean = (finals(alpha, "fedvg") - finals(alpha, control)).mean()
+            mean = (finals(folder, alpha, "fedvg") - finals(folder, alpha, control)).mean()
             expected[name, alpha] = (mean, interval.low, interval.high, test.pvalue)
     contrasts = uses.primary(uses.read(folder))
     ordered, largest = sorted(expected, key=lambda key: expected[key][3]), 0.0
@@ -34,6 +37,19 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
         largest = max(largest, min(1.0, (len(ordered) - i) * expected[key][3]))
         # results have nine digits, and a report rounds their differences, so that equal ones tie
         np.testing.assert_allclose(contrasts[key][1:], (*expected[key][:3], largest), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("folder", uses.RANDOM)
+def test_effects_of_pretraining_are_paired_differences_of_contrasts(folder):
+    effects, pretrained = uses.of_pretraining(folder), folder.replace("random", "features")
+    assert len(effects) == len(uses.CONTROLS) * len(uses.ALPHAS)
+    for (name, alpha), effect in effects.items():
+        with_weights, without = (
+            finals(of, alpha, "fedvg") - finals(of, alpha, uses.CONTROLS[name]) for of in (pretrained, folder)
+        )
+        test = stats.ttest_rel(with_weights, without)
+        expected = ((with_weights - without).mean(), *test.confidence_interval(0.95), test.pvalue)
+        np.testing.assert_allclose(effect[1:], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,10 @@ def pieces() -> dict[str, str]:
         "contrasts_whole_network": result_tables.contrasts(uses.WHOLE),
         "contrasts_whole_network_at_best_val": result_tables.contrasts(uses.WHOLE, "at_best_val"),
         **{folder.replace("features", "uses"): result_tables.uses_of_validation(folder) for folder in uses.SETS},
-        **{folder: result_tables.uses_of_validation(folder) for folder in (*uses.WHOLE, *uses.HIDDEN)},
+        **{name: result_tables.uses_of_validation(name) for name in (*uses.WHOLE, *uses.HIDDEN, *uses.RANDOM)},
         "contrasts_hidden": result_tables.contrasts(uses.HIDDEN),
+        "contrasts_random": result_tables.contrasts(uses.RANDOM),
+        "pretraining": result_tables.pretraining(),
         **{folder: result_tables.methods_on_features(folder) for folder in uses.METHODS},
         **{f"controls_{name}": result_tables.controls(f"controls_{name}") for name in CONTROLS},
         **{

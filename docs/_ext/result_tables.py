@@ -293,9 +293,28 @@ def contrasts(sets: Mapping[str, str], choice: str = "final") -> str:
                 for hypothesis in uses.CONTROLS
             ]
             rows.append([title, "hypothesis", "", *(f"**{outcome}**" for outcome in outcomes)])
+    return table(["data", "alpha", "seeds", *_hypotheses()], rows)
+
+
+def pretraining() -> str:
+    """The four contrasts with pretrained weights minus the same with random ones."""
+    from benchmarks import uses
+
+    rows = []
+    for folder, title in uses.RANDOM.items():
+        effects = uses.of_pretraining(folder)
+        for alpha in dict.fromkeys(alpha for _, alpha in effects):
+            of_alpha = [effects.get((name, alpha)) for name in uses.CONTROLS]
+            rows.append([title, alpha, *(_interval(*c[1:4]) if c else "–" for c in of_alpha)])
+    return table(["data", "alpha", *_hypotheses()], rows)
+
+
+def _hypotheses() -> list[str]:
+    """Titles of the columns of the primary contrasts."""
+    from benchmarks import uses
+
     controls = ("FedAvg", "uniform", "placebo", "FedAvg with server steps")
-    head = [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
-    return table(["data", "alpha", "seeds", *head], rows)
+    return [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
 
 
 def uses_of_validation(folder: str) -> str:

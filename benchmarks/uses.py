@@ -143,7 +143,7 @@ def primary(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], C
     }
 
 
-def of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
+def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
     """Returns (hypothesis, alpha) -> contrast with pretrained weights minus that with random ones, without correction.
 
     Args:
@@ -151,18 +151,14 @@ def of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
     """
     from fedvg_jax.study import statistics
 
-    contrasts = []
-    for name in (folder.replace("random", "features"), folder):
-        values = read(name)
-        contrasts.append(
-            {
-                (hypothesis, alpha): {key: values[alpha, FEDVG][key] - of_control[key] for key in of_control}
-                for hypothesis, control in CONTROLS.items()
-                for alpha in ALPHAS
-                if (of_control := values.get((alpha, control)))
-            }
-        )
-    pretrained, random = contrasts
+    pretrained, random = (
+        {
+            (name, alpha): {key: value - values[alpha, control][key] for key, value in values[alpha, FEDVG].items()}
+            for name, control in CONTROLS.items()
+            for alpha in ALPHAS
+        }
+        for values in map(read, (folder.replace("random", "features"), folder))
+    )
     compared = {key: statistics.compare(pretrained[key], random[key]) for key in random}
     return {key: Contrast(c.n, c.mean, *c.t_interval, c.t_p) for key, c in compared.items()}
 

@@ -41,7 +41,7 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
 
 @pytest.mark.parametrize("folder", uses.RANDOM)
 def test_effects_of_pretraining_are_paired_differences_of_contrasts(folder):
-    effects, pretrained = uses.of_pretraining(folder), folder.replace("random", "features")
+    effects, pretrained = uses.effects_of_pretraining(folder), folder.replace("random", "features")
     assert len(effects) == len(uses.CONTROLS) * len(uses.ALPHAS)
     for (name, alpha), effect in effects.items():
         with_weights, without = (

@@ -302,10 +302,9 @@ def pretraining() -> str:
 
     rows = []
     for folder, title in uses.RANDOM.items():
-        effects = uses.of_pretraining(folder)
-        for alpha in dict.fromkeys(alpha for _, alpha in effects):
-            of_alpha = [effects.get((name, alpha)) for name in uses.CONTROLS]
-            rows.append([title, alpha, *(_interval(*c[1:4]) if c else "–" for c in of_alpha)])
+        effects = uses.effects_of_pretraining(folder)
+        for alpha in uses.ALPHAS:
+            rows.append([title, alpha, *(_interval(*effects[name, alpha][1:4]) for name in uses.CONTROLS)])
     return table(["data", "alpha", *_hypotheses()], rows)
 
 

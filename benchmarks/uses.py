@@ -46,7 +46,7 @@ RANDOM = {
 }
 """Folder of results of features of the same network with random weights -> data set."""
 
-METHODS = ("methods_dermamnist", "methods_covid", "methods_tinyimagenet")
+METHODS = ("methods_cifar10", "methods_dermamnist", "methods_covid", "methods_tinyimagenet")
 """Folders of results with the paper's 13 methods."""
 
 ALPHAS = ("0.05", "0.1", "0.5")

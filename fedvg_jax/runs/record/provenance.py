@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvg_jax import __version__
+import fedvg_jax
 from fedvg_jax.config.io import python_scalar
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import Batch
@@ -125,7 +125,7 @@ def machine() -> dict[str, Any]:
 @functools.cache  # reads files: 2 ms each
 def versions() -> Mapping[str, str]:
     """Returns the versions of the packages that can affect results."""
-    return {"fedvg_jax": __version__, **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    return {"fedvg_jax": fedvg_jax.__version__, **{name: importlib.metadata.version(name) for name in PACKAGES}}
 
 
 @functools.cache

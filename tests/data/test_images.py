@@ -145,6 +145,9 @@ def test_a_file_of_another_layout_is_refused_with_what_it_holds(tmp_path):
     np.savez(tmp_path / "set.npz", **encoded()[1])
     with usage_error("set.npz", "got train_jpeg, train_offsets", "--dataset encoded"):
         data.load("npz", tmp_path)
-    np.savez(tmp_path / "set.npz", x=np.zeros((2, 3)), other=np.zeros(2))
-    with usage_error("set.npz", "must hold train_jpeg", "got x, other"):
+    np.savez(tmp_path / "set.npz", x=np.zeros((2, 3)), **{f"array {i}": np.zeros(2) for i in range(20)})
+    with usage_error("set.npz", "must hold train_jpeg", "got x, array 0,", "array 6 and 13 more"):
         data.load("encoded", tmp_path)
+    np.savez(tmp_path / "set.npz")
+    with usage_error("set.npz", "got no array"):
+        data.load("npz", tmp_path)

@@ -62,9 +62,9 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
     members = {key: array for key, array in members.items() if key.split("_")[0] not in without}
     pairs = next((layout for layout in KEYS if all(key in members for key in layout[0])), None)
     if pairs is None:
-        held = member_names(file)
-        hint = "; --dataset encoded reads encoded images" if any(f"train_{kind}" in held for kind in KINDS) else ""
-        raise UsageError(f"{file}: must hold {LAYOUT}; got {', '.join(held) or 'no array'}{hint}")
+        is_encoded = any(f"train_{kind}" in member_names(file) for kind in KINDS)
+        hint = "; --dataset encoded reads encoded images" if is_encoded else ""
+        raise UsageError(f"{file}: must hold {LAYOUT}; got {_first_names(file)}{hint}")
     splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
     if "class_names" in members:
         class_names = npy.texts(members["class_names"], file)
@@ -118,6 +118,11 @@ def member_names(file: Path) -> list[str]:
         return []
 
 
+def _first_names(file: Path, most: int = 8) -> str:
+    names = member_names(file)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "no array"
+
+
 def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> tuple[np.ndarray, np.ndarray]:
     missing = [key for key in pair if key not in members]
     if missing:
@@ -168,8 +173,7 @@ def _decode_encoded(file: Path, **how: Unpack[images.Decoding]) -> Arrays:
     members = read(file, keys)
     kind = next((kind for kind in KINDS if f"train_{kind}" in members), None)
     if kind is None:
-        held = ", ".join(member_names(file))
-        raise UsageError(f"{file}: must hold {ENCODED_LAYOUT}; got {held or 'no array'}")
+        raise UsageError(f"{file}: must hold {ENCODED_LAYOUT}; got {_first_names(file)}")
     pieces, labels, num_train = [], [], 0
     for split in (split for split in SPLITS if f"{split}_{kind}" in members):
         of_split, y = _pieces(members, split, kind, file)

@@ -215,12 +215,15 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
 
     study = study_of([source], partial=True)
     rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
-    place = [rows[0].index(name) for name in ("alpha", "method", "seed", "partition_seed")]
     added = {
-        (str(dict(cell.scenario)["alpha"]), cell.method, str(seed), str(partition)): more(run.records, run.config.lr)
+        (str(run.config.alpha), cell.method, str(seed), str(partition)): more(run.records, run.config.lr)
         for cell in study.cells.values()
         for (seed, partition), run in cell.runs.items()
     }
+    if "alpha" not in rows[0]:  # the runs have one
+        alpha = next(iter(added))[0]
+        rows = [["alpha", *rows[0]], *([alpha, *row] for row in rows[1:])]
+    place = [rows[0].index(name) for name in ("alpha", "method", "seed", "partition_seed")]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "runs.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

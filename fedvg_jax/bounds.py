@@ -4,7 +4,8 @@
     alone       one model per client on its own rows (local training), tested on the common test set
     validation  one model on the shared validation set D_val: what a weighting that uses D_val must exceed
 
-All options are those of `python -m fedvg_jax.sim`, and the data, partition, model and local training are the same. Each
+Data, partition, model and local training are those of `python -m fedvg_jax.sim` with the same options; those of the
+federation, such as --weighting, are refused, and a file may hold them, because other commands share it. Each
 model trains for rounds x join ratio rounds of local epochs: as many as a client of the federation takes part in.
 """
 
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Attack, Config, Corrupt, Robust, Tuning, Validation
+from fedvg_jax.config import Config, Corrupt, Validation, command_line, declare
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views import output
 
@@ -58,7 +59,8 @@ def measure(config: Config, on_bound: Callable[[Bound, int], None] = lambda boun
 
     from fedvg_jax.runs import simulation
 
-    federated = simulation.simulation(dataclasses.replace(config, **_WITHOUT_FEDERATION))
+    one = Config(weighting="uniform")
+    federated = simulation.simulation(dataclasses.replace(config, **{name: getattr(one, name) for name in _FEDERATION}))
     table = np.asarray(federated.data.val)
     jobs: list[Job] = [
         ("pooled", None, np.concatenate(federated.partition.train)),
@@ -89,20 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     purpose = "Trains the model without a federation: on pooled rows, on each client alone, and on the validation set."
     if command.print_help(words, PROG, purpose, f"  {PROG} --alpha 0.05\n  {PROG} --clients 10 --rounds 50"):
         return 0
-    return command.guarded(lambda: _show(command.parse(words)))
+    return command.guarded(lambda: _show(_parse(words)))
 
 
-_WITHOUT_FEDERATION: dict[str, Any] = {
-    "algorithm": "fedavg",
-    "weighting": "uniform",
-    "dropout": 0.0,
-    "cohorts": "seeded",
-    "attack": Attack(),
-    "robust": Robust(),
-    "tuning": Tuning(),
-    "pool": "device",
-}
-"""Settings of a cohort of one, which has nothing to weigh, no client that attacks or drops out, and no server."""
+_FEDERATION = ("algorithm", "weighting", "server_stats", "cohorts", "selection", "candidates", "dropout", "untrained")
+_FEDERATION += ("local", "local_first", "record", "finetune_epochs", "stop_at", "patience", "eval_every", "devices")
+_FEDERATION += ("lanes", "hold", "memories", "pool", "attack", *declare.method_groups(Config))
+"""Settings, and groups of them, without effect on one model, which has no server and no cohort."""
 
 _ALONE: dict[str, Any] = {
     "clients": 1,
@@ -116,10 +111,11 @@ _ALONE: dict[str, Any] = {
 """Settings of one client. Corrupt rows, partition and validation set are those of the federation."""
 
 NOT_OF_BOUNDS = {
+    "checkpoint_every": "bounds are computed in one go",
     "dry_run": "sim --dry-run plans the federated run",
     "export": "there is no single final model",
     "export_partition": "sim exports that of the federated run",
-    "pool": "one program trains on the rows of any client, which the device holds",
+    "keep": "bounds are computed in one go",
     "profile": "sim --profile times the federated run",
     "resume": "bounds are computed in one go",
     "track": "results are in bounds.json",
@@ -187,6 +183,21 @@ def _name(kind: str, client: int | None) -> str:
     return {"pooled": "all rows", "validation": "the validation set"}.get(kind, f"client {client}")
 
 
+def _parse(words: Sequence[str]) -> Config:
+    """Returns the settings of a command line.
+
+    Raises:
+        UsageError: as `sim.parse`; or a flag is one that bounds do not have.
+    """
+    for name in command_line.parse(words, PROG):
+        if name == "method" or name.partition(".")[0] in _FEDERATION:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is not an option of bounds, which train without a federation; leave it out")
+    config = command.parse(words)
+    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
+    return config
+
+
 def _show(config: Config) -> int:
     """Measures the bounds, prints them, and writes bounds.json; returns the exit code."""
     from rich.console import Console
@@ -195,7 +206,6 @@ def _show(config: Config) -> int:
 
     from fedvg_jax.runs.record import folder as run_folder
 
-    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
     with contextlib.ExitStack() as reserved:
         out = command.new_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"), reserved)
         command.start_jax(config)

@@ -20,7 +20,7 @@ SETTINGS = replace(
 def measured():
     """Bounds under settings of the federation, which must not matter."""
     federation = {"weighting": "fedvg", "dropout": 0.5, "tuning": Tuning(steps=3, lr=0.3)}
-    federation["robust"] = Robust(rule="clipped_mean", clip_norm=0.01)
+    federation |= {"local": "^classifier/", "record": "personal_accuracy", "eval_every": 1, "stop_at": "val_accuracy 0.1"}
     settings = replace(SETTINGS, **federation)
     calls = []
     results = bounds.measure(settings, lambda bound, total: calls.append((bound, total)))
@@ -68,6 +68,16 @@ def test_settings_that_one_client_cannot_have_are_those_of_the_federation():
     sizes = [bound.num_samples for bound in bounds.measure(settings) if bound.kind == "alone"]
     assert len(sizes) == 20 and min(sizes) < settings.batch_size
     assert len(bounds.measure(replace(SETTINGS, partition="balanced_client", **few))) == 22
+
+
+@pytest.mark.usefixtures("traced")
+def test_settings_of_the_federation_are_refused_as_flags_and_allowed_in_a_file(tmp_path, capsys):
+    """A file is shared with the other commands."""
+    for flag in ["--method fedavg", "--local ^classifier/", "--fedvg.norm l2", "--attack.kind sign_flip", "--lanes 2"]:
+        assert bounds.main(flag.split()) == 2
+        assert f"{flag.split()[0]} is not an option of bounds" in capsys.readouterr().err
+    (tmp_path / "run.toml").write_text('method = "ditto"\nlanes = 2\nclients = 2\nalpha = 1.0\nrounds = 1\n')
+    assert bounds.main(["--config", f"{tmp_path}/run.toml", "--out", f"{tmp_path}/b"]) == 0
 
 
 @pytest.mark.usefixtures("traced")

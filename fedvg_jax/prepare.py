@@ -3,10 +3,9 @@
 Prints the rows per class and the sizes of the clients. Draws the classes of every client (clients.png) into --out DIR
 (default: runs/data-NAME).
 
-NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. The options of a run may follow: --alpha, --clients,
---partition, --image-size, --config FILE, ... `--export-partition FILE` writes every client's rows. Options
-of training (--dry-run, --export, --profile, --resume, --track) and of rows that only a run makes (--select,
---validation.*, --corrupt.*) are refused.
+NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's options of data and partition may follow:
+--alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
+`--export-partition FILE` writes every client's rows.
 
 `python -m fedvg_jax.prepare features --dataset NAME --model M --pretrained FILE --out FILE.npz` writes the features of
 every row, the input of the model's last layer, for `--dataset npz --model linear`. See `prepare features --help`.
@@ -20,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,24 +39,16 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-NOT_OF_PREPARE = {
-    "dry_run": "nothing is trained",
-    "export": "there is no model",
-    "profile": "there is no round to time",
-    "resume": "there is no run to continue",
-    "track": "there are no records",
-}
-"""Settings of a run that prepare does not have -> the reason."""
+OF_DATA = ("dataset", "data_dir", "splits", "max_rows", "image_column", "label_column", "group_column", "image_size")
+OF_DATA += ("cache_dir", "trust_cache", "out")
+"""Settings of both commands, which read a data set and write to --out."""
 
-ROWS_OF_RUN = ("validation.", "corrupt.", "select")
-"""Settings, or beginnings of their names, of rows that only a run makes: pictures and counts are of the data as read.
+OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "partition_file", "alpha")
+OF_PREPARE += ("shards_per_client", "classes_per_client", "export_partition", "min_samples", "min_samples_rule")
+OF_PREPARE += ("split", "test_ratio", "val_ratio")
+"""Settings of `prepare NAME`. A file may hold others, because other commands share it."""
 
-A file may hold them, because other commands share it.
-"""
-
-OF_FEATURES = ("model", "pretrained", "init", "norm", "stem", "conv", "normalise", "precision", "seed", "out")
-OF_FEATURES += ("dataset", "data_dir", "splits", "max_rows", "image_column", "label_column", "group_column")
-OF_FEATURES += ("cache_dir", "trust_cache", "image_size")
+OF_FEATURES = (*OF_DATA, "model", "pretrained", "init", "norm", "stem", "conv", "normalise", "precision", "seed")
 """Settings of `prepare features`."""
 
 FEATURES_HELP = """usage: python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz [options]
@@ -113,13 +104,9 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     given = command_line.parse(flags, PROG)
     if "dataset" in given:
         raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
-    if "resume" in given:  # a run would read its folder
-        raise UsageError(f"--resume is not an option of prepare: {NOT_OF_PREPARE['resume']}; leave it out")
+    _refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
     config = sim.parse(["--dataset", name, *flags])
-    sim.refuse_options(config, "prepare", NOT_OF_PREPARE)
-    if unread := next((setting for setting in given if setting.startswith(ROWS_OF_RUN)), None):
-        flag = f"--{unread.replace('_', '-')}"
-        raise UsageError(f"{flag} is not an option of prepare: it shows the rows as they are read; leave it out")
+    sim.refuse_options(config, "prepare", {"resume": "there is no run to continue"})
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
@@ -184,9 +171,7 @@ def write_features(argv: Sequence[str]) -> int:
     given = command_line.parse(flags, f"{PROG} features")
     if missing := [name for name in ("dataset", "model", "out") if name not in given]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
-    if other := next((name for name in given if name not in OF_FEATURES), None):
-        flag = f"--{other.replace('_', '-')}"
-        raise UsageError(f"{flag} is not an option of prepare features, which trains nothing; leave it out")
+    _refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
     config = configs.check(configs.apply(Config(), given, "command line"))
     size = parse_size(config.image_size)
     if configs.unused(config, ["image_size"]):  # the reader has one size
@@ -202,6 +187,18 @@ def write_features(argv: Sequence[str]) -> int:
     weights = "" if config.pretrained else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
+
+
+def _refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:
+    """Raises UsageError for a flag that a command does not use.
+
+    Args:
+        given: settings that are flags.
+        allowed: settings of the command.
+        command: its name and what it does.
+    """
+    if other := next((name for name in given if name not in allowed), None):
+        raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 
 def class_table(arrays: Arrays) -> Table:

@@ -37,6 +37,7 @@ MISTAKES = [
     (prepare, "digits --splits official", "--splits is not used by --dataset digits; it is used by dermamnist"),
     (prepare, "cifar10 --download --data-dir x", "never fetched"),
     pytest.param(prepare, "digits --out /proc/no/such", "--out", marks=NEEDS_MATPLOTLIB),
+    (prepare, "digits --lr 0.1", "--lr is not an option of prepare"),
     (prepare, "digits --select held_out", "--select is not an option of prepare"),
     (prepare, "digits --corrupt.kind=label_flip", "--corrupt.kind is not an option of prepare"),
     (bounds, "--dry-run", "--dry-run is not an option of bounds"),

@@ -13,6 +13,7 @@ from cases import naming
 import fedvg_jax
 from benchmarks import table as tables_of_pages
 from fedvg_jax.config import Config
+from fedvg_jax.runs.record import folder
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -84,6 +85,12 @@ def test_a_page_names_only_what_exists():
             for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)?)", text):
                 place = ROOT / path.replace(".", "/")
                 assert place.with_suffix(".py").exists() or place.is_dir()
+
+
+def test_settings_that_may_change_when_a_run_resumes_are_listed():
+    page = (DOCS / "tutorials" / "resuming.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"may change when a run resumes:\n\n(.*?)\n\n", page, re.S)
+    assert set(re.findall(r"`(\w+)`", listed)) == folder.RESUMABLE_CHANGES
 
 
 @pytest.mark.slow

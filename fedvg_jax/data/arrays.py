@@ -15,7 +15,7 @@ from fedvg_jax.core import hardware
 from fedvg_jax.core.files import reason, refuse_special
 from fedvg_jax.core.types import UsageError
 
-_MAX_CLASSES = 2**16
+MAX_CLASSES = 2**16
 
 OWN_WARNING = "cannot write to the cache folder"
 """Beginning of the only warning that reading data gives."""
@@ -117,7 +117,7 @@ def numbers(largest: int) -> list[str]:
     >>> numbers(2)
     ['0', '1', '2']
     """
-    return [str(c) for c in range(min(largest + 1, _MAX_CLASSES))]
+    return [str(c) for c in range(min(largest + 1, MAX_CLASSES))]
 
 
 def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
 from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npy, npz, scikit_learn, text, tfds
@@ -93,10 +93,12 @@ def load(
         options["progress"] = progress
     try:
         with quiet_libraries():
-            return _printable(source.load(data_dir and Path(data_dir), cache_dir, **options))
+            arrays = source.load(data_dir and Path(data_dir), cache_dir, **options)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or data_dir
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
+    # folders may be named by any bytes
+    return arrays._replace(name=one_line(arrays.name), class_names=tuple(map(one_line, arrays.class_names)))
 
 
 def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dict[str, Any]]:
@@ -136,12 +138,3 @@ def _source(name: str) -> Source:
     if name in BUILT_IN:
         return Source(BUILT_IN[name], "")
     raise UsageError(f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}")
-
-
-def _printable(arrays: Arrays) -> Arrays:
-    """Escapes unprintable characters of names, because folders may be named by any bytes."""
-
-    def escape(name: str) -> str:
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-
-    return arrays._replace(name=escape(arrays.name), class_names=tuple(map(escape, arrays.class_names)))

@@ -17,7 +17,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import allocate, contents, reading
 
 Progress = Callable[[int, int], None]
-"""(decoded images, all images) -> None"""
+"""(done, all), such as decoded images -> None"""
 
 Size = tuple[int, int]
 """Height and width, pixels."""

@@ -8,9 +8,7 @@ import numpy as np
 
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import Arrays, with_groups
-
-_MAX_CLASSES = 2**16
+from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, with_groups
 
 
 def as_arrays(data: Arrays | tuple) -> Arrays:
@@ -80,8 +78,8 @@ def integer_labels(arrays: Arrays, consumer: str, instead: str, needed: str = "i
 def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> UsageError:
     y = arrays.y
     values = ""
-    if y.dtype.kind in "iu" and y.size and not 0 <= y.min() <= y.max() < _MAX_CLASSES:
-        values = f" with values {y.min()} to {y.max()}, of which labels are 0..{_MAX_CLASSES - 1}"
+    if y.dtype.kind in "iu" and y.size and not 0 <= y.min() <= y.max() < MAX_CLASSES:
+        values = f" with values {y.min()} to {y.max()}, of which labels are 0..{MAX_CLASSES - 1}"
     return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {instead}")
 
 
@@ -108,17 +106,6 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         raise UsageError(
             f"normalise imagenet is for images of 1 or 3 channels, x is {_shape(arrays.x)}; use none or half"
         )
-
-
-def kind(arrays: Arrays) -> str:
-    """Returns what the rows are: images, sequences of characters, or rows of any other shape.
-
-    >>> kind(Arrays("table", np.zeros((2, 3)), np.zeros(2, np.int32), ("a",), 2))
-    'rows'
-    """
-    if is_images(arrays):
-        return "images"
-    return "sequences" if is_sequences(arrays) else "rows"
 
 
 def is_images(arrays: Arrays) -> bool:
@@ -207,7 +194,7 @@ def _checked(array, name: str) -> np.ndarray:
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:
     """Returns the names 0..max if y can be class labels, otherwise none."""
-    labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < _MAX_CLASSES
+    labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES
     return tuple(map(str, range(int(y.max()) + 1))) if labels else ()
 
 

@@ -33,7 +33,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays, spaced
-from fedvg_jax.data.images import parse_size
+from fedvg_jax.data.images import Progress, parse_size
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
@@ -64,9 +64,6 @@ MAX_ROUNDS = 64
 
 MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm")
 """Settings that only the building of the config's model reads."""
-
-Progress = Callable[[int, int], None]
-"""(done, all) -> None"""
 
 
 class Simulation(NamedTuple):

@@ -24,7 +24,7 @@ from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import client_memories, simulation
+from fedvg_jax.runs import client_memories, memory, simulation
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""
@@ -205,6 +205,4 @@ def _memory(programs: Any) -> int:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-    memory = programs.chunk.memory_analysis()
-    used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(used - memory.alias_size_in_bytes)
+    return sum(memory.of_program(programs.chunk).values())

@@ -39,8 +39,9 @@ def unit(arrays: Arrays) -> str:
     >>> unit(data.load("digits")), unit(data.load("iris")), unit(data.load("literature"))
     ('images', 'rows', 'characters')
     """
-    kind = user_data.kind(arrays)
-    return "characters" if kind == "sequences" else kind
+    if user_data.is_images(arrays):
+        return "images"
+    return "characters" if user_data.is_sequences(arrays) else "rows"
 
 
 def run_label(config: Config) -> str:

@@ -97,21 +97,12 @@ def curves(records: Sequence[Record], metric: str, title: str) -> Figure:
     axes.grid(alpha=0.25)
     majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
     majority = majority[-1:] if is_accuracy else []
-    low, high = _padded_range(axes, majority)
     for share in majority:
         axes.axhline(share, color=MAJORITY, lw=1, ls=":", label="always the largest class")
+    low, high = axes.get_ylim()
     axes.set_ylim((max(0, low), min(100.5, high)) if is_accuracy else (low, high))
     axes.legend(frameon=False, loc="best", fontsize=9)
     return figure
-
-
-def _padded_range(axes: Axes, others: Sequence[float]) -> tuple[float, float]:
-    """Returns the range of the drawn curves and of other values, with a margin of 5 %."""
-    curves = [np.asarray(line.get_ydata(), float) for line in axes.lines]
-    values = np.concatenate([*curves, np.asarray(others, float)])
-    low, high = float(values.min()), float(values.max())
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return low - margin, high + margin
 
 
 MAX_NAMES = 30

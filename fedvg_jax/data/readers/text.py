@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays, refuse_too_large
 
 LENGTH = 64
@@ -99,7 +99,8 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
         labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))
         groups.append(np.full(count, group, np.int32))
     x, y = np.concatenate(rows), np.concatenate(labels)
-    return Arrays(name, x, y, tuple(map(_shown, characters)), len(x), np.concatenate(groups))
+    class_names = tuple("space" if character == " " else one_line(character) for character in characters)
+    return Arrays(name, x, y, class_names, len(x), np.concatenate(groups))
 
 
 def _text(path: Path) -> str:
@@ -109,8 +110,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: is no text in UTF-8 ({files.reason(error)}); convert it") from None
-
-
-def _shown(character: str) -> str:
-    r"""Returns a printable name of a character: "space", "\n", or itself."""
-    return "space" if character == " " else character if character.isprintable() else ascii(character)[1:-1]

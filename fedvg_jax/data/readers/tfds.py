@@ -140,7 +140,7 @@ def _decode(name: str, prepared: Path, **how: Unpack[images.Decoding]) -> Arrays
 
 def _refuse_unsupported(prepared: Path) -> None:
     """Raises a UsageError for another file format, or if the description names code outside tensorflow-datasets."""
-    info, features = (_json(prepared / name) for name in ("dataset_info.json", "features.json"))
+    info, features = (json.loads(contents(prepared / name)) for name in ("dataset_info.json", "features.json"))
     form = info.get("fileFormat", "tfrecord") if isinstance(info, dict) else None
     if form != "array_record":
         raise UsageError(f"{prepared}: prepared as {form}; prepare it again with file_format='array_record'")
@@ -150,13 +150,6 @@ def _refuse_unsupported(prepared: Path) -> None:
         raise UsageError(
             f"{prepared}: features.json names {foreign[0]}; only tensorflow-datasets' own features are read"
         )
-
-
-def _json(file: Path) -> Any:
-    try:
-        return files.parse_json(contents(file), file)
-    except UsageError as error:
-        raise UsageError(f"{error}; prepare the data set again") from None
 
 
 def _keys(tfds: Any, info: Any, prepared: Path) -> tuple[str, str]:

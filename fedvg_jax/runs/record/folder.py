@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import SETTINGS, Config, method_name, to_json
+from fedvg_jax.config import Config, method_name, to_json
+from fedvg_jax.config.uses import HOST
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 
@@ -92,13 +93,6 @@ def refuse_sweep(folder: Path) -> None:
         raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
 
 
-NO_SETTINGS = (
-    *(("target", None), ("fedvg.multipliers", ""), ("optimiser_state", "reset"), ("export_form", "parts")),
-    *(("fedvg.per_element", False), ("fedvg.stats", "uniform"), ("fedvg.link", "inverse")),
-)
-"""Entries of a config.json that are no settings, and have no effect at this value."""
-
-
 def config_from_json(settings: dict, source: str) -> Config:
     """Returns the settings that `config.to_json` wrote.
 
@@ -114,8 +108,7 @@ def config_from_json(settings: dict, source: str) -> Config:
         flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
     except RecursionError:
         raise UsageError(f"{source} is damaged (tables in tables); the run cannot be resumed") from None
-    stored = {name: value for name, value in flat.items() if (name, value) not in NO_SETTINGS}
-    return configs.apply(Config(), stored, source)
+    return configs.apply(Config(), flat, source)
 
 
 def refuse_taken(folder: Path) -> None:
@@ -171,9 +164,9 @@ def _lines_of(value: Mapping[str, Any]) -> str:
 
 AUTO = "auto"
 
-_HOST = frozenset(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
-
-RESUMABLE_CHANGES = _HOST | {"rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "pool", "memories"}
+RESUMABLE_CHANGES = frozenset(
+    (*HOST, "rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "pool", "memories")
+)
 """Settings that may differ when a run is resumed, because they change no result.
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another

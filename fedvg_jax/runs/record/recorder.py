@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,7 +103,6 @@ class Recorder:
         self._history_size, self._history_digest = len(lines), hashlib.sha256(lines)
         self._pending: Future = Future()  # the newest checkpoint
         self._pending.set_result(None)
-        self._importing: Future | None = None
         self.follow(start)
 
     def follow(self, start: Start) -> None:
@@ -132,9 +130,6 @@ class Recorder:
                 new = history.append(self._destination.folder, records, is_first=not self._history_size)
             self._history_size += len(new)
             self._history_digest.update(new)
-            if self.keeps_checkpoints and self._importing is None:
-                # takes seconds: beside the rounds after the first chunk, which it would delay
-                self._importing = self._destination.pool.submit(importlib.import_module, "orbax.checkpoint")
 
     def is_checkpoint_due(self, is_last: bool = False, is_requested: bool = False) -> bool:
         """Returns whether a checkpoint is due or requested; if so, the previous one is written.

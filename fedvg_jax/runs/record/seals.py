@@ -95,17 +95,12 @@ def read_seal(path: Path) -> SealEntries:
         ValueError: there is none, or it is damaged.
         RuntimeError: it has another format.
     """
-    try:
-        text = files.read_regular(path / SEAL).decode("utf-8")
-    except FileNotFoundError:
-        raise ValueError("half-written") from None
-    except (OSError, UnicodeDecodeError):
-        raise ValueError(f"{SEAL} is damaged") from None
-    with contextlib.suppress(ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        seal = json.loads(text)
-        crc = seal.pop("crc")
-        if crc == zlib.crc32(json.dumps(seal).encode()):
-            if seal["format"] != FORMAT:
-                raise RuntimeError(f"format {seal['format']}, this version reads {FORMAT}")
+    if not (path / SEAL).exists():
+        raise ValueError("half-written")
+    with contextlib.suppress(UsageError):  # it cannot be read, or is no JSON object
+        seal = files.read_object(path / SEAL)
+        if seal.pop("crc", None) == zlib.crc32(json.dumps(seal).encode()):
+            if seal.get("format") != FORMAT:
+                raise RuntimeError(f"format {seal.get('format')}, this version reads {FORMAT}")
             return seal
     raise ValueError(f"{SEAL} is damaged")

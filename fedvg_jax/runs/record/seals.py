@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,7 +96,7 @@ def read_seal(path: Path) -> SealEntries:
         ValueError: there is none, or it is damaged.
         RuntimeError: it has another format.
     """
-    if not (path / SEAL).exists():
+    if not os.path.exists(path / SEAL):  # Path.exists raises in a folder without permission
         raise ValueError("half-written")
     with contextlib.suppress(UsageError):  # it cannot be read, or is no JSON object
         seal = files.read_object(path / SEAL)

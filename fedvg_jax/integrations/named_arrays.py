@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
@@ -34,6 +34,9 @@ Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 
 NOT_OF_GRADIENTS = ("val_loss", "val_accuracy", "fltrust", "fitted")
 """Weightings that need the loss on D_val itself."""
+
+NOT_USED = ("local", "fedvg.mode", "fedvg.block", "robust.rule", "attack.kind", "tuning.steps")
+"""Settings of a round that a caller might expect; the gradient decides on the mode, and `block_of` on blocks."""
 
 _EMPTY = Data((), (), (), ())
 
@@ -261,7 +264,10 @@ def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
 
 
 def _check_measurable(config: Config) -> None:
-    """Raises UsageError if the config's weighting needs more than the gradient."""
+    """Raises UsageError if the config's weighting needs more than the gradient, or a setting would have no effect."""
+    for name in NOT_USED:
+        if SETTINGS[name].get(config) != SETTINGS[name].default:
+            raise UsageError(f"{name} has no effect here; weighting and the other settings of fedvg have: leave it out")
     for name in rule_names(config.weighting):
         if name in NOT_OF_GRADIENTS:
             raise UsageError(f"weighting {name} needs more than a gradient; use fedvg, generalised or one of sizes")

@@ -58,11 +58,12 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     count = _make(sim.task, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
+    next_round = np.int32(min(int(state.round), sim.config.rounds - 1))  # after the last, at its learning rate
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
         needs_own = PERSONAL in wanted or FINETUNED in wanted
         own = client_memories.own_parts(sim.memories, store, state, clients) if needs_own else ()
         placed = processes.place(inputs, sim.executor.placement)
-        for name, values in jax.device_get(count(state.variables, own, state.round, sim.hyper, *placed)).items():
+        for name, values in jax.device_get(count(state.variables, own, next_round, sim.hyper, *placed)).items():
             correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}
@@ -112,7 +113,13 @@ def _pieces(
             clients=piece.astype(np.int32),
         )
         planned = planned._replace(memory_rows=np.arange(size, dtype=np.int32))
-        yield piece, (planned, Batch(arrays.x[rows], arrays.y[rows]), table.reshape(size, -1, evaluate.ROWS))
+        yield piece, (planned, _take(sim.data.pool, rows), table.reshape(size, -1, evaluate.ROWS))
+
+
+def _take(pool: Batch, rows: np.ndarray) -> Batch:
+    """Returns rows of a run's pool, as its clients train on them: some may be corrupt. NumPy arrays."""
+    copies = [leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf for leaf in pool]  # each device has all
+    return Batch(*(np.asarray(copy[rows]) for copy in copies))
 
 
 @stored

@@ -37,9 +37,9 @@ def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> Non
     """Raises UsageError where accuracies by client are recorded, and clients have no test rows or no such models."""
     by_client = [name for name in CLIENT_ACCURACIES if name in recorded_names(config)]
     if by_client and len(parts.test) != len(parts.train):
+        instead = "give those of each" if config.split == "client" else "use --split client"
         raise UsageError(
-            f"record {by_client[0]} needs test rows of every client; they were held out before the division among"
-            f" clients (split {config.split}), so use --split client"
+            f"record {by_client[0]} needs test rows of every client, and they are one set for all; {instead}"
         )
     if PERSONAL in recorded_names(config) and not (config.local or algorithm.personal):
         raise UsageError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
@@ -16,6 +16,9 @@ from fedvg_jax.data.partitions.client_rows import sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.registry import corrupt_clients
+
+OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
+"""Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
 
 LABEL_FREE = ("iid", "quantity", "group")
 """Kinds of partition that do not depend on labels."""
@@ -112,7 +115,10 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
     if options.rho:
         batch_size = config.batch_size if options.imbalance == "official" else 0
         shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
+    clean = shared.y
     shared = validation.noisy(shared, options.pixel_noise, options.label_noise, classes, seed)
+    if options.label_noise and np.array_equal(shared.y, clean):
+        raise UsageError(f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0")
     x, y = corrupt.apply(
         config.corrupt.kind,
         shared.x,
@@ -123,6 +129,8 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         num_classes=classes,
         seed=config.seed,
     )
+    if config.corrupt.kind in corrupt.LABELS and np.array_equal(y, shared.y):
+        raise UsageError(f"corrupt.strength {config.corrupt.strength:g} changes no label; use a larger share")
     return shared._replace(x=x, y=y)
 
 
@@ -169,7 +177,17 @@ def describe(
 
 
 def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
-    """Checks a given partition, and that training and test sets have rows."""
+    """Checks a given partition, and that training and test sets have rows.
+
+    Raises:
+        UsageError: it is not a partition of these data; or rows are held out already, and a setting asks for others.
+    """
+    if isinstance(partition, tuple):
+        preset = presets.of_dataset(config.dataset)
+        for name in OF_SPLIT:
+            value, default = getattr(config, name), SETTINGS[name].default
+            if value not in (default, preset.get(name), 0):  # 0 rows to validate belong to an external D_val
+                raise UsageError(f"{name} {value} has no effect: {source} has training, validation and test rows")
     parts = exchange.check(
         partition,
         num_samples=len(arrays.y),

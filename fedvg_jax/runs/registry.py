@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -168,7 +168,10 @@ def make_variables(
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, jax.eval_shape(init, key)))
     if config.pretrained is None:
         return init(key)
-    read = pretrained.load(config.pretrained, jax.eval_shape(init, key), config.model)
+    shapes = jax.eval_shape(init, key)
+    if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
+        raise UsageError(f"pretrained needs a model with a layer {pretrained.HEAD}; give initial= for your own task")
+    read = pretrained.load(config.pretrained, shapes, config.model)
     head = jax.jit(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
 

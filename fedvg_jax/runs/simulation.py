@@ -221,6 +221,8 @@ def simulation(
     evaluation_records.check_clients(config, parts, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
     select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
+    # minibatches are those of the algorithm given, not of the one named
+    of_named = config if own.algorithm is None else dataclasses.replace(config, algorithm="fedavg")
     given = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
@@ -230,7 +232,7 @@ def simulation(
         state=state,
         data=placed,
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
-        schedule=make_schedule(config, arrays, parts, program, select=select),
+        schedule=make_schedule(of_named, arrays, parts, program, select=select),
         selection=chosen,
         given=frozenset(name for name, value in given.items() if value is not None),
         host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
@@ -287,6 +289,11 @@ def _check_own(
         tables: the rows that a round reads.
     """
     if own.weighting:
+        if config.robust.rule not in ("mean", "clipped_mean"):
+            raise UsageError(
+                f"robust.rule {config.robust.rule} ignores weights, so measuring those of weighting= would be wasted;"
+                " leave one of them out, or use robust.rule clipped_mean"
+            )
         in_blocks = block_size(config) < cohort_size(config)
         contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks)
     algorithm = None if own.weighting else program.algorithm

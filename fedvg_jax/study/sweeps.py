@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.io import python_scalar
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import programs, simulation
+from fedvg_jax.runs import population, programs, simulation
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import checkpoint, provenance, seals
 from fedvg_jax.runs.record.history import DivergedError, History, Record
@@ -233,12 +234,9 @@ REPLACED = {
     "task": ("model", *simulation.MODEL_SETTINGS),
     "algorithm": ("algorithm", "method"),
     "weighting": ("weighting", "method"),
-    "selection": ("selection", "candidates"),
+    "selection": ("selection", "candidates", "cohorts"),
 }
 """Argument -> settings that it replaces, so that an axis of them would change nothing."""
-
-OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
-"""Settings that `partition=(train, val, test)` replaces too; a list of the clients' rows is split by them."""
 
 
 def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
@@ -289,18 +287,22 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
     for argument, settings in REPLACED.items():
         given = replacements.get(argument)
         is_split = argument == "partition" and isinstance(given, tuple)
-        for name in (*settings, *(OF_SPLIT if is_split else ())):
+        for name in (*settings, *(population.OF_SPLIT if is_split else ())):
             if given is not None and any(name in point.values for point in points):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     arguments = [with_hyper_values(point.values, replacements) for point in points]
     if all(value is None for value in arguments[0].values()):
         return
     sim = simulation.simulation(points[0].config, **arguments[0])
-    parts = (("algorithm", sim.algorithm), ("weighting", sim.weighting))
-    own = tuple(part for name, part in parts if replacements.get(name) is not None)
+    own = {name: getattr(sim, name) for name in ("algorithm", "weighting") if replacements.get(name) is not None}
+    of_groups = [(name, SETTINGS[name].facts) for name in points[0].values if "." in name and name in SETTINGS]
+    for (argument, part), (name, facts) in itertools.product(own.items(), of_groups):
+        is_replaced = any(condition.setting == argument for condition in facts.used)
+        if is_replaced and facts.hyper not in {parameter.name for parameter in part.defaults}:
+            raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     for point, argument in zip(points, arguments, strict=True):
         if argument.get("hyper"):
-            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, argument["hyper"], own)
+            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, argument["hyper"], tuple(own.values()))
 
 
 def run_sweep(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.checks import check
-from fedvg_jax.config.io import apply
+from fedvg_jax.config.io import apply, flatten
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.uses import plain
+from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_points
@@ -60,8 +60,10 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0)
             raise UsageError("tune: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
         return None
     (seed_axis,) = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, "tune")
-    if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS)]:
+    if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
+    if useless := [name for name in settings if name in (*HOST, "deterministic")]:
+        raise UsageError(f"tune: {useless[0]} changes no accuracy to choose by; give it one value")
     return Tuning(tuple(sweep_points.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values), budget)
 
 
@@ -169,7 +171,9 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
             raise UsageError(f"every value of {cell} diverged in a tuning run; give other values to --tune")
         best = max(finished, key=lambda name: finished[name][1])
         metric, quality = finished[best]
-        values = {name: value for name, value in runs_of[best][0].values.items() if name in tuning.settings}
+        first = runs_of[best][0]
+        trained = flatten(first.config)  # which has the weighting that native stands for
+        values = {name: trained[name] for name in first.values if name in tuning.settings}
         count = sum(map(len, runs_of.values()))
         choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
     return choices

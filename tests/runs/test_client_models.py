@@ -51,17 +51,24 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     assert [history.summary[name] for name in names] == [record[name] for name in names]
 
 
-def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next():
+@pytest.mark.parametrize("kind", ["none", "label_flip"])
+def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next(kind):
     """MOON's memory is the model that the client has trained; without its loss, it trains as FedAvg does."""
     algorithm, states = fv.algorithms.moon()._replace(loss=None), []
     made = config.Config(**SMALL | {"record": "finetuned_accuracy", "join_ratio": 1.0, "local_epochs": 2})
-    made = config.apply(made, {"finetune_epochs": 2}, "test")
+    made = config.apply(made, {"finetune_epochs": 2, "corrupt.kind": kind, "corrupt.clients": 0.5}, "test")
     sim = simulation.simulation(made, **OWN, algorithm=algorithm)
     history = fv.run(
         made, **OWN, algorithm=algorithm, callbacks=[lambda record, state: states.append(tree.copies(state))]
     )
     next_models = [fv.Variables(tree.take(states[1].clients, client), {}) for client in range(4)]
     assert history.records[0]["finetuned_accuracy"] == pytest.approx(accuracies(sim, next_models))
+
+
+def test_finetuning_after_the_last_round_has_its_learning_rate():
+    """A cosine schedule would give 0 to one more round."""
+    record = run(record="finetuned_accuracy,accuracy_by_client", lr_schedule="cosine")[1].records[-1]
+    assert record["finetuned_accuracy"] != record["accuracy_by_client"]
 
 
 def recorded(result):

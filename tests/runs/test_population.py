@@ -84,6 +84,17 @@ def test_corruption_does_not_change_validation_and_test_rows():
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"corrupt.kind": "label_flip", "corrupt.strength": 1e-4}, {"validation.label_noise": 1e-4}],
+    ids=["clients", "validation"],
+)
+def test_corruption_that_changes_no_label_is_refused(changes):
+    made = settings(**changes)
+    with pytest.raises(UsageError, match=f"{list(changes)[-1]} 0.0001 changes no label; use a larger share"):
+        population.make_shared(made, DIGITS, population.make_partition(made, DIGITS))
+
+
 def test_description_counts_partition_and_validation_set():
     made = settings(**{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
     parts = population.make_partition(made, DIGITS)
@@ -113,6 +124,11 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
         assert [len(test), len(val)] == [len(client_rows) // 4, len(client_rows) // 10]
     again = population.take_partition(made, DIGITS, tuple(parts))
     assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
+    for name, value in {"min_samples": 20, "test_ratio": 0.3, "val_ratio": 0.2}.items():
+        with pytest.raises(UsageError, match=f"{name} {value} has no effect: the partition given has training"):
+            population.take_partition(settings(**{name: value}), DIGITS, tuple(parts))
+    with pytest.raises(UsageError, match="the partition given: must be"):
+        population.take_partition(made, DIGITS, dict(enumerate(rows)))
     wrong = {"holds 5 clients": rows[:5], "2 times": [*rows[:5], rows[0]], "no test row": parts._replace(test=[[]])}
     for message, partition in wrong.items():
         with pytest.raises(UsageError, match=f"the partition given.*{message}"):

@@ -4,11 +4,14 @@ import dataclasses
 
 import jax.numpy as jnp
 import linear
+import numpy as np
 import pytest
 from files import one_line, usage_error
+from safetensors.numpy import save_file
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
+from fedvg_jax.config import Robust, Scaffold
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.runs import contracts
 
@@ -85,6 +88,25 @@ def test_setting_without_effect_beside_a_task_is_refused(changes, message):
     with usage_error(message):
         built(linear.TASK, **changes)
     built(linear.TASK, model="mlp", conv="lax")
+
+
+def test_pretrained_weights_need_a_task_with_the_layer_of_the_named_models(tmp_path):
+    save_file({"w": np.zeros(2, np.float32)}, tmp_path / "weights.safetensors")
+    with usage_error("pretrained needs a model with a layer classifier; give initial= for your own task"):
+        built(linear.TASK, pretrained=tmp_path / "weights.safetensors")
+
+
+def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
+    named = {"algorithm": "scaffold", "scaffold": Scaffold(steps="single")}
+    given, other = (built(linear.TASK, algorithm_given=fedavg(), **changes).schedule(0) for changes in (named, {}))
+    assert given.num_steps.tolist() == other.num_steps.tolist()
+    assert built(linear.TASK, **named).schedule(0).num_steps.tolist() != given.num_steps.tolist()
+
+
+def test_robust_rule_that_ignores_weights_is_refused_beside_a_given_weighting():
+    config = dataclasses.replace(CONFIG, weighting="uniform", robust=Robust(rule="median"))
+    with usage_error("robust.rule median ignores weights, so measuring those of weighting= would be wasted"):
+        fv.simulation(config, data=linear.data(), task=linear.TASK, weighting=fv.weightings.uniform())
 
 
 def test_resumed_run_keeps_settings_without_effect(tmp_path):

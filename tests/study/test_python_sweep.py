@@ -63,11 +63,12 @@ def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers
         ({"axes": {"hyper.U": [1.0]}, "weighting": tempered}, "unknown hyperparameter 'U'"),
         ({"axes": {"hyper.T": 1.0}, "weighting": tempered}, "hyper.T must be a list of numbers; got 1.0"),
         ({"axes": {"weighting": ["samples", "uniform"]}, "weighting": tempered}, "has no effect beside weighting="),
+        ({"axes": {"fedvg.norm": ["l1", "l2"]}, "weighting": tempered}, "fedvg.norm has no effect beside weighting="),
         ({"axes": {"alpha": [0.1, 1.0]}, "partition": [np.arange(50)] * 4}, "has no effect beside partition="),
         ({"axes": {"val_ratio": [0.1, 0.2]}, "partition": ([], [], [])}, "val_ratio has no effect beside partition="),
         ({"partition": [np.arange(50)] * 4}, "row 0 occurs 4 times"),
     ],
-    ids=["range", "unknown", "number", "weighting", "partition", "ratio", "rows"],
+    ids=["range", "unknown", "number", "weighting", "norm", "partition", "ratio", "rows"],
 )
 def test_objects_that_cannot_work_are_refused_before_the_first_run(changes, message):
     with usage_error(message):

@@ -15,9 +15,9 @@ TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
 SWEEP = sweep_points.Sweep(sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
 
 
-def tuned(out, accuracies, failures=()):
+def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
     """Writes the tuning runs with these validation accuracies by name; returns the choice of every cell."""
-    points = tuning.tuning_points(SWEEP, TUNING).points
+    points = tuning.tuning_points(sweep, grid).points
     for point in points:
         folder = sweep_folder.point_folder(out, point.name)
         folder.mkdir(parents=True)
@@ -25,9 +25,9 @@ def tuned(out, accuracies, failures=()):
         run_folder.write_json(folder / "config.json", to_json(point.config))
         history.append(folder, [record], is_first=True)
         run_folder.write_json(folder / "summary.json", seals.with_digest({"rounds": 1, "stopped_by": None}))
-        if point.values["lr"] in failures:
+        if point.values.get("lr") in failures:
             sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged"))
-    return tuning.choose(out, points, TUNING)
+    return tuning.choose(out, points, grid)
 
 
 def test_the_best_value_is_chosen_for_every_cell(tmp_path):
@@ -71,6 +71,21 @@ def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
     chosen = tuning.chosen_points(points, choices)
     assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
     assert [p.name for p in chosen] == [p.name for p in points]
+
+
+def test_the_chosen_weighting_is_the_one_that_native_stood_for(tmp_path):
+    axes = sweep_points.parse_axes({"method": ["fedvg"], "seed": "0:2"})
+    sweep = sweep_points.Sweep(axes, start=Config(rounds=1))
+    grid = tuning.make_tuning({"weighting": ["native", "uniform"]}, "5:7")
+    choices = tuned(tmp_path, lambda v: float(v["weighting"] == "native"), sweep=sweep, grid=grid)
+    chosen = tuning.chosen_points(sweep_points.make_points(sweep).points, choices)
+    assert [point.config.weighting for point in chosen] == ["fedvg", "fedvg"]
+
+
+@pytest.mark.parametrize("name", ["seed", "method", "dataset", "deterministic", "track", "keep"])
+def test_setting_that_no_accuracy_can_choose_is_not_tuned(name):
+    with one_line(f"tune: {name} "):
+        tuning.make_tuning({name: ["1", "2"]})
 
 
 def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused():

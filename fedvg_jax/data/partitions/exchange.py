@@ -102,6 +102,8 @@ def check(
     """
     is_split = isinstance(given, tuple)
     try:
+        if isinstance(given, Mapping):
+            raise TypeError("its clients have no order")
         train, val, test = given if is_split else (given, [], [])
         parts = Partition(*([_rows(rows, num_samples, source) for rows in part] for part in (train, val, test)))
     except UsageError:

@@ -28,7 +28,7 @@ DEFAULTS = (
 
 
 def moon() -> Algorithm:
-    """MOON; reads `moon_mu` and `moon_tau`. At moon_mu = 0 it is FedAvg, and in a client's first round it is too."""
+    """MOON; reads `moon_mu` and `moon_tau`. At moon_mu = 0 it is FedAvg, and in the first round of a run it is too."""
     return PLAIN._replace(init=init, report=report, loss=loss, defaults=DEFAULTS)
 
 

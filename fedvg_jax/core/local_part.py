@@ -40,11 +40,15 @@ class LocalPart(NamedTuple):
         """Returns trees like the parameters with the local tensors of `original`."""
         return self.within(Variables(params, {}), self.of(Variables(original, {}))).params
 
+    def steps_alone(self, num_steps: Array) -> Array:
+        """Returns how many of a client's local steps train only the local part."""
+        return jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
+
     def of_phase(self, step: Array, num_steps: Array, updates: Tree) -> Tree:
-        """Returns updates of the parameters, with zeros for those that this local step does not train."""
+        """Returns gradients or updates of the parameters, with zeros for those that this local step does not train."""
         if not self.first:
             return updates
-        is_first = step < jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
+        is_first = step < self.steps_alone(num_steps)
         zeros = tree.zeros_like(updates)
         return tree.where(is_first, self.restored(zeros, updates), self.restored(updates, zeros))
 

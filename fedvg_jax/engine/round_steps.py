@@ -152,7 +152,9 @@ def receive_models(
     """
     theta, schedule = inputs.state.variables, inputs.schedule
     own = Variables(trained.params, trained.stats)
-    returned = tree.like(parts.disturb(inputs.hyper, inputs.attack_key, schedule.clients, theta, own), own)
+    sent = sent_models(parts, inputs, own)
+    returned = tree.like(parts.disturb(inputs.hyper, inputs.attack_key, schedule.clients, theta, sent), own)
+    returned = returned if parts.local is None else parts.local.within(returned, parts.local.of(own))
     finite = tree.is_finite((returned, trained.loss, trained.personal))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
@@ -267,6 +269,8 @@ def report_clients(
         dtype, num_steps = tree.dtype(theta), schedule.num_steps[k]
         if parts.algorithm.report is no_report:  # so that the optimiser need not take a scalar
             return jnp.zeros((), dtype)
+        if parts.local is not None:
+            num_steps = num_steps - parts.local.steps_alone(num_steps)  # in which the sent tensors do not move
         return local_training.displacement(parts.optimiser, inputs.hyper, state.round, num_steps, parts.loop, dtype)
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
@@ -331,6 +335,7 @@ def server_step(
     unchanged = (state.variables, state.server)
     variables, server = tree.where(table.present.any(), tree.like((variables, server), unchanged), unchanged)
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
+    variables = variables if parts.local is None else parts.local.within(variables, parts.local.of(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     return state, _metrics(parts.weighting, inputs.schedule, table, averages)
 

@@ -211,7 +211,9 @@ def simulation(
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
     chosen = cohorts.choose_selection(config, selection, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
-    host = host_pool.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
+    # minibatches are those of the algorithm given, not of the one named
+    of_named = config if own.algorithm is None else dataclasses.replace(config, algorithm="fedavg")
+    host = host_pool.make(of_named, tables, parts, executor, program.algorithm) if is_on_host else None
     of_round = host.resident if host else tables
     _check_own(config, own, program, population, of_round, values)
     endings.check_target(config, program.task, population.pool)
@@ -221,8 +223,6 @@ def simulation(
     evaluation_records.check_clients(config, parts, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
     select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
-    # minibatches are those of the algorithm given, not of the one named
-    of_named = config if own.algorithm is None else dataclasses.replace(config, algorithm="fedavg")
     given = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
@@ -455,7 +455,9 @@ def make_data(
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
-    keeps_lone_row = config.fedvg.mode != "train" or len(scored) % config.batch_size != 1
+    is_read_in_training = config.tuning.steps or "fltrust" in config.weighting
+    only_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None and not is_read_in_training
+    keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
         keeps_lone_row = not norm.lone_row_is_undefined((task or registry.make_task(config, arrays)).init)
 

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracle
 import pytest
 import worlds
@@ -13,6 +14,7 @@ import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
+from fedvg_jax.engine import attacks
 from fedvg_jax.runs import simulation
 from fedvg_jax.weightings.fedvg import layers_of
 
@@ -166,3 +168,56 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
 def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
     one, other = (layers_of(worlds.TASK, include=regex, exclude="^classifier/") for regex in ("(?i)^FC|^BN", ""))
     assert [layer.name for layer in one] == [layer.name for layer in other]
+
+
+# --- constant gradients, which show every step: 1 and 3 of the two clients, for a sent and for a local scalar
+
+
+def slopes(params, stats, batch, mask, train):
+    products = jnp.where(mask, (params["body"]["w"] + params["head"]["w"]) * batch, 0)
+    return products.sum() / jnp.maximum(mask.sum(), 1).astype(products.dtype), stats
+
+
+SLOPES = fv.Task(lambda key: fv.Variables({n: {"w": jnp.zeros(())} for n in ("body", "head")}, {}), slopes, *[None] * 4)
+
+
+def first_round(algorithm, optimiser=fv.sgd, **options):
+    """(state, clients' local scalars) after a round of four local steps, half of which train the local scalar alone."""
+    part, hyper = fv.local_part("^head/", first=0.5), {"lr": 0.1, "eta_g": 1.0, "attack_scale": 10.0}
+    data = fv.Data(jnp.repeat(jnp.array([1.0, 3.0]), 4), *[jnp.zeros((1, 1), int)] * 3)
+    options |= {"num_clients": 2, "local": part}
+    make = fv.make_round(SLOPES, algorithm, fv.weightings.uniform(), fv.executors.lanes(1), optimiser, **options)
+    schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=1)
+    state, _ = jax.jit(make)(fv.init_state(SLOPES, algorithm, 2, hyper, local=part), schedule, data, hyper)
+    clients = np.argsort(schedule.clients)
+    return state, np.asarray(tree.take(state.clients, clients).local["params/head/w"])
+
+
+def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():
+    state, heads = first_round(fv.algorithms.fedavg(), lambda hyper, round: optax.sgd(hyper["lr"], 0.9))
+    moved = -0.1 * (1 + 1.9)
+    np.testing.assert_allclose(state.variables.params["body"]["w"], 2 * moved, rtol=1e-6)
+    assert np.all(heads <= moved * np.array([1, 3]) + 1e-6)
+
+
+def test_corrections_count_the_steps_in_which_the_sent_tensors_move():
+    """Scaffold's c_k is the mean gradient of the client."""
+    state, _ = first_round(fv.algorithms.scaffold())
+    np.testing.assert_allclose(np.sort(state.clients.memory["body"]["w"]), [1, 3], rtol=1e-6)
+
+
+def test_attack_changes_no_tensor_that_stays_with_the_client():
+    attack = attacks.by(attacks.scaling, np.arange(2), 2)
+    (plain, heads), (state, own) = (first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack}))
+    np.testing.assert_allclose(state.variables.params["body"]["w"], 10 * plain.variables.params["body"]["w"], rtol=1e-6)
+    np.testing.assert_array_equal(own, heads)
+
+
+def test_server_steps_change_no_tensor_that_stays_with_clients():
+    def refine(hyper, round, variables, data):
+        return jax.tree.map(lambda leaf: leaf + 1, variables)
+
+    state, _ = first_round(fv.algorithms.fedavg(), refine=refine)
+    plain, _ = first_round(fv.algorithms.fedavg())
+    assert state.variables.params["head"]["w"] == 0
+    assert state.variables.params["body"]["w"] == plain.variables.params["body"]["w"] + 1

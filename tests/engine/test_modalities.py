@@ -115,7 +115,7 @@ def test_a_run_on_texts_records_accuracy_per_character(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.MODELS, "gru", registry.Model(small, gru.blocks))
     settings = {"dataset": "text", "data_dir": tmp_path, "model": "gru", "partition": "group", "rounds": 1}
     settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
-    settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.2}}
+    settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.5}}
     record = fv.run(fv.Config(**settings, record="client_accuracy, confusion")).records[-1]
     confusion = np.array(record["test_confusion"])
     assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedvg_jax
 from fedvg_jax import config, data
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, Tuning
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays
@@ -145,13 +145,14 @@ def test_groups_of_an_npz_make_a_partition(tmp_path):
     assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
 
 
-def scored(size, model="mlp", pixels=16, batch_size=4, task=None, **fedvg):
+def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, **fedvg):
     """Returns the number of scored rows of a D_val of `size` rows."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
     made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
     parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
     changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=config.FedVG(**fedvg))
+    changed = replace(changed, **others or {})
     return int((np.asarray(simulation.make_data(changed, made, parts, task=task).scoring) >= 0).sum())
 
 
@@ -177,6 +178,12 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
 def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_batch():
     assert scored(9, task=worlds.TASK) == 8
     assert scored(9, task=worlds.QUADRATIC) == 9
+
+
+@pytest.mark.parametrize("others", [{"weighting": "samples"}, {"tuning": Tuning(steps=1)}], ids=["unused", "trained"])
+def test_single_last_row_is_scored_only_if_nothing_else_than_an_evaluation_reads_it(others):
+    assert scored(9, task=worlds.TASK, mode="eval") == 9
+    assert scored(9, task=worlds.TASK, mode="eval", others=others) == 8
 
 
 @pytest.mark.usefixtures("traced")

@@ -187,7 +187,9 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
         for name in OF_SPLIT:
             value, default = getattr(config, name), SETTINGS[name].default
             if value not in (default, preset.get(name), 0):  # 0 rows to validate belong to an external D_val
-                raise UsageError(f"{name} {value} has no effect: {source} has training, validation and test rows")
+                raise UsageError(
+                    f"{name} {value} has no effect: {source} has training, validation and test rows; leave it out"
+                )
     parts = exchange.check(
         partition,
         num_samples=len(arrays.y),

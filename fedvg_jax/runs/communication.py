@@ -55,13 +55,23 @@ def of_round(
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    is_read, sent = _traced(program.algorithm, program.task, stats_too, structure, shapes)
+    is_read, messages = _traced(program.algorithm, program.task, stats_too, structure, shapes)
     # the server's memory comes first among the arguments
-    read = [leaf for leaf, used in zip(jax.tree.leaves(state.server), is_read, strict=False) if used]
+    memory, of_memory = jax.tree.flatten(state.server)
+    unread = jax.ShapeDtypeStruct((0,), jnp.float32)
+    read = of_memory.unflatten(leaf if used else unread for leaf, used in zip(memory, is_read, strict=False))
+    params = jax.tree.structure(state.variables.params)
+
+    def size(part: Tree) -> int:
+        """Returns the bytes of a part, without entries of local tensors where it is like the parameters."""
+        if local is None or jax.tree.structure(part) != params:
+            return num_bytes(part)
+        return num_bytes([leaf for path, leaf in tree.by_path(part).items() if not local.is_local(path)])
+
     kept = 0 if local is None else num_bytes(local.of(state.variables))
     model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
     others = max(0, num_candidates - cohort_size(config))
-    return Traffic(model + num_bytes(read), model + sent, others * model, 4 * num_candidates)
+    return Traffic(model + size(read), model + sum(map(size, messages)), others * model, 4 * num_candidates)
 
 
 def entries(traffic: Traffic, record: Record) -> Record:
@@ -77,8 +87,10 @@ def entries(traffic: Traffic, record: Record) -> Record:
 
 
 @stored
-def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple) -> tuple[list[bool], int]:
-    """Returns which arguments the algorithm's client functions read, in leaf order, and the bytes of their messages."""
+def _traced(
+    algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple
+) -> tuple[list[bool], Tree]:
+    """Returns which arguments the algorithm's client functions read, in leaf order, and the shapes of what is sent."""
 
     def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> tuple[Tree, Tree]:
         theta = model if stats_too else model.params
@@ -93,9 +105,9 @@ def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, l
         memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
         probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted)
         measured = algorithm.probe(hyper, probe)
-        return (grads, memory), (messages, measured if stats_too else tree.params_of(measured))
+        return (grads, memory), (*messages, measured if stats_too else tree.params_of(measured))
 
     with checks.without_notes():
         closed, (_, sent) = jax.make_jaxpr(on_client, return_shape=True)(*jax.tree.unflatten(structure, leaves))
     _, is_read = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))
-    return is_read, num_bytes(sent)
+    return is_read, sent

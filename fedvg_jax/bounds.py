@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, Corrupt, Validation, command_line, declare
+from fedvg_jax.config import SETTINGS, Config, Corrupt, Validation, command_line, declare
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views import output
 
@@ -110,18 +110,11 @@ _ALONE: dict[str, Any] = {
 }
 """Settings of one client. Corrupt rows, partition and validation set are those of the federation."""
 
-NOT_OF_BOUNDS = {
-    "checkpoint_every": "bounds are computed in one go",
-    "dry_run": "sim --dry-run plans the federated run",
-    "export": "there is no single final model",
-    "export_partition": "sim exports that of the federated run",
-    "keep": "bounds are computed in one go",
-    "profile": "sim --profile times the federated run",
-    "resume": "bounds are computed in one go",
-    "track": "results are in bounds.json",
-}
-"""Settings of a run that bounds do not have -> the reason."""
+_OF_A_RUN = ("checkpoint_every", "dry_run", "export", "export_partition", "keep", "profile", "resume", "track")
+"""Settings of what a run does beside training."""
 
+OF_BOUNDS = ["fidelity", *(n for n in SETTINGS if n.partition(".")[0] not in (*_FEDERATION, *_OF_A_RUN))]
+"""Settings that bounds depend on, or that say where they are written."""
 
 Job = tuple[str, int | None, "np.ndarray"]
 """Kind and client of a bound, and the training rows of its model, [n] int."""
@@ -189,12 +182,11 @@ def _parse(words: Sequence[str]) -> Config:
     Raises:
         UsageError: as `sim.parse`; or a flag is one that bounds do not have.
     """
-    for name in command_line.parse(words, PROG):
-        if name == "method" or name.partition(".")[0] in _FEDERATION:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is not an option of bounds, which train without a federation; leave it out")
+    given = command_line.parse(words, PROG)
+    command.refuse_others(given, OF_BOUNDS, "bounds, which train without a federation, in one go")
     config = command.parse(words)
-    command.refuse_options(config, "bounds", NOT_OF_BOUNDS)
+    if config.resume:
+        raise UsageError("resume is not a setting of bounds, which are measured in one go; leave it out of the file")
     return config
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ OF_DATA += ("cache_dir", "trust_cache", "out")
 OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "partition_file", "alpha")
 OF_PREPARE += ("shards_per_client", "classes_per_client", "export_partition", "min_samples", "min_samples_rule")
 OF_PREPARE += ("split", "test_ratio", "val_ratio")
-"""Settings of `prepare NAME`. A file may hold others, because other commands share it."""
+"""Settings of `prepare NAME`."""
 
 OF_FEATURES = (*OF_DATA, "model", "pretrained", "init", "norm", "stem", "conv", "normalise", "precision", "seed")
 """Settings of `prepare features`."""
@@ -104,9 +104,10 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     given = command_line.parse(flags, PROG)
     if "dataset" in given:
         raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
-    _refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
+    sim.refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
     config = sim.parse(["--dataset", name, *flags])
-    sim.refuse_options(config, "prepare", {"resume": "there is no run to continue"})
+    if config.resume:
+        raise UsageError("resume is not a setting of prepare, which has no run to continue; leave it out of the file")
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
@@ -171,7 +172,7 @@ def write_features(argv: Sequence[str]) -> int:
     given = command_line.parse(flags, f"{PROG} features")
     if missing := [name for name in ("dataset", "model", "out") if name not in given]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
-    _refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
+    sim.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
     config = configs.check(configs.apply(Config(), given, "command line"))
     size = parse_size(config.image_size)
     if configs.unused(config, ["image_size"]):  # the reader has one size
@@ -187,18 +188,6 @@ def write_features(argv: Sequence[str]) -> int:
     weights = "" if config.pretrained else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
-
-
-def _refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:
-    """Raises UsageError for a flag that a command does not use.
-
-    Args:
-        given: settings that are flags.
-        allowed: settings of the command.
-        command: its name and what it does.
-    """
-    if other := next((name for name in given if name not in allowed), None):
-        raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 
 def class_table(arrays: Arrays) -> Table:

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,18 +140,16 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
     return config, configs.unused(config, [name for name in file if name not in values])
 
 
-def refuse_options(config: Config, command: str, reasons: Mapping[str, str]) -> None:
-    """Raises UsageError for a setting of a run that another command does not have.
+def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:
+    """Raises UsageError for a flag of a run that another command does not use.
 
     Args:
-        config: as `parse` returns it.
-        command: name of the other command.
-        reasons: setting -> why the command does not have it.
+        given: settings that are flags.
+        allowed: settings of the command. A file may hold others, because all commands share it.
+        command: its name and what it does.
     """
-    default, given = configs.flatten(Config()), configs.flatten(config)
-    for name, reason in reasons.items():
-        if given[name] != default[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is not an option of {command}: {reason}; leave it out")
+    if other := next((name for name in given if name not in allowed), None):
+        raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 
 # --- running

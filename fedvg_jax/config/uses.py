@@ -79,8 +79,9 @@ def no_use(config: Config, name: str) -> str:
         return ""
     flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
     value: Any = SETTINGS[condition.setting].get(config)
-    by = f"by {decider} {value}" if value != "" else f"without {decider}"
-    return f"{flag} is not used {by}; it is used by {condition.by}; leave it out"
+    if value == "":
+        return f"{flag} is not used without {decider}; give {decider} {condition.by}, or leave it out"
+    return f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out"
 
 
 def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[str, Any]:

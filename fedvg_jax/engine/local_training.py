@@ -183,10 +183,6 @@ def make_client(
         randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
         return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
 
-    def of_phase(minibatch, k, updates: Tree) -> Tree:
-        assert local is not None, "the caller checks"
-        return local.of_phase(minibatch - schedule.start[k], schedule.num_steps[k], updates)
-
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
@@ -200,7 +196,8 @@ def make_client(
             loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
             (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
         corrected = algorithm.correct(hyper, grads, params, received)
-        grads = corrected if local is None else of_phase(minibatch, k, local.restored(corrected, grads))
+        place = minibatch - schedule.start[k], schedule.num_steps[k]
+        grads = corrected if local is None else local.of_phase(*place, local.restored(corrected, grads))
         trained, personal_stats = params, ()
         if algorithm.personal:
             (_, personal_stats), own = task_gradients(carry.personal, batch, mask, k, minibatch)
@@ -208,7 +205,7 @@ def make_client(
             grads, trained = (grads, own), (params, carry.personal.params)
         with standard_promotion():
             updates, memory = rule.update(grads, carry.optimiser, trained)
-        updates = updates if local is None else of_phase(minibatch, k, updates)  # momentum and decay move all tensors
+        updates = updates if local is None else local.of_phase(*place, updates)  # momentum and decay move all tensors
         params: Tree = optax.apply_updates(trained, updates)
         personal = ()
         if algorithm.personal:

@@ -173,12 +173,14 @@ def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
 # --- constant gradients, which show every step: 1 and 3 of the two clients, for a sent and for a local scalar
 
 
-def slopes(params, stats, batch, mask, train):
+def linear_loss(params, stats, batch, mask, train):
     products = jnp.where(mask, (params["body"]["w"] + params["head"]["w"]) * batch, 0)
     return products.sum() / jnp.maximum(mask.sum(), 1).astype(products.dtype), stats
 
 
-SLOPES = fv.Task(lambda key: fv.Variables({n: {"w": jnp.zeros(())} for n in ("body", "head")}, {}), slopes, *[None] * 4)
+LINEAR = fv.Task(
+    lambda key: fv.Variables({n: {"w": jnp.zeros(())} for n in ("body", "head")}, {}), linear_loss, *[None] * 4
+)
 
 
 def first_round(algorithm, optimiser=fv.sgd, **options):
@@ -186,9 +188,9 @@ def first_round(algorithm, optimiser=fv.sgd, **options):
     part, hyper = fv.local_part("^head/", first=0.5), {"lr": 0.1, "eta_g": 1.0, "attack_scale": 10.0}
     data = fv.Data(jnp.repeat(jnp.array([1.0, 3.0]), 4), *[jnp.zeros((1, 1), int)] * 3)
     options |= {"num_clients": 2, "local": part}
-    make = fv.make_round(SLOPES, algorithm, fv.weightings.uniform(), fv.executors.lanes(1), optimiser, **options)
+    make = fv.make_round(LINEAR, algorithm, fv.weightings.uniform(), fv.executors.lanes(1), optimiser, **options)
     schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=1)
-    state, _ = jax.jit(make)(fv.init_state(SLOPES, algorithm, 2, hyper, local=part), schedule, data, hyper)
+    state, _ = jax.jit(make)(fv.init_state(LINEAR, algorithm, 2, hyper, local=part), schedule, data, hyper)
     clients = np.argsort(schedule.clients)
     return state, np.asarray(tree.take(state.clients, clients).local["params/head/w"])
 

@@ -138,13 +138,22 @@ def _method_problems(config: Config) -> Iterator[str]:
         yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
 
 
-def _own_model_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of local tensors or personal models."""
-    algorithm, has_personal_models = f"algorithm {config.algorithm}", ALGORITHMS[config.algorithm].has_personal_models
-    if not config.local and not has_personal_models:
+def _algorithm_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of the algorithm that the config names."""
+    yield from problems_of_algorithm(config, f"algorithm {config.algorithm}", ALGORITHMS[config.algorithm])
+
+
+def problems_of_algorithm(config: Config, algorithm: str, facts: options.AlgorithmFacts) -> Iterator[str]:
+    """Yields contradictions of an algorithm, which messages call `algorithm`, and of local tensors."""
+    if facts.sends_messages and config.robust.rule != "mean":
+        yield (
+            f"robust.rule {config.robust.rule} protects the averaged model only, and the server of {algorithm} also"
+            " averages other messages of the clients; use --robust.rule mean or another algorithm"
+        )
+    if not config.local and not facts.has_personal_models:
         return
     own = f"local {config.local}" if config.local else algorithm
-    if config.local and has_personal_models:
+    if config.local and facts.has_personal_models:
         yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
     if config.server_stats == "official":
         yield (
@@ -159,7 +168,7 @@ def _own_model_problems(config: Config) -> Iterator[str]:
 
 
 def _rule_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of a robust rule with the weighting, the algorithm or the size of the cohort."""
+    """Yields contradictions of a robust rule with the weighting or the size of the cohort."""
     rule, size = config.robust.rule, options.cohort_size(config)
     if rule == "mean":
         return
@@ -167,11 +176,6 @@ def _rule_problems(config: Config) -> Iterator[str]:
         yield (
             f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
             " use --weighting uniform, or --robust.rule clipped_mean"
-        )
-    if ALGORITHMS[config.algorithm].sends_messages:
-        yield (
-            f"robust.rule {rule} protects the averaged model only, and the server of {config.algorithm} also averages"
-            " other messages of the clients; use --robust.rule mean or another --algorithm"
         )
     trim, bad, kept = config.robust.trim, config.robust.num_bad, config.robust.num_kept
     if rule == "trimmed_mean" and trim > 0 and math.floor(trim * size + 1e-9) < 1:  # as the rule counts them
@@ -245,7 +249,7 @@ def _validation_problems(config: Config) -> Iterator[str]:
         )
 
 
-PROBLEMS = (_unused, _training_problems, _method_problems, _own_model_problems, _rule_problems, _hold_problems)
+PROBLEMS = (_unused, _training_problems, _method_problems, _algorithm_problems, _rule_problems, _hold_problems)
 PROBLEMS += (_partition_problems, _validation_problems)
 
 

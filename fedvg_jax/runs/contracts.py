@@ -381,8 +381,10 @@ _OF_ALGORITHM = {
 
 def check_algorithm(
     algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, *, num_clients: int = _CLIENTS, stats_too: bool = False
-) -> None:
+) -> Tree:
     """Checks the functions of an algorithm against `types.Algorithm`, on three clients of shapes alone.
+
+    Returns the shapes of the two messages of its `report`.
 
     Args:
         algorithm: the algorithm to check.
@@ -409,13 +411,13 @@ def check_algorithm(
             checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
     trial = functools.partial(_run_algorithm, algorithm, task, num_clients, stats_too)
     with checks.without_notes():
-        jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper))
+        return jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper))
 
 
 def _run_algorithm(
     algorithm: Algorithm, task: Task, num_clients: int, stats_too: bool, key: jax.Array, pool: Tree, hyper: Hyper
-) -> None:
-    """Calls every function of the algorithm as a round does, and checks what it returns."""
+) -> Tree:
+    """Calls every function of the algorithm as a round does, checks what it returns, and returns the messages."""
     model = task.init(key)
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     theta, whose = (model, "the variables") if stats_too else (model.params, "the params")
@@ -452,6 +454,7 @@ def _run_algorithm(
     checks.shaped_like(residual, theta, "algorithm.residual: R", whose)
     checks.floating(residual, "algorithm.residual: R")
     checks.same_arrays(memory, server, "algorithm.residual: memory", "algorithm.init's memory of the server")
+    return summed, averaged
 
 
 def check_forward(task: Task, pool: Tree) -> None:

@@ -12,7 +12,8 @@ from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
-from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.checks import problems_of_algorithm
+from fedvg_jax.config.options import AlgorithmFacts, recorded_names
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core.types import (
@@ -302,7 +303,7 @@ def _check_own(
     if sees_minibatches:
         contracts.check_forward(program.task, tables.pool)
     if own.algorithm or sees_minibatches:
-        contracts.check_algorithm(
+        messages = contracts.check_algorithm(
             program.algorithm,
             program.task,
             tables.pool,
@@ -310,6 +311,10 @@ def _check_own(
             num_clients=config.clients,
             stats_too=config.server_stats == "official",
         )
+        sends, keeps = bool(jax.tree.leaves(messages)), program.algorithm.personal is not None
+        facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
+        for message in problems_of_algorithm(config, "the algorithm", facts) if own.algorithm else ():
+            raise UsageError(message)
 
 
 def _check_accuracies(

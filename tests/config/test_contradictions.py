@@ -21,7 +21,10 @@ REFUSED = [
     ({"clients": 6, "corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
     ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
     ({"robust.rule": "median"}, "median ignores weights, so measuring those of fedvg"),
-    ({"robust.rule": "median", "weighting": "uniform", "algorithm": "feddyn"}, "server of feddyn also averages"),
+    (
+        {"robust.rule": "median", "weighting": "uniform", "algorithm": "feddyn"},
+        "server of algorithm feddyn also averages",
+    ),
     ({"robust.rule": "krum", "weighting": "uniform", "robust.num_bad": 4}, r"at most \(K - 3\) / 2 .* K = 10"),
     ({"clients": 4, "hold": 1, "weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 needs weights"),
     ({"clients": 4, "hold": 1, "weighting": "fltrust"}, "use --hold 0 or one of these"),

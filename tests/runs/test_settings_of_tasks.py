@@ -11,9 +11,9 @@ from safetensors.numpy import save_file
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config import Robust, Scaffold
+from fedvg_jax.config import Robust, Scaffold, check
 from fedvg_jax.core.types import Batch, UsageError
-from fedvg_jax.runs import contracts
+from fedvg_jax.runs import contracts, registry
 
 CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
 
@@ -101,6 +101,21 @@ def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
     given, other = (built(linear.TASK, algorithm_given=fedavg(), **changes).schedule(0) for changes in (named, {}))
     assert given.num_steps.tolist() == other.num_steps.tolist()
     assert built(linear.TASK, **named).schedule(0).num_steps.tolist() != given.num_steps.tolist()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "ditto"])
+@pytest.mark.parametrize("setting", [{"robust": Robust(rule="median")}, {"server_stats": "official"}])
+def test_given_algorithm_is_refused_where_the_named_one_is(name, setting):
+    config = dataclasses.replace(CONFIG, **setting)
+    algorithm = registry.ALGORITHMS[name](config)
+    try:
+        check(dataclasses.replace(config, algorithm=name))
+    except UsageError as refusal:
+        expected = str(refusal).replace(f"algorithm {name}", "the algorithm")
+        with usage_error(expected):
+            built(linear.TASK, algorithm_given=algorithm, **setting)
+    else:
+        assert built(linear.TASK, algorithm_given=algorithm, **setting).algorithm
 
 
 def test_robust_rule_that_ignores_weights_is_refused_beside_a_given_weighting():

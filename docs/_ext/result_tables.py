@@ -351,17 +351,17 @@ def methods_on_features(folder: str) -> str:
     from benchmarks import uses
 
     values, rates = (uses.read(folder, column) for column in ("final", "lr"))
-    rows = []
+    rows, alphas = [], list(dict.fromkeys(alpha for alpha, _ in values))
     for method in dict.fromkeys(method for _, method in values if method != uses.CHOSEN):
         base = {uses.FEDVG: "fedavg"}.get(method, method.removesuffix("+fedvg"))
         cells = []
-        for alpha in uses.ALPHAS:
+        for alpha in alphas:
             mean, rate = (np.mean(list(v[alpha, method].values())) for v in (values, rates))
             gap = uses.against(values, alpha, method, base) if method != base else None
             cells += [f"{mean:.1f} ({rate:g})", _interval(gap.mean, gap.low, gap.high) if gap else ""]
         rows.append([method_label(method), *cells])
     head = ["method"]
-    for alpha in uses.ALPHAS:
+    for alpha in alphas:
         head += [f"alpha {alpha}: accuracy, % (rate)", "minus its base, points"]
     return f"{table(head, rows)}\n\n{_source_of_run(folder)}\n"
 

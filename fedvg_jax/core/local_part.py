@@ -36,6 +36,10 @@ class LocalPart(NamedTuple):
         leaves = (part.get(path, leaf) for path, leaf in tree.by_path(variables).items())
         return jax.tree.structure(variables).unflatten(leaves)
 
+    def sent(self, params: Tree) -> dict[str, Array]:
+        """Returns the tensors of a tree like the parameters that are not local, by path."""
+        return {path: leaf for path, leaf in tree.by_path(params).items() if not self.is_local(path)}
+
     def restored(self, params: Tree, original: Tree) -> Tree:
         """Returns trees like the parameters with the local tensors of `original`."""
         return self.within(Variables(params, {}), self.of(Variables(original, {}))).params

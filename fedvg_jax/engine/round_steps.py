@@ -152,13 +152,22 @@ def receive_models(
     """
     theta, schedule = inputs.state.variables, inputs.schedule
     own = Variables(trained.params, trained.stats)
-    sent = sent_models(parts, inputs, own)
-    returned = tree.like(parts.disturb(inputs.hyper, inputs.attack_key, schedule.clients, theta, sent), own)
-    returned = returned if parts.local is None else parts.local.within(returned, parts.local.of(own))
+    returned = tree.like(disturb_models(parts, inputs, own), own)
     finite = tree.is_finite((returned, trained.loss, trained.personal))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
     return replace_absent(theta, present, returned), finite, present
+
+
+def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
+    """Returns the models [H, ...] after attacks, which change tensors that are sent."""
+    theta, models = inputs.state.variables, clients
+    if parts.local is not None:
+        theta, models = (variables._replace(params=parts.local.sent(variables.params)) for variables in (theta, models))
+    disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, theta, models)
+    if parts.local is None:
+        return disturbed
+    return parts.local.within(clients, {f"params/{path}": leaf for path, leaf in disturbed.params.items()})
 
 
 def replace_absent(theta: Variables, present: Array, clients: Variables) -> Variables:
@@ -275,6 +284,8 @@ def report_clients(
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
     memories, *messages = jax.vmap(report)(_indices(inputs), sent)
+    if parts.local is not None and parts.algorithm.loss is not None:  # which may compare with the client's whole model
+        memories, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if parts.algorithm.personal:
         memories = local_training.Kept(memories, personal)
     elif parts.local is not None:
@@ -319,7 +330,9 @@ def server_step(
     """
     state, hyper = inputs.state, inputs.hyper
     theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
-    probes = tree.where(table.present, table.probes, tree.zeros_like(table.probes))
+    zeros = tree.zeros_like(table.probes)
+    probes = tree.where(table.present, table.probes, zeros)
+    probes = probes if parts.local is None else parts.local.restored(probes, zeros)  # nothing is sent of local tensors
     cohort = Cohort(
         tree.sub(theta, mean),
         averages.message_sums,
@@ -337,14 +350,15 @@ def server_step(
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
     variables = variables if parts.local is None else parts.local.within(variables, parts.local.of(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
-    return state, _metrics(parts.weighting, inputs.schedule, table, averages)
+    return state, _metrics(parts, inputs.schedule, table, averages)
 
 
-def _metrics(weighting: Weighting, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:
+def _metrics(parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:
     """Returns the round's metrics, arrays [K]."""
     loss = mean_loss(schedule, table.loss, table.finite)
-    scores, detail = weighting.score(table.measured), weighting.detail(table.measured)
-    return Metrics(basic.mean_weight(averages.weights), scores, loss, table.finite, detail, averages.extremes)
+    scores, detail = parts.weighting.score(table.measured), parts.weighting.detail(table.measured)
+    weights = averages.weights.params if parts.local is None else parts.local.sent(averages.weights.params)
+    return Metrics(basic.mean_over_tensors(weights), scores, loss, table.finite, detail, averages.extremes)
 
 
 def mean_loss(schedule: Schedule, total: Array, finite: Array) -> Array:

@@ -58,7 +58,9 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     count = _make(sim.task, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
-    next_round = np.int32(min(int(state.round), sim.config.rounds - 1))  # after the last, at its learning rate
+    # cosine is 0 after the last round, which then counts; the others go on where the run may be resumed
+    is_over = sim.config.lr_schedule == "cosine" and int(state.round) == sim.config.rounds
+    next_round = np.int32(int(state.round) - is_over)
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
         needs_own = PERSONAL in wanted or FINETUNED in wanted
         own = client_memories.own_parts(sim.memories, store, state, clients) if needs_own else ()

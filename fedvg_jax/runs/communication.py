@@ -60,13 +60,15 @@ def of_round(
     memory, of_memory = jax.tree.flatten(state.server)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = of_memory.unflatten(leaf if used else unread for leaf, used in zip(memory, is_read, strict=False))
-    params = jax.tree.structure(state.variables.params)
+    params, paths = jax.tree.structure(state.variables.params), tree.paths(state.variables.params)
 
     def size(part: Tree) -> int:
-        """Returns the bytes of a part, without entries of local tensors where it is like the parameters."""
-        if local is None or jax.tree.structure(part) != params:
+        """Returns the bytes of a part, without what it has of local tensors where it has something of every tensor."""
+        try:  # FedNova's message has a pair for every tensor
+            of_tensors = zip(paths, params.flatten_up_to(part), strict=True)
+        except ValueError:
             return num_bytes(part)
-        return num_bytes([leaf for path, leaf in tree.by_path(part).items() if not local.is_local(path)])
+        return num_bytes([entry for path, entry in of_tensors if local is None or not local.is_local(path)])
 
     kept = 0 if local is None else num_bytes(local.of(state.variables))
     model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0

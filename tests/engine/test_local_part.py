@@ -19,7 +19,7 @@ from fedvg_jax.runs import simulation
 from fedvg_jax.weightings.fedvg import layers_of
 
 WORLD = worlds.small()
-HEAD = local_part.local_part("^classifier/")
+HEAD, BODY = local_part.local_part("^classifier/"), local_part.local_part("^fc1/")
 ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
 """Their clients correct gradients, have losses and memories, send messages and probe."""
 
@@ -41,13 +41,16 @@ def any_algorithm():
 # --- against the oracle
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, monkeypatch, name):
-    """The global model keeps its initial local tensors, as the oracle's clients send them back."""
+@pytest.mark.parametrize(("name", "part"), [*((name, HEAD) for name in ALGORITHMS), ("moon", BODY)])
+def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, monkeypatch, name, part):
+    """The global model keeps its initial local tensors, as the oracle's clients send them back.
+
+    MOON's client compares with its whole model, and Elastic's server knows no sensitivity of a local tensor.
+    """
     mine, (params, stats) = oracle.ALGORITHMS[name], map(worlds.by_path, worlds.variables())
 
     def local(arrays):
-        return {path: array for path, array in arrays.items() if HEAD.is_local(path)}
+        return {path: array for path, array in arrays.items() if part.is_local(path)}
 
     kept = [(local(params), local(stats))] * len(WORLD.train)
 
@@ -64,17 +67,29 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, mon
         return trained._replace(params=trained.params | local(state.params), stats=trained.stats | local(state.stats))
 
     def probe(state, schedule, k, *arguments):
-        return probe_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
+        measured = probe_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
+        return measured and measured | dict.fromkeys(local(measured), 0.0)
+
+    def loss(hyper, params, stats, batch, theta, client):
+        previous = client | local(theta) if name == "moon" else client
+        return loss_of_oracle(hyper, params, stats, batch, theta, previous)
 
     def correct(hyper, gradients, *arguments):
         return correct_of_oracle(hyper, gradients, *arguments) | local(gradients)
 
-    train_of_oracle, probe_of_oracle, correct_of_oracle = oracle.train, oracle.probe, mine.correct
+    train_of_oracle, probe_of_oracle, correct_of_oracle, loss_of_oracle = (
+        oracle.train,
+        oracle.probe,
+        mine.correct,
+        mine.loss,
+    )
     monkeypatch.setattr(oracle, "train", train)
     monkeypatch.setattr(oracle, "probe", probe)
     monkeypatch.setattr(mine, "correct", correct)
+    monkeypatch.setattr(mine, "loss", loss)
     chosen, plan = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}, plan_of()
-    played = worlds.play(WORLD, plan, any_algorithm(), "uniform", worlds.TASK, chosen, local=HEAD)
+    algorithm = worlds.algorithm(name) if name == "elastic" else any_algorithm()  # whose probes are not by tensor
+    played = worlds.play(WORLD, plan, algorithm, "uniform", worlds.TASK, chosen, local=part)
     of_oracle = worlds.rounds_of_oracle(WORLD, plan, mine, "uniform")
     for (actual, metrics), (state, expected) in zip(played, of_oracle, strict=True):
         worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
@@ -82,7 +97,8 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, mon
         for client, (own_params, own_stats) in enumerate(kept):
             own = {f"params/{p}": v for p, v in own_params.items()} | {f"stats/{p}": v for p, v in own_stats.items()}
             worlds.assert_close(tree.take(actual.clients.local, client), own, 1e-9)
-        np.testing.assert_array_equal(actual.variables.params["classifier"]["kernel"], params["classifier/kernel"])
+        for path, initial in local(params).items():
+            np.testing.assert_array_equal(worlds.by_path(actual.variables.params)[path], initial)
 
 
 # --- laws
@@ -174,29 +190,33 @@ def test_the_expression_of_scored_tensors_may_have_flags_beside_a_local_part():
 
 
 def linear_loss(params, stats, batch, mask, train):
-    products = jnp.where(mask, (params["body"]["w"] + params["head"]["w"]) * batch, 0)
+    products = jnp.where(mask, (params["body"]["w"] + params["head"]["w"].sum()) * batch, 0)
     return products.sum() / jnp.maximum(mask.sum(), 1).astype(products.dtype), stats
 
 
-LINEAR = fv.Task(
-    lambda key: fv.Variables({n: {"w": jnp.zeros(())} for n in ("body", "head")}, {}), linear_loss, *[None] * 4
-)
+def linear(shape=()):
+    """The task, whose local tensor has this shape."""
+    start = {"body": {"w": jnp.zeros(())}, "head": {"w": jnp.zeros(shape)}}
+    return fv.Task(lambda key: fv.Variables(start, {}), linear_loss, *[None] * 4)
 
 
-def first_round(algorithm, optimiser=fv.sgd, **options):
-    """(state, clients' local scalars) after a round of four local steps, half of which train the local scalar alone."""
+LINEAR = linear()
+
+
+def first_round(algorithm, optimiser=fv.sgd, task=LINEAR, weighting=fv.weightings.uniform(), **options):  # noqa: B008
+    """(state, clients' local tensors, metrics) after a round of four local steps: two train the local tensor alone."""
     part, hyper = fv.local_part("^head/", first=0.5), {"lr": 0.1, "eta_g": 1.0, "attack_scale": 10.0}
     data = fv.Data(jnp.repeat(jnp.array([1.0, 3.0]), 4), *[jnp.zeros((1, 1), int)] * 3)
     options |= {"num_clients": 2, "local": part}
-    make = fv.make_round(LINEAR, algorithm, fv.weightings.uniform(), fv.executors.lanes(1), optimiser, **options)
+    make = fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), optimiser, **options)
     schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=1)
-    state, _ = jax.jit(make)(fv.init_state(LINEAR, algorithm, 2, hyper, local=part), schedule, data, hyper)
+    state, metrics = jax.jit(make)(fv.init_state(task, algorithm, 2, hyper, local=part), schedule, data, hyper)
     clients = np.argsort(schedule.clients)
-    return state, np.asarray(tree.take(state.clients, clients).local["params/head/w"])
+    return state, np.asarray(tree.take(state.clients, clients).local["params/head/w"]), metrics
 
 
 def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():
-    state, heads = first_round(fv.algorithms.fedavg(), lambda hyper, round: optax.sgd(hyper["lr"], 0.9))
+    state, heads, _ = first_round(fv.algorithms.fedavg(), lambda hyper, round: optax.sgd(hyper["lr"], 0.9))
     moved = -0.1 * (1 + 1.9)
     np.testing.assert_allclose(state.variables.params["body"]["w"], 2 * moved, rtol=1e-6)
     assert np.all(heads <= moved * np.array([1, 3]) + 1e-6)
@@ -204,22 +224,37 @@ def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():
 
 def test_corrections_count_the_steps_in_which_the_sent_tensors_move():
     """Scaffold's c_k is the mean gradient of the client."""
-    state, _ = first_round(fv.algorithms.scaffold())
+    state, *_ = first_round(fv.algorithms.scaffold())
     np.testing.assert_allclose(np.sort(state.clients.memory["body"]["w"]), [1, 3], rtol=1e-6)
 
 
 def test_attack_changes_no_tensor_that_stays_with_the_client():
     attack = attacks.by(attacks.scaling, np.arange(2), 2)
-    (plain, heads), (state, own) = (first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack}))
+    (plain, heads, _), (state, own, _) = (first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack}))
     np.testing.assert_allclose(state.variables.params["body"]["w"], 10 * plain.variables.params["body"]["w"], rtol=1e-6)
     np.testing.assert_array_equal(own, heads)
+
+
+def test_noise_of_the_sent_tensors_has_the_length_of_their_update():
+    """A local tensor of a hundred entries does not share in it."""
+    attack = attacks.by(attacks.noise, np.arange(2), 2)
+    moved = [first_round(fv.algorithms.fedavg(), task=linear(shape), disturb=attack)[0] for shape in ((), (100,))]
+    assert moved[0].variables.params["body"]["w"] == moved[1].variables.params["body"]["w"] != 0
+
+
+def test_recorded_weights_are_those_of_the_sent_tensors():
+    def weigh(hyper, measured, returned):
+        return fv.Variables({"body": {"w": jnp.array([0.25, 0.75])}, "head": {"w": jnp.array([0.5, 0.5])}}, {})
+
+    *_, metrics = first_round(fv.algorithms.fedavg(), weighting=fv.weightings.uniform()._replace(weigh=weigh, terms=()))
+    np.testing.assert_array_equal(metrics.weights, [0.25, 0.75])
 
 
 def test_server_steps_change_no_tensor_that_stays_with_clients():
     def refine(hyper, round, variables, data):
         return jax.tree.map(lambda leaf: leaf + 1, variables)
 
-    state, _ = first_round(fv.algorithms.fedavg(), refine=refine)
-    plain, _ = first_round(fv.algorithms.fedavg())
+    state, *_ = first_round(fv.algorithms.fedavg(), refine=refine)
+    plain, *_ = first_round(fv.algorithms.fedavg())
     assert state.variables.params["head"]["w"] == 0
     assert state.variables.params["body"]["w"] == plain.variables.params["body"]["w"] + 1

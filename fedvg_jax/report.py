@@ -64,7 +64,7 @@ def write(argv: Sequence[str]) -> int:
     """Writes a report and prints its paths; returns the exit code.
 
     Raises:
-        UsageError: as `fedvg_jax.views.report.write`.
+        UsageError: as `fedvg_jax.study.report.write`.
     """
     arguments = _parser().parse_args(argv)
     from fedvg_jax.study import report

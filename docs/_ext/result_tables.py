@@ -202,7 +202,9 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final") -> str:
     subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {method_label(baseline)}"
     minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
-    return f"{table(columns[not has_settings :], rows)}\n\n{_source_of_run(name)}\n"
+    chosen = "" if choice == "final" else f" --choice {choice}"
+    source = _source_of_run(name).replace("--baseline fedvg`", f"--baseline {baseline}{chosen}`")
+    return f"{table(columns[not has_settings :], rows)}\n\n{source}\n"
 
 
 def of_fedvg(difference: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
@@ -503,7 +505,8 @@ def results_of_controls() -> list[Any]:
     from benchmarks.paper.claims import Result, Scale
     from benchmarks.paper.measures import Finding
 
-    gaps = {s.folder: s.gaps["FedAvg"] for s in studies() if s.folder in SCALES and s.alpha == "0.05"}
+    of_dirichlet = [s for s in studies() if not s.what.startswith("equal sizes")]
+    gaps = {s.folder: s.gaps["FedAvg"] for s in of_dirichlet if s.folder in SCALES and s.alpha == "0.05"}
     for folder in (*uses.SETS, *uses.WHOLE):
         if contrast := uses.primary(uses.read(folder)).get(("H1", "0.05")):
             gaps[folder] = contrast[1:]

@@ -89,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     purpose = "Trains the model without a federation: on pooled rows, on each client alone, and on the validation set."
-    if command.print_help(words, PROG, purpose, f"  {PROG} --alpha 0.05\n  {PROG} --clients 10 --rounds 50"):
+    examples = f"  {PROG} --alpha 0.05\n  {PROG} --clients 10 --rounds 50"
+    if command.print_help(words, PROG, purpose, examples, OF_BOUNDS):
         return 0
     return command.guarded(lambda: _show(_parse(words)))
 

@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     writes_features = words[:1] == ["features"]
     if "--help-all" in words:
-        sim.print_help(words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "")
+        sim.print_help(
+            words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "", {*OF_PREPARE} - {"dataset"}
+        )
     elif {"-h", "--help"} & set(words):
         names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
         print(FEATURES_HELP if writes_features else f"{__doc__}\nData sets: {names}\nAll options: {PROG} --help-all")

@@ -72,7 +72,9 @@ def _run_command(words: Sequence[str]) -> int:
     return launch.run(processes, lambda: simulate(config, unused, is_shared=True), lambda: lost_message(config))
 
 
-def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -> bool:
+def print_help(
+    argv: Sequence[str], command: str, purpose: str, examples: str, names: Collection[str] = command_line.ALL
+) -> bool:
     """Prints the help that a command line asks for; returns whether it asks for one.
 
     Args:
@@ -80,10 +82,11 @@ def print_help(argv: Sequence[str], command: str, purpose: str, examples: str) -
         command: as it is typed.
         purpose: what the command does, in a sentence.
         examples: indented command lines.
+        names: settings and shorthands that the command uses.
     """
     if asked := {"--help-all", "-h", "--help"} & set(argv):
         shown = "all" if "--help-all" in asked else "common"
-        print(command_line.help_text(command, purpose, examples, shown))
+        print(command_line.help_text(command, purpose, examples, shown, names))
     return bool(asked)
 
 

@@ -63,6 +63,14 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece(ex
     assert named - OF_OTHERS == generated.pieces().keys() - OF_OTHERS
 
 
+def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes(extension):
+    """A folder of results may also have clients of one size."""
+    tables = extension("result_tables")
+    (shown,) = (s for s in tables.studies() if s.what == "CIFAR-10, 12,000 images, LeNet-5" and s.alpha == "0.05")
+    (result,) = (r for r in tables.results_of_controls() if r.scale[:2] == (12_000, "cifar10"))
+    assert f"{shown.gaps['FedAvg'][0]:+.2f} points" in result.finding.text
+
+
 @pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
 def test_the_round_of_a_page_is_that_of_the_example(page):
     (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)

@@ -60,7 +60,8 @@ def _check_values(config: Config) -> None:
         if setting.names:
             _require_name(name, str(value), setting.names)
         if setting.range:
-            _require(setting.range.holds(value), name, value, setting.range.words)
+            kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
+            _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
         if setting.facts.hyper:
             fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
             _require(fits, name, value, "a number that float32 can hold")
@@ -210,8 +211,10 @@ def _hold_problems(config: Config) -> Iterator[str]:
 
 
 def _partition_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of the partition, its file, and the clients that are corrupt."""
+    """Yields contradictions of the partition, exported files, and the clients that are corrupt."""
     kind, is_held_out_first, file = config.partition, config.split != "client", config.export_partition
+    if config.export is not None and config.export.suffix != ".safetensors":
+        yield f"export must end in .safetensors; got {config.export}"
     if kind == "file" and not config.partition_file:
         yield "partition file needs --partition-file FILE, a .npz or .json of rows"
     if file is not None and file.suffix not in (".npz", ".json"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +18,9 @@ from fedvg_jax.core.types import UsageError
 
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Type of a setting -> word for its value in help."""
+
+ALL = (*presets.SHORTHANDS, *SETTINGS)
+"""Names of everything that a flag may set."""
 
 NUMBERS = {int: "an integer", float: "a number"}
 
@@ -77,7 +80,9 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def add_settings(parser: argparse.ArgumentParser, shown: str = "", takes_many: bool = False) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, shown: str = "", takes_many: bool = False, names: Collection[str] = ALL
+) -> None:
     """Adds every setting and shorthand, below the headings of their topics.
 
     Args:
@@ -85,17 +90,18 @@ def add_settings(parser: argparse.ArgumentParser, shown: str = "", takes_many: b
         shown: what its help shows: "common" options, "all", or none.
         takes_many: whether an option takes any number of words, and its value is a list of them for every time that it
             is given; a switch takes words, too, and `--no-NAME` is the word false.
+        names: settings and shorthands that the command uses; its help shows no other.
     """
     texts, topics = descriptions(Config) if shown else {}, {}
     many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
     on: dict[str, Any] = many or {"action": "store_true"}
     off: dict[str, Any] = {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
-    for name in (*presets.SHORTHANDS, *SETTINGS):
+    for name in ALL:
         setting = SETTINGS.get(name)
         topic = setting.facts.topic if setting else "Method"
         if topic not in topics:
             topics[topic] = parser.add_argument_group(topic)
-        is_shown = shown == "all" or (shown and (setting is None or setting.facts.is_common))
+        is_shown = name in names and (shown == "all" or (shown and (setting is None or setting.facts.is_common)))
         text = _help(name, texts[name], is_long=shown == "all") if is_shown else argparse.SUPPRESS
         if is_switch(name):
             group, dot, last = name.rpartition(".")
@@ -110,7 +116,7 @@ def is_switch(name: str) -> bool:
     return name in SETTINGS and bool in SETTINGS[name].types
 
 
-def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all") -> str:
+def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all", names: Collection[str] = ALL) -> str:
     """Returns the help of a command that takes the settings.
 
     Args:
@@ -118,14 +124,16 @@ def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all") -
         purpose: one sentence about it.
         examples: indented lines.
         shown: "common" for the options that most runs need, or "all".
+        names: settings and shorthands that the command uses.
     """
     description = "\n".join(textwrap.wrap(purpose, 79))
     epilog = ""
     if shown == "common":
         description += f"\n\nExamples:\n{examples}"
-        epilog = "\n".join(textwrap.wrap(PRECEDENCE, 79)) + f"\n\nAll options: {prog} --help-all"
+        precedence = "\n".join(textwrap.wrap(PRECEDENCE, 79)) + "\n\n" if "method" in names else ""
+        epilog = f"{precedence}All options: {prog} --help-all"
     parser = Parser(prog, description=description, epilog=epilog)
-    add_settings(parser, shown)
+    add_settings(parser, shown, names=names)
     return parser.format_help().rstrip()
 
 
@@ -163,7 +171,7 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
     found, unknown = parser.parse_known_args(_with_pairs(words))
     if unknown:
         word = unknown[0]
-        close = closest(word.lstrip("-").partition("=")[0], [*SETTINGS, *presets.SHORTHANDS], SYNONYMS)
+        close = closest(word.lstrip("-").partition("=")[0], ALL, SYNONYMS)
         hint = f"did you mean {flag_of(close)}?" if close else f"{parser.prog} --help-all lists all"
         raise UsageError(f"unknown argument {word[:100]}; {hint if word.startswith('-') else no_flag}")
     return vars(found)
@@ -185,7 +193,7 @@ def value_of(name: str, text: str, prog: str) -> Any:
     if type(None) in kinds and text == "None":
         return None
     if type(None) in kinds and not text:
-        raise UsageError(f"{flag_of(name)} must not be empty; leave it out, or name . for the current folder")
+        raise UsageError(f"{flag_of(name)} must not be empty; leave it out")
     for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
         try:
             return registered(name, kind(text))

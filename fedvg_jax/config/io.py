@@ -57,7 +57,8 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     changes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name not in SETTINGS:
-            raise UsageError(f"{source}: unknown setting '{name[:100]}'{name_hint(name)}")
+            hint = f"; it is a table, [{name}]" if name in GROUPS else name_hint(name)
+            raise UsageError(f"{source}: unknown setting '{name[:100]}'{hint}")
         group, _, last = name.rpartition(".")
         changes.setdefault(group, {})[last] = _typed(SETTINGS[name].types, registered(name, value), f"{source}: {name}")
     replaced = changes.pop("", {})
@@ -111,7 +112,7 @@ def _typed(allowed: tuple[type, ...], value: Any, where: str) -> Any:
     if not isinstance(value, allowed):
         value = python_scalar(value)
     if value == "" and type(None) in allowed:
-        raise UsageError(f"{where} must not be empty; leave it out, or name . for the current folder")
+        raise UsageError(f"{where} must not be empty; leave it out")
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
         return value
     if float in allowed and type(value) is int and abs(value) < 2**1000:

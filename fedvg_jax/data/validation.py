@@ -54,7 +54,9 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     rows = joined(parts.val) if chosen is None else np.concatenate([parts.val[k] for k in chosen])
     if not len(rows):
         owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
-        raise UsageError(f"{owners} left no validation row; use a larger --val-ratio or more --validation.clients")
+        raise UsageError(
+            f"{owners} left no validation row; give some, by a larger --val-ratio or more --validation.clients"
+        )
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedvg_jax import __main__ as command_line
-from fedvg_jax import bounds, config, sim
+from fedvg_jax import bounds, config, prepare, sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import launch
 
@@ -24,12 +24,17 @@ def test_subcommands_are_the_commands_of_the_package(capsys):
     assert set(listed) == modules
 
 
-@pytest.mark.parametrize("main", [sim.main, bounds.main], ids=["sim", "bounds"])
-def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main):
+OF_SIM = {"--method", "--fidelity", "--alpha", "--resume"}
+
+
+@pytest.mark.parametrize(
+    ("main", "listed"), [(sim.main, OF_SIM), (bounds.main, OF_SIM - {"--method", "--resume"})], ids=["sim", "bounds"]
+)
+def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main, listed):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     flags = re.findall(r"^  (--[a-z-]+)", text, re.M)
-    assert 18 <= len(flags) <= 24 and {"--method", "--fidelity", "--alpha", "--resume"} <= set(flags)
+    assert 14 <= len(flags) <= 24 and OF_SIM & set(flags) == listed
     assert "--conv" not in flags and len(text.splitlines()) <= 80
     assert max(map(len, text.splitlines())) <= 80
 
@@ -38,6 +43,15 @@ def test_all_options_are_in_the_long_help_once(capsys):
     assert sim.main(["--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     names = [*config.flatten(Config()), "method", "fidelity", *launch.FLAGS]
+    assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("main", "names"), [(bounds.main, bounds.OF_BOUNDS), (prepare.main, {*prepare.OF_PREPARE} - {"dataset"})]
+)
+def test_help_of_other_commands_lists_the_options_that_they_use(capsys, main, names):
+    assert main(["--help-all"]) == 0
+    flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 

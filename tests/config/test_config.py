@@ -119,6 +119,8 @@ def test_unknown_name_suggests_the_closest(wrong, right):
         config.apply(Config(), {wrong: 1}, "mine.toml")
     with usage_error("unknown setting 'learning_rate'; did you mean 'lr'?"):
         Config(learning_rate=0.1)
+    with usage_error("unknown setting 'fedvg'; it is a table, [fedvg]"):
+        config.apply(Config(), {"fedvg": "l1"}, "mine.toml")
 
 
 def trimmed(clients, trim):

@@ -33,6 +33,13 @@ def test_digits_need_no_folder_and_are_scaled_to_uint8():
     assert set(np.unique(digits.x)) == {round(v * 255 / 16) for v in range(17)}
 
 
+def test_npz_of_two_layouts_is_refused(tmp_path):
+    labels = np.arange(5)
+    file = write_npz(tmp_path / "two.npz", x=images(5), y=labels, x_train=images(5), y_train=labels)
+    with pytest.raises(UsageError, match=r"two\.npz: holds x_train, y_train and x, y, which are several data sets"):
+        npz.load(file)
+
+
 @pytest.mark.parametrize("as_file", [False, True])
 def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
     x, y = images(5, 32, 32, 3), np.array([0, 9, 1, 2, 3], np.uint8)

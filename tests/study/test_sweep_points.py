@@ -95,6 +95,7 @@ def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
 
 REFUSED = {
     "unknown setting": ({"lrr": [1]}, "unknown setting 'lrr'; did you mean 'lr'?"),
+    "another type": ({"alpha": [1, "x"]}, "axes: alpha must be a float; got 'x'"),
     "unknown method": ({"method": ["fedavgg", "fedavg"]}, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
     "no value": ({"alpha": []}, "alpha has no value"),
     "folder of a run": ({"out": ["a", "b"]}, "out cannot be a setting of a sweep's points"),

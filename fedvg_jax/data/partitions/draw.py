@@ -222,7 +222,7 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
         if ratio > 0 and not sizes(rows).any():
             raise UsageError(
                 f"{name} ratio {ratio} of {num_samples} samples over {s.num_clients} clients leaves no {name} row: "
-                "use a larger ratio, fewer clients or a larger --min-samples"
+                f"use a larger ratio{', fewer clients or a larger --min-samples' if s.held_out == 'client' else ''}"
             )
 
 

@@ -60,12 +60,15 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
     """
     members = read(file, {key for layout in KEYS for pair in layout for key in pair} | {"class_names", "groups"})
     members = {key: array for key, array in members.items() if key.split("_")[0] not in without}
-    pairs = next((layout for layout in KEYS if all(key in members for key in layout[0])), None)
-    if pairs is None:
+    found = [layout for layout in KEYS if all(key in members for key in layout[0])]
+    if len(found) > 1:
+        shown = " and ".join(", ".join(layout[0]) for layout in found)
+        raise UsageError(f"{file}: holds {shown}, which are several data sets; keep one of them")
+    if not found:
         is_encoded = any(f"train_{kind}" in member_names(file) for kind in KINDS)
         hint = "; --dataset encoded reads encoded images" if is_encoded else ""
         raise UsageError(f"{file}: must hold {LAYOUT}; got {_first_names(file)}{hint}")
-    splits = [_pair(members, pair, file) for pair in pairs if any(key in members for key in pair)]
+    splits = [_pair(members, pair, file) for pair in found[0] if any(key in members for key in pair)]
     if "class_names" in members:
         class_names = npy.texts(members["class_names"], file)
     arrays = pool(name, splits, class_names, file)
@@ -97,7 +100,10 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
         UsageError: no complete .npz file, pickled members, or members that exceed this machine's memory.
     """
     files.refuse_special(file)
-    with reading(file, "a complete .npz file of plain arrays", "fetch it again"), file.open("rb") as stream:
+    with (
+        reading(file, "a complete .npz file of plain arrays", "fetch it again, or save it without objects"),
+        file.open("rb") as stream,
+    ):
         if not zipfile.is_zipfile(stream):
             raise zipfile.BadZipFile("not a zip archive, or one cut short")
         refuse_too_large(_claimed(stream, keys), file)

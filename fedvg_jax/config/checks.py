@@ -19,8 +19,8 @@ from fedvg_jax.core.types import UsageError
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
 
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a pair of UTF-16, which UTF-8 cannot encode: a byte of a command line that is not UTF-8 becomes one."""
+UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+"""A zero byte; or half of a pair of UTF-16, which a byte of a command line that is not UTF-8 becomes."""
 
 NEVER_UNUSED = ("stem", "norm", "momentum", "min_samples_rule", "partition_file")
 NEVER_UNUSED += ("validation.data_dir", "validation.classes", "validation.clients")
@@ -54,9 +54,8 @@ def _check_values(config: Config) -> None:
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
-        _require("\0" not in str(value), name, repr(value), "text without a zero byte")
-        is_utf8 = not LONE_SURROGATE.search(str(value))
-        _require(is_utf8, name, ascii(str(value)), "text that UTF-8 can encode")
+        is_writable = not UNWRITABLE.search(str(value))
+        _require(is_writable, name, ascii(str(value)), "text that UTF-8 can encode, without a zero byte")
         if setting.names:
             _require_name(name, str(value), setting.names)
         if setting.range:

@@ -161,13 +161,13 @@ def receive_models(
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns the models [H, ...] after attacks, which change tensors that are sent."""
-    theta, models = inputs.state.variables, clients
-    if parts.local is not None:
-        theta, models = (variables._replace(params=parts.local.sent(variables.params)) for variables in (theta, models))
-    disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, theta, models)
-    if parts.local is None:
+    models, local = (inputs.state.variables, clients), parts.local
+    if local is not None:
+        models = (model._replace(params=local.sent(model.params)) for model in models)
+    disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, *models)
+    if local is None:
         return disturbed
-    return parts.local.within(clients, {f"params/{path}": leaf for path, leaf in disturbed.params.items()})
+    return local.within(clients, {f"params/{path}": leaf for path, leaf in disturbed.params.items()})
 
 
 def replace_absent(theta: Variables, present: Array, clients: Variables) -> Variables:

@@ -22,7 +22,7 @@ FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """A zero byte; or half of a pair of UTF-16, which a byte of a command line that is not UTF-8 becomes."""
 
-NEVER_UNUSED = ("stem", "norm", "momentum", "min_samples_rule", "partition_file")
+NEVER_UNUSED = ("stem", "norm", "momentum", "image_size", "min_samples_rule", "partition_file")
 NEVER_UNUSED += ("validation.data_dir", "validation.classes", "validation.clients")
 """Settings that are refused where a run does not use them, also in a file and from Python: without them it would
 silently train another model, or on other data, than their user expects."""

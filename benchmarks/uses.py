@@ -36,7 +36,11 @@ SETS = {
 WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
 """Folder of results of clients that train all layers -> data set."""
 
-HIDDEN = {"hidden_covid": "chest X-rays", "hidden_tinyimagenet": "Tiny ImageNet, ten classes"}
+HIDDEN = {
+    "hidden_dermamnist": "DermaMNIST, rebuilt",
+    "hidden_covid": "chest X-rays",
+    "hidden_tinyimagenet": "Tiny ImageNet, ten classes",
+}
 """Folder of results of heads with two hidden layers -> data set."""
 
 RANDOM = {

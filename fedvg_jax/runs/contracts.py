@@ -384,8 +384,6 @@ def check_algorithm(
 ) -> Tree:
     """Checks the functions of an algorithm against `types.Algorithm`, on three clients of shapes alone.
 
-    Returns the shapes of the two messages of its `report`.
-
     Args:
         algorithm: the algorithm to check.
         task: the model and its loss.
@@ -393,6 +391,9 @@ def check_algorithm(
         hyper: the hyperparameters of the run.
         num_clients: N.
         stats_too: whether the server treats running statistics like parameters.
+
+    Returns:
+        The shapes of the two messages of `report`.
 
     Raises:
         UsageError: a function takes other arguments, fails, or returns another structure, shape or dtype. The message

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-OF_DATA = ("dataset", "data_dir", "splits", "max_rows", "image_column", "label_column", "group_column", "image_size")
+OF_DATA = ("data_dir", "splits", "max_rows", "image_column", "label_column", "group_column", "image_size")
 OF_DATA += ("cache_dir", "trust_cache", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
@@ -48,7 +48,8 @@ OF_PREPARE += ("shards_per_client", "classes_per_client", "export_partition", "m
 OF_PREPARE += ("split", "test_ratio", "val_ratio")
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = (*OF_DATA, "model", "pretrained", "init", "norm", "stem", "conv", "normalise", "precision", "seed")
+OF_FEATURES = ("dataset", *OF_DATA, "model", "pretrained", "init", "norm", "stem", "conv", "normalise")
+OF_FEATURES += ("precision", "seed")
 """Settings of `prepare features`."""
 
 FEATURES_HELP = """usage: python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz [options]
@@ -77,9 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     writes_features = words[:1] == ["features"]
     if "--help-all" in words:
-        sim.print_help(
-            words, f"{PROG} NAME", "Reads, checks, caches and shows a data set.", "", {*OF_PREPARE} - {"dataset"}
+        of_set = ("NAME", "Reads, checks, caches and shows a data set.", OF_PREPARE)
+        name, purpose, used = (
+            ("features", "Writes the features of a data set.", OF_FEATURES) if writes_features else of_set
         )
+        sim.print_help(words, f"{PROG} {name}", purpose, "", used)
     elif {"-h", "--help"} & set(words):
         names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
         print(FEATURES_HELP if writes_features else f"{__doc__}\nData sets: {names}\nAll options: {PROG} --help-all")

@@ -46,11 +46,16 @@ def test_all_options_are_in_the_long_help_once(capsys):
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 
-@pytest.mark.parametrize(
-    ("main", "names"), [(bounds.main, bounds.OF_BOUNDS), (prepare.main, {*prepare.OF_PREPARE} - {"dataset"})]
-)
-def test_help_of_other_commands_lists_the_options_that_they_use(capsys, main, names):
-    assert main(["--help-all"]) == 0
+OF_COMMANDS = {
+    "bounds": (bounds.main, [], bounds.OF_BOUNDS),
+    "prepare": (prepare.main, [], prepare.OF_PREPARE),
+    "features": (prepare.main, ["features"], prepare.OF_FEATURES),
+}
+
+
+@pytest.mark.parametrize(("main", "words", "names"), OF_COMMANDS.values(), ids=OF_COMMANDS)
+def test_help_of_other_commands_lists_the_options_that_they_use(capsys, main, words, names):
+    assert main([*words, "--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 

@@ -47,8 +47,14 @@ RANDOM = {
     "random_covid": "chest X-rays",
     "random_dermamnist": "DermaMNIST, rebuilt",
     "random_tinyimagenet": "Tiny ImageNet, ten classes",
+    "random_whole_network": "all layers, CIFAR-10, 12,000 images",
 }
-"""Folder of results of features of the same network with random weights -> data set."""
+"""Folder of results of the same network with random weights, its features or all its layers -> data set."""
+
+PRETRAINED = {folder: folder.replace("random", "features") for folder in RANDOM} | {
+    "random_whole_network": "whole_network"
+}
+"""Folder of results with random weights -> that of the same runs with pretrained ones."""
 
 METHODS = ("methods_cifar10", "methods_dermamnist", "methods_covid", "methods_tinyimagenet")
 """Folders of results with the paper's 13 methods."""
@@ -151,7 +157,7 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
     """Returns (hypothesis, alpha) -> contrast with pretrained weights minus that with random ones, without correction.
 
     Args:
-        folder: one of `RANDOM`; the pretrained runs of the same seeds, partitions and cohorts are in `SETS`.
+        folder: one of `RANDOM`; the pretrained runs have the same seeds, partitions and cohorts.
     """
     from fedvg_jax.study import statistics
 
@@ -160,8 +166,9 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
             (name, alpha): {key: value - values[alpha, control][key] for key, value in values[alpha, FEDVG].items()}
             for name, control in CONTROLS.items()
             for alpha in ALPHAS
+            if (alpha, FEDVG) in values
         }
-        for values in map(read, (folder.replace("random", "features"), folder))
+        for values in map(read, (PRETRAINED[folder], folder))
     )
     compared = {key: statistics.compare(pretrained[key], random[key]) for key in random}
     return {key: Contrast(c.n, c.mean, *c.t_interval, c.t_p) for key, c in compared.items()}

@@ -305,7 +305,7 @@ def pretraining() -> str:
     rows = []
     for folder, title in uses.RANDOM.items():
         effects = uses.effects_of_pretraining(folder)
-        for alpha in uses.ALPHAS:
+        for alpha in dict.fromkeys(alpha for _, alpha in effects):
             rows.append([title, alpha, *(_interval(*effects[name, alpha][1:4]) for name in uses.CONTROLS)])
     return table(["data", "alpha", *_hypotheses()], rows)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.runs import stop_signals
+from fedvg_jax.views import output
 
 COMMANDS = {
     "sim": "train one federated model",
@@ -46,7 +47,7 @@ def run_and_exit(command: Callable[[], int] = main) -> None:
     Args:
         command: the `main` of a command.
     """
-    with stop_signals.end_at_once(lambda: "stopped at once"):
+    with stop_signals.end_at_once(lambda: "stopped at once"), output.lasting():  # help, too, as in `... --help | head`
         code = command()
     gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
     sys.exit(code)

@@ -1,5 +1,6 @@
 """`fedvg COMMAND`: subcommands, and the texts of `--help` and `--help-all`."""
 
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,16 @@ def test_help_of_other_commands_lists_the_options_that_they_use(capsys, main, wo
     assert main([*words, "--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
+
+
+@pytest.mark.parametrize("words", [["sim", "--help-all"], ["bounds", "--help"], ["--help"]])
+def test_help_into_a_closed_pipe_ends_without_a_traceback(words, capfd, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w", buffering=1))
+    with pytest.raises(SystemExit) as ended:
+        command_line.run_and_exit(lambda: command_line.main(words))
+    assert ended.value.code == 0 and not capfd.readouterr().err
 
 
 def test_help_and_mistakes_import_neither_jax_nor_matplotlib():

@@ -15,12 +15,16 @@ import argparse
 import csv
 import functools
 import json
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fedvg_jax.study import statistics
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -118,6 +122,11 @@ class Contrast(NamedTuple):
         return "refutation" if self.high < SMALLEST else "undecided"
 
 
+def contrast_of(comparison: statistics.Comparison, p: float) -> Contrast:
+    """Returns a comparison with the p value of its family."""
+    return Contrast(comparison.n, comparison.mean, *comparison.t_interval, p)
+
+
 def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
     """Returns (alpha, method) -> values of the runs in a folder of results; {} where there is none.
 
@@ -128,7 +137,7 @@ def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
     values: dict[tuple[str, str], Values] = {}
     for path in sorted((RESULTS / folder).glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
-            for run in csv.DictReader(file):
+            for run in filter(operator.itemgetter(choice), csv.DictReader(file)):  # without those that diverged
                 replicate = int(run["seed"]), int(run["partition_seed"])
                 method = functools.reduce(lambda name, default: name.replace(default, ""), DEFAULTS, run["method"])
                 values.setdefault((run["alpha"], method), {})[replicate] = float(run[choice])
@@ -148,9 +157,7 @@ def primary(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], C
         if (alpha, FEDVG) in values and (alpha, CONTROLS[name]) in values
     }
     corrected = statistics.holm([c.t_p for c in compared.values()])
-    return {
-        key: Contrast(c.n, c.mean, *c.t_interval, p) for (key, c), p in zip(compared.items(), corrected, strict=True)
-    }
+    return {key: contrast_of(c, p) for (key, c), p in zip(compared.items(), corrected, strict=True)}
 
 
 def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
@@ -171,7 +178,7 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
         for values in map(read, (PRETRAINED[folder], folder))
     )
     compared = {key: statistics.compare(pretrained[key], random[key]) for key in random}
-    return {key: Contrast(c.n, c.mean, *c.t_interval, c.t_p) for key, c in compared.items()}
+    return {key: contrast_of(c, c.t_p) for key, c in compared.items()}
 
 
 def verdict(contrasts: Sequence[Contrast]) -> str:
@@ -194,24 +201,7 @@ def against(
     if (alpha, method) not in values or (alpha, baseline) not in values:
         return None
     c = statistics.compare(values[alpha, method], values[alpha, baseline])
-    return Contrast(c.n, c.mean, *c.t_interval, c.t_p)
-
-
-def sets_ahead(method: str) -> list[str]:
-    """Returns the data sets on which a use is ahead of FedAvg, of uniform weights and of FedVG at two alphas or more.
-
-    Ahead means the conditions of support, without correction.
-    """
-    titles = []
-    for folder, title in SETS.items():
-        values = read(folder)
-        of_alphas = [
-            [against(values, alpha, method, other) for other in ("fedavg", "uniform", FEDVG) if other != method]
-            for alpha in ALPHAS
-        ]
-        is_ahead = [all(c is not None and c.outcome == "support" for c in contrasts) for contrasts in of_alphas]
-        titles += [title] if sum(is_ahead) >= 2 else []
-    return titles
+    return contrast_of(c, c.t_p)
 
 
 # --- collecting
@@ -226,20 +216,16 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
 
     study = study_of([source], partial=True)
     rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
-    added = {
-        (str(run.config.alpha), cell.method, str(seed), str(partition)): more(run.records, run.config.lr)
-        for cell in study.cells.values()
-        for (seed, partition), run in cell.runs.items()
-    }
+    cells = [study.cell(method, scenario) for scenario in study.scenarios for method in study.methods]
+    runs = [run for cell in cells for _, run in sorted(cell.runs.items())]  # in the order of the table
     if "alpha" not in rows[0]:  # the runs have one
-        alpha = next(iter(added))[0]
-        rows = [["alpha", *rows[0]], *([alpha, *row] for row in rows[1:])]
-    place = [rows[0].index(name) for name in ("alpha", "method", "seed", "partition_seed")]
+        rows = [["alpha", *rows[0]], *([f"{runs[0].config.alpha:g}", *row] for row in rows[1:])]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "runs.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*rows[0], *MORE])
-        writer.writerows([*row, *added[tuple(row[i] for i in place)]] for row in rows[1:])
+        pairs = zip(rows[1:], runs, strict=True)
+        writer.writerows([*row, *more(run.records, run.config.lr)] for row, run in pairs)
     about = machine.describe([])
     where = f"{about['processor']}, {about['cores']} cores"
     written = {
@@ -259,7 +245,7 @@ def more(records: Sequence[Mapping[str, Any]], lr: float) -> list[str]:
     for record in records:
         weights = np.array(record["weights"], float).reshape(len(record["clients"]), -1).mean(1)
         positive = weights[weights > 0]
-        ratios.append(positive.max() / positive.min())
+        ratios += [positive.max() / positive.min()] if positive.size else []
     return [f"{lr:g}", f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
 
 

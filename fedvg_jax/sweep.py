@@ -193,13 +193,13 @@ def _run_phases(command: CommandLine, console: Console) -> int:
     try:
         study = collect([command.out], partial=True)
         console.print(markup.terminal(tables.accuracy(study)), highlight=False)
-    except UsageError as error:  # of a sweep without a finished point
-        if not stopped_by:
-            console.print(str(error), highlight=False, markup=False, emoji=False)
+    except UsageError as error:  # no point is finished, or no study can be made of the points
+        refusal = error
     say(console, f"folder of the sweep: {command.out}")
     if stopped_by:
         return _say_stopped(console, stopped_by)
     if command.shard.count > 1:
+        refusal = None
         say(console, "the report is written by the command without --shard")
     elif study:
         refusal = _draw_report(command.out, console)

@@ -46,11 +46,13 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     return folder
 
 
-def write_summary(folder: Path) -> None:
-    """Writes the summary of the history, as a run does."""
+def write_summary(folder: Path, **others) -> None:
+    """Writes the summary of the history, as a run does, with other entries."""
     records = history.read(folder)
     text = (folder / "history.jsonl").read_bytes()
-    summary = {"rounds": len(records), "stopped_by": None} | history.summarise(records) | history.bytes_sent(records)
+    summary = (
+        {"rounds": len(records), "stopped_by": None} | history.summarise(records) | history.bytes_sent(records) | others
+    )
     summary["seal"] = {"history": [len(text), hashlib.sha256(text).hexdigest()]}
     write_json(folder / "summary.json", seals.with_digest(summary))
 

@@ -363,14 +363,12 @@ def norms_grow_with_depth(study: Study) -> Finding | None:
             counts.add(len(weights))
             correlations.append((replicate, rank_correlation(depth, [float(mean[i]) for i in weights])))
     layers = " and ".join(map(str, sorted(counts)))
-    return _mean_correlation(
-        correlations, f"rank correlation of depth and norm over {layers} layers", lambda low, high: low > 0
-    )
+    return _mean_correlation(correlations, f"rank correlation of depth and norm over {layers} layers", _is_above_zero)
 
 
 def weights_rank_client_models(study: Study) -> Finding | None:
     """Holds if FedVG's weights correlate with the accuracy of the clients' models, with an interval above 0."""
-    return _weight_correlations(study, lambda run, record: record.get(ACCURACY), "accuracy", lambda low, high: low > 0)
+    return _weight_correlations(study, lambda run, record: record.get(ACCURACY), "accuracy", _is_above_zero)
 
 
 def weights_against_class_distance(study: Study) -> Finding | None:

@@ -12,6 +12,6 @@ RHO = "validation.rho"
 def accuracy_against_rho(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure with the final result of every method against the imbalance of D_val.
 
-    A method that has runs at one rho only, such as FedAvg, which uses no D_val, is a horizontal line.
+    FedAvg, which uses no D_val, has runs at one rho only, and is a point.
     """
     return against(study, style, RHO, "rho", r"imbalance $\rho$ of $D_{val}$", "linear")

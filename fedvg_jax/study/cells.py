@@ -120,8 +120,12 @@ def scenario_text(scenario: Scenario) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Returns the value of a setting for people: floats without trailing zeros."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """Returns the value of a setting for people: floats without trailing zeros.
+
+    >>> value_text(0.1 + 0.2), value_text(0.12345671)
+    ('0.3', '0.12345671')
+    """
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def replicate_text(replicate: Replicate) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
@@ -90,18 +90,17 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
 
 
 def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns a line if some scenario has several seeds and one partition; it comes before all other notes."""
-    by_scenario: dict[Scenario, list[Run]] = {}
+    """Returns a line on scenarios that have several seeds and one partition; it comes before all other notes."""
+    drawn: dict[Scenario, set[tuple[int, Any]]] = {}
     for (_, scenario), cell in cells.items():
-        by_scenario.setdefault(scenario, []).extend(cell.runs.values())
-    for runs in by_scenario.values():
-        partitions = {run.manifest.get("partition", run.config.partition_seed) for run in runs}
-        if len({run.config.seed for run in runs}) > 1 and len(partitions) == 1:
-            return [
-                "all seeds share one partition, so that differences and intervals hold for that partition only; a sweep"
-                " without --partition-seed draws one for every seed"
-            ]
-    return []
+        pairs = (
+            (run.config.seed, run.manifest.get("partition", run.config.partition_seed)) for run in cell.runs.values()
+        )
+        drawn.setdefault(scenario, set()).update(pairs)
+    shared = [s for s, pairs in drawn.items() if len(pairs) > 1 == len({partition for _, partition in pairs})]
+    where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
+    text = f"all seeds{where} share one partition, so that differences and intervals hold for that partition only"
+    return [text] if shared else []
 
 
 def _tuned(sweeps: Sequence[Stored]) -> list[str]:

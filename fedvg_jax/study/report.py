@@ -22,6 +22,7 @@ from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Column, Entry, Table, hypertext, plain_html
+from fedvg_jax.study.sweep_folder import count
 
 PAGE = "report.html"
 EXTRA = ("scipy", "matplotlib")
@@ -227,10 +228,10 @@ def page(
 
 def summary(study: Study) -> str:
     """Returns a sentence on the size of the study."""
-    count = len(study.runs)
     scenarios = [text for s in study.scenarios if (text := scenario_text(s))]
     where = f" in {len(scenarios)} settings ({'; '.join(scenarios)})" if len(scenarios) > 1 else ""
-    return f"{count} runs of {len(study.methods)} methods ({'; '.join(study.methods)}){where}."
+    runs, methods = count(len(study.runs), "run"), count(len(study.methods), "method")
+    return f"{runs} of {methods} ({'; '.join(study.methods)}){where}."
 
 
 def _notes(lines: Iterable[str]) -> str:

@@ -7,13 +7,16 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, declare, flatten, presets, shorthands
+from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets, shorthands
 from fedvg_jax.config.uses import PASSED, unused, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import PLACES
 
-NO_RESULT = (RESUMABLE_CHANGES - {"rounds"}) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
+LAST_ROUND = {"rounds", "stop_at", "patience"}
+"""Settings that a resumed run may change, and that decide which round is its last."""
+
+NO_RESULT = (RESUMABLE_CHANGES - LAST_ROUND) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
 """Settings that name a place or an implementation: runs that differ in them are compared. A folder of data that is an
 axis of a sweep names the data."""
 
@@ -176,7 +179,9 @@ def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
     named |= {n: v for n, v in values.items() if n not in presets.SHORTHANDS and not (is_own and n == "weighting")}
     if named.get("partition_seed") == "follow":
         named["partition_seed"] = named.get("seed", Config.seed)
-    return named
+    config = apply(Config(), {name: value for name, value in named.items() if name in SETTINGS}, "sweep.json")
+    of_others = {name for name in unused(config) if name.split(".")[0] in METHOD_GROUPS}
+    return {name: value for name, value in named.items() if name not in of_others}
 
 
 def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:
@@ -216,6 +221,8 @@ def _scenario_settings(points: Sequence[Point], differing: Sequence[str], has_fi
     names = [name for name in differing if name not in skipped and name.split(".")[0] not in METHOD_GROUPS]
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     keys = [name for name in ("dataset", "model") if name in names]
+    if keys[1:] and not any("model" in point.values for point in points) and _follows(points, "model", keys[:1]):
+        keys = keys[:1]  # the presets' models, of which a missing run has no record
     return [name for name in names if name in keys or not (keys and _follows(points, name, keys))]
 
 

@@ -30,6 +30,13 @@ PUBLISHED_CHOICE = (
 )
 
 
+SELECTED = {
+    "held_out": "the half of D_val that no weights use",
+    "shared": "D_val, which FedVG's weights also use",
+}
+"""Value of `select` -> the rows of the round best on validation."""
+
+
 class Options(NamedTuple):
     """What the tables compare with."""
 
@@ -132,7 +139,7 @@ def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Ent
         return [Entry("", (None, None, 0)) for _ in study.methods]
     of_scenario = [study.cell(method, scenario) for method in study.methods]
     entries = [spread_of(study, cell, choice)._replace(footnotes=marks(cell)) for cell in of_scenario]
-    if len(of_scenario) == 1:
+    if sum(bool(cell.runs) for cell in of_scenario) == 1:
         return entries
     whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
     return [entry if entry.footnotes else next(whole) for entry in entries]
@@ -223,10 +230,9 @@ def choices(study: Study) -> Table:
         return [spread_of(study, cell, choice) for choice in CHOICES] + largest
 
     header, rows = per_cell(study, columns, entries)
-    held_out = study.settings.get("select") == "held_out"
-    note = "the half of D_val that no weights use" if held_out else "D_val, which FedVG's weights also use"
+    selected = sorted({run.config.select for run in study.runs})
     notes = (
-        f"Validation is {note}.",
+        f"Validation is {', or '.join(SELECTED[name] for name in selected)}.",
         *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),
         *footnotes(study),
     )
@@ -279,7 +285,6 @@ def effects(study: Study, chosen: Options) -> Table:
         for method in study.methods
         if method != chosen.baseline
     }
-    family = sum(comparison.n > 0 for comparison in compared.values())  # the others have no pair of runs
     corrected_t = dict(zip(compared, statistics.holm([each.t_p for each in compared.values()]), strict=True))
     corrected_w = dict(zip(compared, statistics.holm([each.wilcoxon_p for each in compared.values()]), strict=True))
 
@@ -306,12 +311,14 @@ def effects(study: Study, chosen: Options) -> Table:
     ]
     baseline = labels.method_label(chosen.baseline)
     header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
-    counts = sorted({comparison.n for comparison in compared.values() if comparison.n})
-    warnings = [text for n in counts if (text := statistics.warning(n, family))]
+    counts = [comparison.n for comparison in compared.values() if comparison.n]
+    # Holm multiplies only the smallest p by the size of the family, and more pairs may have it
+    family = len(counts) if len(set(counts)) == 1 else 1
+    warnings = [text for n in sorted(set(counts)) if (text := statistics.warning(n, family))]
     notes = (
         f"Differences are method minus {baseline}, {choice_name(study, chosen.choice)}, paired by seed and partition"
         " seed."
-        f" Holm corrects over the {family} comparison{'s' * (family != 1)} of this table."
+        " Holm corrects over the comparisons of this table that have a p value."
         " One-sided tests whether the method's values are larger than the baseline's.",
         *warnings,
         *footnotes(study),
@@ -324,7 +331,7 @@ def cost(study: Study, chosen: Options) -> Table:
     """Returns accuracy beside rounds to the target, seconds and megabytes sent."""
     baseline = labels.method_label(chosen.baseline)
     columns = [
-        Column(metric_name(study), ("mean", "std", "n")),
+        Column(f"{metric_name(study)}, {CHOICES['final']}", ("mean", "std", "n")),
         Column("target", ("target",)),
         Column("rounds to the target", ("rounds_to_target", "reached")),
         Column("seconds", ("seconds",)),

@@ -169,7 +169,7 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
         finished = {name: score for name, score in scores.items() if score is not None}
         if not finished:
             raise UsageError(f"every value of {cell} diverged in a tuning run; give other values to --tune")
-        best = max(finished, key=lambda name: finished[name][1])
+        best = max(finished, key=lambda name: round(finished[name][1], 8))  # of records with nine digits
         metric, quality = finished[best]
         first = runs_of[best][0]
         trained = flatten(first.config)  # which has the weighting that native stands for

@@ -19,8 +19,9 @@ from small_sweeps import timeless
 import fedvg_jax
 from fedvg_jax import sweep
 from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import loop
-from fedvg_jax.study import report, sweep_arguments, sweep_folder
+from fedvg_jax.study import collect, report, sweep_arguments, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
 SHORT |= {"--jobs": "1", "--model": "linear"}
@@ -139,6 +140,15 @@ def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
     monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
     code, out, err = run("--alpha", "0.5")
     assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
+
+
+def test_points_of_which_no_study_can_be_made_are_an_error(run, monkeypatch):
+    def refuse(folders, partial):
+        raise UsageError("the runs are of different data")
+
+    monkeypatch.setattr(collect, "collect", refuse)
+    code, out, err = run("--alpha", "0.5")
+    assert (code, err) == (2, "error: the runs are of different data\n") and "folder of the sweep" in out
 
 
 def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path, monkeypatch):

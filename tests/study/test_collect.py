@@ -4,8 +4,9 @@ import json
 
 import pytest
 from files import one_line
-from run_folders import write_json, write_manifest, write_run, write_sweep
+from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
 
+from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import seals, verification
 from fedvg_jax.study.cells import results
@@ -131,6 +132,47 @@ def test_axes_that_go_together_are_one_scenario(tmp_path):
     assert study.scenarios == tuple((("dataset", d), ("model", m)) for d, m, _ in sorted(pairs))
 
 
+@pytest.mark.parametrize("in_sweep", [True, False], ids=["sweep", "folders"])
+def test_models_that_follow_from_the_data_set_are_no_axis(tmp_path, in_sweep):
+    """A run that is missing is marked in its own cell, although no file says which model it has."""
+    axes = {"method": ["fedavg", "fedvg"], "dataset": ["digits", "literature"], "seed": [0, 1]}
+    sweep = write_sweep(tmp_path / "s", axes, lambda v: None)
+    for point in json.loads((sweep / "sweep.json").read_text())["points"]:
+        if point["values"] != {"method": "fedvg", "dataset": "digits", "seed": 1}:
+            of_preset = {"model": "gru" if point["values"]["dataset"] == "literature" else "mlp"}
+            write_run(sweep / "points" / point["name"], (0.5,), **point["values"], **of_preset)
+    study = collect([sweep if in_sweep else sweep / "points"], partial=True)
+    assert study.methods == ("fedavg", "fedvg")
+    assert study.scenarios == ((("dataset", "digits"),), (("dataset", "literature"),))
+    assert [len(study.cell("fedvg", scenario).missing) for scenario in study.scenarios] == [1, 0]
+    assert not any("mixed" in note for note in study.notes)
+
+
+@pytest.mark.parametrize(("name", "value"), [("patience", 1), ("stop_at", "0.5")])
+def test_runs_of_which_one_may_stop_earlier_are_not_compared(tmp_path, name, value):
+    write_run(tmp_path / "a", (0.5,) * 4, method="fedavg")
+    stopped = write_run(tmp_path / "v", (0.4,) * 2, rounds=4, method="fedvg", **{name: value})
+    write_summary(stopped, stopped_early=True)
+    with pytest.raises(UsageError, match=f"mixed settings: {name} is .* for 'fedavg'; {value} for 'fedvg'"):
+        collect([tmp_path])
+    axes = {"method": ["fedavg", "fedvg"], name: [getattr(Config, name), value], "seed": [0]}
+    study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.4 if v[name] == value else 0.5,))])
+    assert [results(study, study.cell("fedavg", s))[0, 42] for s in study.scenarios] == pytest.approx([50, 40])
+
+
+def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):
+    """Of sweeps with other values of FedProx's mu, which FedAvg does not use."""
+    axes = {"method": ["fedavg", "fedprox"], "seed": [0, 1]}
+    lost = {"method": "fedavg", "seed": 1}
+    write_sweep(tmp_path / "a", axes, lambda v: None if v == lost else (0.5,), fedprox={"mu": 0.1})
+    write_sweep(tmp_path / "b", {"method": ["fedprox"], "seed": [0, 1]}, lambda v: (0.5,), fedprox={"mu": 0.2})
+    for name, mu in {"a": 0.1, "b": 0.2}.items():
+        edit(tmp_path / name / "sweep.json", base={"fedprox.mu": mu})
+    study = collect([tmp_path / "a", tmp_path / "b"], partial=True)
+    assert study.methods == ("fedavg", "fedprox, mu 0.1", "fedprox, mu 0.2")
+    assert [len(study.cell(method, ()).missing) for method in study.methods] == [1, 0, 0]
+
+
 PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
 
 
@@ -190,6 +232,10 @@ def test_a_report_whose_seeds_share_one_partition_says_so_first(tmp_path, partit
     notes = collect([tmp_path]).notes
     shared = ["all seeds share one partition" in note for note in notes]
     assert shared == ([True, False] if 42 in partitions else [False])
+    for seed in (0, 1):
+        write_run(tmp_path / f"fixed{seed}", method="fedavg", seed=seed, partition_seed=7, alpha=0.5)
+    note = collect([tmp_path], partial=True).notes[0]
+    assert note.startswith("all seeds share" if 42 in partitions else "all seeds at alpha 0.5 share")
 
 
 def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):

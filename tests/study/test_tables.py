@@ -132,6 +132,51 @@ def test_a_mean_that_lacks_runs_has_a_footnote_and_is_neither_best_nor_second_be
     assert table.notes[0].endswith("second best of the cells that have all their runs.")
 
 
+def test_a_mean_without_others_to_compare_with_is_not_the_best(tmp_path):
+    """Method and alpha that go together leave one method in every column."""
+    for method, alpha in {"fedavg": 0.05, "fedvg": 0.5}.items():
+        write_run(tmp_path / method, method=method, alpha=alpha)
+    table = tables.accuracy(collect([tmp_path], partial=True))
+    assert [entry.mark for row in table.rows for entry in row] == [""] * 9
+
+
+def test_notes_on_p_values_hold_where_cells_have_different_numbers_of_pairs(tmp_path):
+    """Six pairs reach 0.031 beside twenty, because Holm multiplies the smallest p of the table only."""
+    for seed in range(20):
+        for method, final in {"fedavg": 0.5, "fedprox": 0.5 + 0.01 * (seed + 1), "fedvg": 0.6 + 0.005 * seed}.items():
+            if method != "fedvg" or seed < 6:
+                write_run(tmp_path / f"{method}{seed}", (final,), method=method, seed=seed)
+    study = collect([tmp_path], partial=True)
+    table = tables.effects(study, tables.options(study))
+    assert row(table, "fedvg")[-1].text == "0.031" and not any("can reach" in note for note in table.notes)
+
+
+def test_equal_differences_have_no_p_value_and_the_note_does_not_count_them(tmp_path):
+    finals = {"fedavg": (0.5, 0.6, 0.55), "fedprox": (0.6, 0.7, 0.65), "fedvg": (0.51, 0.62, 0.58)}
+    for method, several in finals.items():
+        for seed, final in enumerate(several):
+            write_run(tmp_path / f"{method}{seed}", (final,), method=method, seed=seed)
+    study = collect([tmp_path])
+    table = tables.effects(study, tables.options(study))
+    by_method = {r["method"]: r for r in csv_rows(table)}
+    assert by_method["fedprox"]["t_p"] == "" and by_method["fedvg"]["t_p"] == by_method["fedvg"]["t_p_holm"] != ""
+    assert "over the comparisons of this table that have a p value" in table.notes[0]
+
+
+@pytest.mark.parametrize("selected", [["shared"], ["held_out"], ["shared", "held_out"]], ids=" ".join)
+def test_rows_of_the_round_best_on_validation_are_those_of_the_runs(tmp_path, selected):
+    study = collect([write_sweep(tmp_path / "s", {"select": selected, "seed": [0]}, lambda v: (0.5,), method="fedvg")])
+    note = tables.choices(study).notes[0]
+    assert ("which FedVG's weights also use" in note) == ("shared" in selected)
+    assert ("the half of D_val" in note) == ("held_out" in selected)
+
+
+def test_the_cost_is_that_of_the_final_round_whatever_is_compared(study):
+    table = tables.cost(study, tables.options(study, choice="max"))
+    assert row(table, "alpha 0.05", "fedvg")[2].text == "72.00 ± 2.00"
+    assert table.columns[2].title == "test accuracy, %, final round"
+
+
 def test_accuracies_of_clients_are_shown_where_recorded(tmp_path):
     fields = {"accuracy_by_client_mean": 0.5, "worst_decile": 0.25, "spread": 0.125, "personal_accuracy_mean": 0.75}
     write_run(tmp_path / "a", (0.5, 0.6), method="fedavg", fields={2: fields})

@@ -33,7 +33,10 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
 def test_the_best_value_is_chosen_for_every_cell(tmp_path):
     """The best mean over the seeds, the first of equal ones, and none of which a run diverged."""
     table = {(0.1, 5): 0.9, (0.1, 6): 0.1, (0.2, 5): 0.6, (0.2, 6): 0.6, (0.3, 5): 0.9, (0.3, 6): 0.9}
-    choices = tuned(tmp_path, lambda v: table[v["lr"], v["seed"]] if v["alpha"] == 0.5 else 0.5, failures=[0.3])
+    equal = {(0.1, 5): 0.15, (0.1, 6): 0.15, (0.2, 5): 0.1, (0.2, 6): 0.2, (0.3, 5): 0.9, (0.3, 6): 0.9}
+    assert (0.15 + 0.15) / 2 < (0.1 + 0.2) / 2, "in floating point"
+    by_alpha = {0.5: table, 5.0: equal}
+    choices = tuned(tmp_path, lambda v: by_alpha[v["alpha"]][v["lr"], v["seed"]], failures=[0.3])
     assert {cell: choice.values["lr"] for cell, choice in choices.items()} == {"alpha=0.5": 0.2, "alpha=5": 0.1}
     assert choices["alpha=0.5"].score == pytest.approx(0.6) and choices["alpha=0.5"].num_runs == 6
 

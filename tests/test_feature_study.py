@@ -1,9 +1,11 @@
 """The feature study: its committed contrasts against SciPy by hand, and the outcomes of docs/protocol.md."""
 
 import csv
+import itertools
 
 import numpy as np
 import pytest
+from run_folders import write_run
 from scipy import stats
 
 import fedvg_jax as fv
@@ -77,3 +79,22 @@ def test_one_more_client_has_the_rows_of_the_validation_set():
     labels = sim.arrays.y[np.concatenate(sim.partition.test)]
     assert config.clients in sizes and len(sizes) == 4 and sizes.items() <= expected.items()
     assert record["test_majority_accuracy"] == pytest.approx(np.bincount(labels).max() / len(labels))
+
+
+def test_collected_values_are_those_of_their_own_runs(tmp_path, monkeypatch):
+    """Alphas are whole numbers; the first run has no final result."""
+    expected = {}
+    for alpha, method, seed in itertools.product((1.0, 10.0), ("fedavg", "fedvg"), (0, 1)):
+        balanced = expected[f"{alpha:g}", method, f"{seed}"] = 0.1 + 0.01 * len(expected)
+        fields = {"test_balanced_accuracy": balanced} | ({} if len(expected) > 1 else {"test_accuracy": None})
+        folder = tmp_path / "runs" / f"{method}{alpha}{seed}"
+        write_run(folder, (0.5,), method=method, alpha=alpha, seed=seed, fields={1: fields})
+    uses.collect(tmp_path / "runs", tmp_path / "collected", "command", "commit")
+    with (tmp_path / "collected" / "runs.csv").open(encoding="utf-8") as file:
+        shown = {(r["alpha"], r["method"], r["seed"]): float(r["balanced"]) for r in csv.DictReader(file)}
+    assert shown == pytest.approx({key: 100 * value for key, value in expected.items()})
+    monkeypatch.setattr(uses, "RESULTS", tmp_path)
+    values = uses.read("collected")
+    assert {key: len(of_seeds) for key, of_seeds in values.items() if key[0] == "1"} == {
+        ("1", "fedavg"): 1, ("1", "fedvg"): 2, ("1", uses.CHOSEN): 1,
+    }  # fmt: skip

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import SETTINGS, Config, Corrupt, Validation, command_line, declare
+from fedvg_jax.config import SETTINGS, Config, Corrupt, Validation, cohort_size, command_line, declare
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs import stop_signals
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
@@ -126,10 +127,10 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
-    from fedvg_jax.runs import chunks, simulation
+    from fedvg_jax.runs import chunks, endings, simulation
 
     config = federated.config
-    rounds = max(1, round(config.rounds * config.join_ratio))
+    rounds = max(1, round(config.rounds * cohort_size(config) / config.clients))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
     single = _single(federated, alone)
     width = simulation.fitting_width(alone.batch_size, max(len(rows) for *_, rows in jobs))
@@ -147,11 +148,8 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
         if "test_accuracy" not in records[-1]:
             raise UsageError("bounds compare accuracies, and this task measures none; use a classification task")
         diverged = next((record["round"] for record in records if "diverged" in record), None)
-        if diverged and config.nonfinite == "raise":
-            raise UsageError(
-                f"the model of {_name(kind, client)} diverged in round {diverged}; use a smaller --lr, or --nonfinite"
-                " skip, which leaves out such rounds"
-            )
+        if config.nonfinite == "raise" and (problem := endings.divergence(records, limit=endings.EXPLOSION)):
+            raise UsageError(f"the model of {_name(kind, client)} diverged: {problem}")
         yield Bound(kind, client, len(rows), records[-1]["test_accuracy"], diverged)
 
 
@@ -199,7 +197,11 @@ def _show(config: Config) -> int:
 
     from fedvg_jax.runs.record import folder as run_folder
 
-    with contextlib.ExitStack() as reserved:
+    def message() -> str:
+        reserved.close()  # removes the folder if it is empty
+        return "stopped at once; bounds are written at the end only"
+
+    with contextlib.ExitStack() as reserved, stop_signals.say_at_once(message):
         out = command.new_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"), reserved)
         command.start_jax(config)
         console = Console()

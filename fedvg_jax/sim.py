@@ -137,7 +137,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     config = shorthands.apply_with_shorthands(config, file, str(path))
-    config = shorthands.apply_with_shorthands(config, values, "command line")
+    config = shorthands.apply_with_shorthands(config, values, "command line", file.get("method"))
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     configs.refuse_unused(config, values)
     return config, configs.unused(config, [name for name in file if name not in values])
@@ -313,8 +313,13 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
     if num_done == config.rounds:
         return 0
     start_jax(config)
+    from fedvg_jax.runs import endings
     from fedvg_jax.views import display, dry_run
 
+    done = history.read(Path(config.resume))[:num_done] if config.resume else []
+    if reason := endings.stop_reason(config, done):
+        output.say(console, f"none of them would run: {reason}")
+        return 0
     sim = display.prepare(console, config, unused)
     with console.status("compiling, and timing a sample of each part"):
         prediction = dry_run.predict(sim, num_done)

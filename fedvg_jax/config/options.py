@@ -456,8 +456,8 @@ class Config:
     algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True, also="strategy")
     """Federated algorithm."""
     weighting: str = setting("fedvg", word="NAME", is_common=True, also="aggregation weights")
-    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses.
-    permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
+    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses;
+    beside a method, the method's own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     server_stats: str = setting("averaged", ("averaged", "official"), used=(_RUNNING_STATISTICS,))
     """Aggregation of running statistics. averaged: their weighted mean; official: the server's update rule, as for
     parameters (the published code)."""

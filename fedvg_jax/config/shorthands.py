@@ -39,9 +39,25 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def apply_with_shorthands(config: Config, settings: Mapping[str, Any], source: str) -> Config:
-    """Returns `config` with some settings replaced, as `io.apply` does; those beside a shorthand win."""
+def apply_with_shorthands(
+    config: Config, settings: Mapping[str, Any], source: str, method: str | None = None
+) -> Config:
+    """Returns `config` with some settings replaced, as `io.apply` does; those beside a shorthand win.
+
+    Weighting native beside a method is the method's own.
+
+    Args:
+        config, settings, source: as those of `io.apply`; settings may have shorthands.
+        method: of settings that were applied earlier; None without one.
+
+    >>> config = apply_with_shorthands(Config(), {"method": "fedvg"}, "file")
+    >>> apply_with_shorthands(config, {"weighting": "native"}, "command line", "fedvg").weighting
+    'fedvg'
+    """
     own = {name: value for name, value in settings.items() if name not in presets.SHORTHANDS}
+    method = settings.get("method", method)
+    if method is not None and own.get("weighting") == "native":
+        own["weighting"] = meaning({"method": method})["weighting"]
     return apply(config, meaning(settings) | own, source)
 
 
@@ -79,6 +95,8 @@ def _construct(self: Config, *args: Any, **settings: Any) -> None:
     settings |= dict(zip(_FIELDS, args, strict=False))
     if given and settings.keys() >= _FIELDS.keys():
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
+    if "method" in given and settings.get("weighting") == "native":
+        del settings["weighting"]  # the method's own
     meant = _by_group(meaning(given))
     for name, group in GROUPS.items():
         if name in meant or isinstance(settings.get(name), Mapping):

@@ -113,7 +113,13 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
     crossed = cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
     given = {*settings, *(axis.names[0] for axis in crossed)}
-    all_axes = (*_without(file.axes, given), *crossed)
+    kept = _without(file.axes, given)
+    meant = [
+        configs.shorthands.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values
+    ]
+    # the file's settings win beside a shorthand on its axes, as they do beside a single one
+    beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
+    all_axes = (*kept, *crossed)
     for axis in all_axes:
         if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
             raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
@@ -122,7 +128,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     layers = (
         Layer({"cache_dir": configs.default_cache_dir(), "keep": 1, **follows}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
-        Layer(settings, "command line"),
+        Layer(beside | settings, "command line"),
     )
     return Sweep(all_axes, layers, title=file.title)
 

@@ -391,7 +391,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     for layer in layers:
         for setting in layer.settings:
             check_name(setting, layer.source)
-    config, follows = sweep.start, False
+    config, method, follows = sweep.start, None, False
     if config is None:
         datasets = [layer.settings["dataset"] for layer in layers if "dataset" in layer.settings]
         dataset = str(datasets[-1] if datasets else Config.dataset)
@@ -400,12 +400,11 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
         _refuse_contradiction(config, layers[-1].settings)
     for layer in layers:
         settings = {**layer.settings} | {name: None for name in PATHS if layer.settings.get(name) == ""}
-        if "method" in settings and settings.get("weighting") == "native":
-            del settings["weighting"]  # the method's own
         if "partition_seed" in settings:
             follows = settings["partition_seed"] == FOLLOW
             settings |= {"partition_seed": 0} if follows else {}
-        config = shorthands.apply_with_shorthands(config, settings, layer.source)
+        config = shorthands.apply_with_shorthands(config, settings, layer.source, method)
+        method = settings.get("method", method)
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
     if follows:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from fedvg_jax.config import Config, block_size
 from fedvg_jax.core import extras
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study.sweep_points import Point
 
@@ -222,7 +222,7 @@ def run_submitit(
         The signal that ended the waiting, or None. The jobs go on after a signal.
 
     Raises:
-        UsageError: submitit is missing, or refuses an option.
+        UsageError: submitit is missing or refuses an option, or the cluster refuses the jobs.
     """
     submitit = extras.load("submitit", "slurm", "--executor submitit")
     executor = submitit.AutoExecutor(folder=folder)
@@ -231,7 +231,10 @@ def run_submitit(
     except (NameError, TypeError, ValueError) as error:
         raise UsageError(f"submitit refuses --slurm: {' '.join(str(error).split())[:300]}") from None
     with stop_signals.catch_signals() as requests:
-        jobs = executor.map_array(function, list(arguments))
+        try:
+            jobs = executor.map_array(function, list(arguments))
+        except RuntimeError as error:  # of submitit, for what sbatch prints
+            raise UsageError(f"the cluster refuses the jobs: {one_line(str(error))[:300]}") from None
         names = ", ".join(job.job_id for job in jobs)
         log(f"{len(jobs)} job{'s' * (len(jobs) != 1)} of {executor.cluster}: {names}; logs in {folder}")
         while not requests.stop and not all(job.done() for job in jobs):

@@ -215,7 +215,7 @@ def weights_by_group(
     Args:
         weights_of_mean: (mean norm of a group [K], present) -> weights [K].
         norms: the layers with their norms [K].
-        by_group: the model's structure with a group number in every leaf; -1 takes uniform weights.
+        by_group: the model's structure with a group number in every leaf; -1 takes the weights of equal norms.
         present: bool [K].
         floor: see `FLOOR`.
     """
@@ -223,7 +223,7 @@ def weights_by_group(
     norms = [(layer, tree.wide(norm)) for layer, norm in norms]
     members = groups.members(norms, by_group)
     is_above = groups_above_noise(members, present, floor)
-    weights = dict.fromkeys(jax.tree.leaves(by_group), shares(jnp.ones_like(norms[0][1]), present))
+    weights = dict.fromkeys(jax.tree.leaves(by_group), weights_of_mean(jnp.ones_like(norms[0][1]), present))
     for group, of_group in members.items():
         mean = mean_over_tensors(of_group)
         # equal norms for noise, not equal weights: the gradient of an inverse of 0 would be NaN
@@ -263,7 +263,7 @@ class NormParts(NamedTuple):
     signal: Signal
     """(hyper, report, data) -> the client's norm of each tensor."""
     grouping: Grouping
-    """Which tensors share a weight; group -1, and a group without a layer, take uniform weights."""
+    """Which tensors share a weight; group -1, and a group without a layer, take those of equal norms."""
     block_of: Callable[[str], str]
     """Path of a tensor -> name of its block."""
     layers: Sequence[groups.Layer] | None = None

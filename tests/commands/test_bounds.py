@@ -1,5 +1,6 @@
 """Bounds: accuracies of the same data and model without a federation."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -93,14 +94,59 @@ def test_external_validation_set_needs_no_validation_rows_of_clients(tmp_path):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_model_that_diverges_is_an_error_or_is_marked(nonfinite, tmp_path, monkeypatch, capsys):
-    records = [{"round": 1}, {"round": 2, "diverged": [0]}, {"round": 3, "test_accuracy": 0.1}]
+    records = [{"round": i, "weights": [1.0], "train_loss": 1.0} for i in (1, 2, 3)]
+    records[1]["diverged"] = [0]
+    records[2]["test_accuracy"] = 0.1
     monkeypatch.setattr(chunks, "run_chunks", lambda *args, **named: iter([(None, records[:2]), (None, records[2:])]))
     flags = f"--clients 2 --alpha 1 --rounds 3 --nonfinite {nonfinite} --out {tmp_path}/b"
     code = bounds.main(flags.split())
     shown = capsys.readouterr()
     if nonfinite == "raise":
-        assert code == 2 and "the model of all rows diverged in round 2; use a smaller --lr" in shown.err
+        assert code == 2 and "the model of all rows diverged: round 2: clients [0] diverged" in shown.err
         return
     assert code == 0 and "the model of client 1 diverged, first in round 2" in shown.out
     written = json.loads((tmp_path / "b" / "bounds.json").read_text())
     assert [bound["diverged"] for bound in written["bounds"]] == [2, 2, 2, 2]
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_loss_that_explodes_is_an_error_as_in_a_run(tmp_path, monkeypatch, capsys):
+    exploded = {"round": 1, "weights": [1.0], "train_loss": 1e6, "test_accuracy": 0.1}
+    monkeypatch.setattr(chunks, "run_chunks", lambda *args, **named: iter([(None, [exploded])]))
+    assert bounds.main(f"--clients 2 --alpha 1 --rounds 1 --out {tmp_path}/b".split()) == 2
+    assert "the model of all rows diverged: round 1: the training loss 1e+06 is over 1000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("clients", [3, 5])
+def test_bounds_train_for_the_rounds_that_a_client_takes_part_in(clients, monkeypatch):
+    """A cohort is a whole number of clients: of 3 at join ratio 0.2 one, of 5 at 0.5 two."""
+    settings = replace(SETTINGS, clients=clients, join_ratio={3: 0.2, 5: 0.5}[clients], rounds=30)
+    trained = []
+
+    def chunk(sim, *args, **named):
+        trained.append(sim.config.rounds)
+        return iter([(None, [{"round": 1, "weights": [1.0], "train_loss": 1.0, "test_accuracy": 0.1}])])
+
+    monkeypatch.setattr(chunks, "run_chunks", chunk)
+    monkeypatch.setattr(chunks, "compile_programs", lambda sim: None)
+    bounds.measure(settings)
+    assert set(trained) == {{3: 10, 5: 12}[clients]}
+
+
+def test_a_signal_leaves_no_empty_folder(tmp_path, monkeypatch):
+    """With the line that the process would end with."""
+    said = []
+
+    @contextlib.contextmanager
+    def say_at_once(message):
+        said.append(message)
+        yield
+
+    def measure(settings, on_bound):
+        assert list((tmp_path / "runs").iterdir())
+        raise KeyboardInterrupt(said[0]())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bounds.stop_signals, "say_at_once", say_at_once)
+    monkeypatch.setattr(bounds, "measure", measure)
+    assert bounds.main([]) == 130 and not list((tmp_path / "runs").iterdir())

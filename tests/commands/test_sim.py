@@ -64,6 +64,8 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
     assert "0 of 3 rounds are left" in capsys.readouterr().out
     assert sim.main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
     assert "ran with other settings: lr" in capsys.readouterr().err and len(plans) == 1
+    assert sim.main(["--resume", str(out), "--rounds", "8", "--stop-at", "val_accuracy 0.01", "--dry-run"]) == 0
+    assert "none of them would run: val_accuracy" in capsys.readouterr().out and len(plans) == 1
     assert sorted(path for path in out.rglob("*")) == before
 
 

@@ -268,6 +268,16 @@ def test_points_of_a_lost_job_are_unfinished_and_the_same_command_computes_them(
     assert (code, err) == (0, "") and "n = 2 runs per cell" in out
 
 
+def test_jobs_that_the_cluster_refuses_are_an_error(run, monkeypatch):
+    def refuse(function, arguments):
+        raise RuntimeError("sbatch: error: Batch job submission failed:\nInvalid partition name specified")
+
+    executor = types.SimpleNamespace(update_parameters=lambda **parameters: None, map_array=refuse)
+    monkeypatch.setitem(sys.modules, "submitit", types.SimpleNamespace(AutoExecutor=lambda folder: executor))
+    code, _, err = run("--seed", "0:2", "--executor", "submitit")
+    assert code == 2 and err.count("\n") == 1 and "the cluster refuses the jobs: sbatch: error" in err
+
+
 @pytest.mark.slow
 def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path):
     words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]

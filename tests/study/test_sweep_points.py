@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedvg_jax import sim
-from fedvg_jax.config import flatten
+from fedvg_jax.config import Config, flatten
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study import sweep_points
+from fedvg_jax.study import sweep_arguments, sweep_points
 from fedvg_jax.study.sweep_points import Layer, Sweep, cross, make_points, name_of
 
 
@@ -62,6 +62,36 @@ def test_native_beside_a_method_is_the_weighting_of_the_method():
         "method=fedvg,weighting=native": "fedvg",
     }
     assert points.merged == {"method=fedvg,weighting=uniform": "method=fedavg,weighting=uniform"}
+
+
+@pytest.mark.parametrize("where", ["file", "axis"])
+def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
+    """As they do on a command line, whether there is one method or several."""
+    path, methods = tmp_path / "s.toml", ["fedprox", "scaffold"] if where == "axis" else ["fedprox"]
+    given = f"[axes]\nmethod = {methods}\n" if where == "axis" else f"method = {methods[0]!r}\n"
+    tables = 'weighting = "uniform"\n{0}[fedprox]\nmu = 0.5\n{1}'
+    path.write_text(tables.format(*(("", given) if where == "axis" else (given, ""))))
+    of_file = sweep_arguments.read_command_line(["--config", str(path), "--out", "out"]).points.points
+    words = ["--method", *methods, "--weighting", "uniform", "--fedprox.mu", "0.5", "--out", "out"]
+    assert [p.config for p in of_file] == [p.config for p in sweep_arguments.read_command_line(words).points.points]
+    assert (of_file[0].config.weighting, of_file[0].config.fedprox.mu) == ("uniform", 0.5)
+    words = ["--config", str(path), "--method", "fedprox", "--fedprox.mu", "0.3", "--out", "out"]
+    (point,) = sweep_arguments.read_command_line(words).points.points
+    assert (point.config.weighting, point.config.fedprox.mu) == ("native", 0.3)
+
+
+def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_path):
+    path, both, axis = (tmp_path / f"{name}.toml" for name in "abc")
+    path.write_text('method = "fedvg"\n')
+    both.write_text('method = "fedvg"\nweighting = "native"\n')
+    axis.write_text('method = "fedvg"\n[axes]\nweighting = ["native", "uniform"]\n')
+    for words in ([str(path), "--weighting", "native"], [str(both)], [str(both), "--weighting", "native"]):
+        points = sweep_arguments.read_command_line(["--config", *words, "--out", "out"]).points.points
+        assert sim.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
+    points = sweep_arguments.read_command_line(["--config", str(axis), "--out", "out"]).points.points
+    assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
+    assert Config(method="fedvg", weighting="native").weighting == "fedvg"
+    assert sim.parse(["--algorithm", "scaffold", "--weighting", "native"]).weighting == "native"
 
 
 def test_only_drawn_partitions_follow_the_seed_by_default(tmp_path):

@@ -68,6 +68,24 @@ def test_mix_one_half_is_the_mean_of_fedavg_and_fedvg_weights(x64):
     worlds.assert_close(family.generalised_weights(norms(), SAMPLES, "layerwise", mix=0.5), expected, 1e-12)
 
 
+@pytest.mark.parametrize("mix", [1.0, 0.5])
+@pytest.mark.parametrize("options", [{}, {"include": "^classifier/"}], ids=["statistics", "one layer"])
+def test_tensors_without_a_norm_are_mixed_like_the_others(x64, mix, options):
+    """Running statistics, and tensors that no chosen layer has, take the mean of FedAvg's and of uniform weights."""
+    model = worlds.variables()
+    measured = jax.tree.map(lambda p: jnp.asarray(RNG.uniform(0.1, 9, K)), model.params)
+    counts = jnp.asarray(SAMPLES, float)
+    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), jnp.ones(K, bool))
+    task = worlds.TASK
+    fedvg = fedvg_jax.weightings.fedvg(task, granularity="layerwise", **options)
+    generalised = fedvg_jax.weightings.generalised(task, granularity="layerwise", **options)
+    actual = generalised.weigh(worlds.hyper() | {"mix": jnp.asarray(mix)}, (measured, counts), returns)
+    by_size = jax.tree.map(lambda w: counts / counts.sum(), actual)
+    of_fedvg = fedvg.weigh(worlds.hyper(), measured, returns)
+    expected = jax.tree.map(lambda a, b: mix * a + (1 - mix) * b, by_size, of_fedvg)
+    worlds.assert_close(actual, expected, 1e-12)
+
+
 def test_a_multiplier_of_zero_excludes_a_tensor(x64):
     factors = {"base": {"w": 1.0, "b": 0.0}, "head": {"w": 1.0}}
     mean = norms()["base"]["w"] + norms()["head"]["w"]

@@ -220,7 +220,8 @@ def _newest_match(config: Config) -> Path | None:
     for path in newest_first:
         with contextlib.suppress(UsageError):
             _refuse_changed(path.parent, config)
-            return path.parent
+            if read_config(path.parent).data_dir == config.data_dir:
+                return path.parent
     return None
 
 

@@ -30,13 +30,6 @@ PUBLISHED_CHOICE = (
 )
 
 
-SELECTED = {
-    "held_out": "the half of D_val that no weights use",
-    "shared": "D_val, which FedVG's weights also use",
-}
-"""Value of `select` -> the rows of the round best on validation."""
-
-
 class Options(NamedTuple):
     """What the tables compare with."""
 
@@ -232,7 +225,7 @@ def choices(study: Study) -> Table:
     header, rows = per_cell(study, columns, entries)
     selected = sorted({run.config.select for run in study.runs})
     notes = (
-        f"Validation is {', or '.join(SELECTED[name] for name in selected)}.",
+        f"Validation is {', or '.join(labels.SELECTED_ON[name] for name in selected)}.",
         *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),
         *footnotes(study),
     )

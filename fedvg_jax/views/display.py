@@ -23,19 +23,13 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import registry, simulation
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
-from fedvg_jax.views.labels import partition_label
+from fedvg_jax.views.labels import SELECTED_ON, partition_label
 from fedvg_jax.views.output import say
 
 DEMONSTRATION = (
     "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
     " folder of the raw files, e.g.\n  python -m fedvg_jax.sim --config configs/cifar10_lenet5.toml --data-dir DIR"
 )
-
-SELECTED_ON = {
-    "shared": "validation: D_val, which FedVG's weights also use",
-    "held_out": "validation: the half of D_val that the weights do not use",
-}
-"""Value of `select` -> what "best on validation" means."""
 
 RESULTS = {
     "test accuracy, final round": "test_accuracy_final",
@@ -241,7 +235,7 @@ def result_table(history: History) -> Table:
     """Returns the results of a run as a table."""
     summary = history.summary
     table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
-    table.caption = SELECTED_ON[summary.get("select", "shared")]
+    table.caption = f"validation: {SELECTED_ON[summary.get('select', 'shared')]}"
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")

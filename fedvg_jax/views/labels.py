@@ -9,6 +9,12 @@ from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 
+SELECTED_ON = {
+    "held_out": "the half of D_val that no weights use",
+    "shared": "D_val, which FedVG's weights also use",
+}
+"""Value of `select` -> the rows on which the best round is chosen."""
+
 
 def method_label(name: str) -> str:
     """Returns the name of a method as a paper prints it; settings behind the first comma stay.

@@ -20,7 +20,7 @@ from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import chunks, population, registry, simulation
 from fedvg_jax.runs.programs import Images, make_program
-from fedvg_jax.views import display
+from fedvg_jax.views import display, labels
 
 DIGITS = data.load("digits")
 
@@ -253,9 +253,9 @@ def test_held_out_rows_select_and_no_weight_reads_them():
 def test_summary_and_table_name_the_rows_that_selected():
     history = fedvg_jax.run(settings(rounds=1, local_epochs=1, select="held_out"))
     assert history.summary["select"] == "held_out"
-    for select, rows in display.SELECTED_ON.items():
+    for select, rows in labels.SELECTED_ON.items():
         shown = display.result_table(history._replace(summary=history.summary | {"select": select}))
-        assert shown.caption == rows
+        assert shown.caption == f"validation: {rows}"
 
 
 # --- minibatches of a single row

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, command_line, default_cache_dir, presets
+from fedvg_jax.config import Config, checks, command_line, default_cache_dir, presets
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views import output
@@ -45,7 +45,7 @@ OF_DATA += ("cache_dir", "trust_cache", "out")
 
 OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "partition_file", "alpha")
 OF_PREPARE += ("shards_per_client", "classes_per_client", "export_partition", "min_samples", "min_samples_rule")
-OF_PREPARE += ("split", "test_ratio", "val_ratio")
+OF_PREPARE += ("split", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
 OF_FEATURES = ("dataset", *OF_DATA, "model", "pretrained", "init", "norm", "stem", "conv", "normalise")
@@ -178,10 +178,12 @@ def write_features(argv: Sequence[str]) -> int:
     if missing := [name for name in ("dataset", "model", "out") if name not in given]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
     sim.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
-    config = configs.check(configs.apply(Config(), given, "command line"))
+    config = configs.apply(Config(), given, "command line")
+    checks.check_image_size(config.image_size)
     size = parse_size(config.image_size)
     if configs.unused(config, ["image_size"]):  # the reader has one size
         config = dataclasses.replace(config, image_size="")
+    config = configs.check(config)
     console = Console(markup=False, emoji=False)
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     with display.preparation_progress(console) as bar:
@@ -190,7 +192,7 @@ def write_features(argv: Sequence[str]) -> int:
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:
         feature_file.write(config.out, config, arrays, size, dtype, bar("computing features"))
-    weights = "" if config.pretrained else f" (random weights, seed {config.seed})"
+    weights = "" if config.pretrained or config.init else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
 

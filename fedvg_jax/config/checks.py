@@ -10,7 +10,7 @@ from typing import Any
 from fedvg_jax.config import options
 from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.options import ALGORITHMS, RECORDS, SETTINGS, TRACKERS, WEIGHTINGS, Config
-from fedvg_jax.config.presets import DATASETS, OUTSIDE
+from fedvg_jax.config.presets import DATASETS, OUTSIDE, of_dataset
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import NO_PATTERN, parse_weighting, streams
@@ -75,12 +75,17 @@ def _check_texts(config: Config) -> None:
             re.compile(pattern)
         except NO_PATTERN as error:
             raise UsageError(f"{name} is not a regular expression: {error}; got {pattern[:100]}") from None
-    is_size = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", config.image_size, re.ASCII) is not None
-    _require(is_size, "image_size", config.image_size, "a number of pixels below 10000, or HEIGHTxWIDTH as 244x224")
+    check_image_size(config.image_size)
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
     _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
     is_devices = config.devices == "auto" or _is_count(config.devices)
     _require(is_devices, "devices", config.devices, "auto, or a number >= 1")
+
+
+def check_image_size(text: str) -> None:
+    """Raises UsageError for a text that is no size of images."""
+    is_size = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", text, re.ASCII) is not None
+    _require(is_size, "image_size", text, "a number of pixels below 10000, or HEIGHTxWIDTH as 244x224")
 
 
 def epochs_range(config: Config) -> tuple[int, int]:
@@ -103,8 +108,10 @@ def epochs_range(config: Config) -> tuple[int, int]:
 
 
 def _unused(config: Config) -> Iterator[str]:
+    preset = of_dataset(config.dataset)  # which other settings may leave without use
     for name in NEVER_UNUSED:
-        if SETTINGS[name].get(config) != SETTINGS[name].default and (message := no_use(config, name)):
+        is_chosen = SETTINGS[name].get(config) not in (SETTINGS[name].default, preset.get(name))
+        if is_chosen and (message := no_use(config, name)):
             yield message
 
 

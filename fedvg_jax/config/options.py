@@ -540,7 +540,7 @@ class Config:
     shards_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "shards"),))
     """Shards that every client gets, of the rows sorted by label (partition shards)."""
     classes_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "classes"),))
-    """Number of different classes that every client has (partition classes)."""
+    """Number of different classes that every client has, at most (partition classes)."""
     partition_file: Path | None = setting(None, kind="data", used=(is_one("partition", "file"),), word="FILE")
     """File of every client's rows, .npz or .json (partition file)."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")

@@ -86,8 +86,8 @@ def refuse_other_network(path: Path, own: Path) -> None:
     """Raises UsageError for features made otherwise than those of the clients, by the manifests of both files.
 
     Args:
-        path: .npz file of D_val; of a file without a manifest nothing is known.
-        own: .npz file of the clients' data.
+        path: .npz file of D_val, or its folder; of a file without a manifest nothing is known.
+        own: that of the clients' data.
     """
     theirs, ours = _manifest(path), _manifest(own)
     for name in MANIFEST:
@@ -98,11 +98,11 @@ def refuse_other_network(path: Path, own: Path) -> None:
             )
 
 
-def _manifest(file: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> dict[str, Any]:
     """Returns the manifest that `prepare features` wrote into an .npz file; {} where another program made it."""
     try:
-        return dict(json.loads(str(npz.read(file, ["manifest"])["manifest"])))
-    except (KeyError, TypeError, ValueError):
+        return dict(json.loads(str(npz.read(npz.find(path, npz.LAYOUT), ["manifest"])["manifest"])))
+    except (KeyError, TypeError, ValueError, UsageError):
         return {}
 
 
@@ -160,7 +160,8 @@ def _labels(source: str, outside: Arrays, target: Arrays, classes: str) -> dict[
     """Returns the target's label of each mapped class of the external set."""
     number = {name: c for c, name in enumerate(target.class_names)}
     numbered = outside.class_names == tuple(map(str, range(len(outside.class_names))))
-    if source == "npz" and numbered and len(outside.class_names) <= len(number):
+    is_named = number.keys() >= set(outside.class_names)
+    if source == "npz" and numbered and not is_named and len(outside.class_names) <= len(number):
         return {name: int(name) for name in outside.class_names}
     names = _names(source, outside, classes)
     mapped = {name: number[own] for name, own in names.items() if own in number}

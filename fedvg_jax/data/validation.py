@@ -51,12 +51,11 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
             raise UsageError("validation.clients must be 1 if validation rows belong to no client")
         count = max(1, round(share * len(parts.val)))
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
-    rows = joined(parts.val) if chosen is None else np.concatenate([parts.val[k] for k in chosen])
+    rows = joined(parts.val if chosen is None else [parts.val[k] for k in chosen])
     if not len(rows):
         owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
-        raise UsageError(
-            f"{owners} left no validation row; give some, by a larger --val-ratio or more --validation.clients"
-        )
+        advice = "add some to it, or use another --validation.source" if chosen is None else "use more"
+        raise UsageError(f"validation.clients {share:g}: {owners} left no validation row; {advice}")
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config import SETTINGS, Config, presets
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
@@ -106,9 +106,8 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         images = external.load(options.source, options.data_dir, arrays, options.classes, cache_dir)
-        own = config.data_dir
-        if is_features(arrays.x) and own and own.is_file() and options.data_dir.is_file():
-            external.refuse_other_network(options.data_dir, own)
+        if is_features(arrays.x) and config.data_dir:
+            external.refuse_other_network(options.data_dir, config.data_dir)
         shared = validation.from_outside(arrays, *images, options.copies, seed)
     if options.size or options.fraction < 1:
         shared = validation.subset(shared, options.size, options.fraction, seed)
@@ -160,7 +159,7 @@ def describe(
 
     Args:
         config: checked settings.
-        arrays: the data set; its labels are counted, not the corrupt ones.
+        arrays: the data set; of clients its labels are counted, not the corrupt ones.
         parts: the partition.
         shared: D_val.
         is_given: whether the partition comes from Python.
@@ -183,10 +182,9 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
         UsageError: it is not a partition of these data; or rows are held out already, and a setting asks for others.
     """
     if isinstance(partition, tuple):
-        preset = presets.of_dataset(config.dataset)
         for name in OF_SPLIT:
             value, default = getattr(config, name), SETTINGS[name].default
-            if value not in (default, preset.get(name), 0):  # 0 rows to validate belong to an external D_val
+            if value not in (default, 0):  # 0 rows to validate belong to an external D_val
                 raise UsageError(
                     f"{name} {value} has no effect: {source} has training, validation and test rows; leave it out"
                 )

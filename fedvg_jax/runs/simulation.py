@@ -429,9 +429,9 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
 
 
 def columns(config: Config) -> Columns:
-    """Returns the columns of a set hf:FOLDER; those of groups are read for partition group only."""
-    group = config.group_column if config.partition == "group" else ""
-    return Columns(config.image_column, config.label_column, group) if config.dataset.startswith(PREFIX) else Columns()
+    """Returns the columns of a set hf:FOLDER."""
+    names = config.image_column, config.label_column, config.group_column
+    return Columns(*names) if config.dataset.startswith(PREFIX) else Columns()
 
 
 def make_data(

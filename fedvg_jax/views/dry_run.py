@@ -82,9 +82,12 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
         first = sim.schedule(0)
         copying = _seconds(lambda: run_chunks.prepare_chunk(sim, [first]).data.training)
         seconds_per_round = max(seconds_per_round, copying)
+    least = math.ceil(num_rounds / sim.memories.max_rounds)
+    if sim.selection and sim.selection.num_candidates:  # it measures losses before every round, which is one chunk
+        seconds_per_round += _seconds(lambda: sim.schedule(num_done, sim.state))
+        least = num_rounds
     training = num_rounds * seconds_per_round
     evaluations = math.ceil(config.rounds / config.eval_every) - num_done // config.eval_every
-    least = math.ceil(num_rounds / sim.memories.max_rounds)
     chunks = max(evaluations, math.ceil(training / run_chunks.CHUNK_SECONDS), least)
     return Prediction(
         rounds=num_rounds,

@@ -8,6 +8,7 @@ from files import usage_error
 import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, FedDyn, FedProx, presets
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import registry
 from fedvg_jax.study.sweep_points import parse_axes
 
@@ -63,6 +64,23 @@ def test_flags_override_the_method_and_both_a_file_whose_keys_override_its_own_m
     assert (made.feddyn.alpha, made.feddyn.clip) == (0.3, 10.0)
     made = parse("--config", file, "--method", "fedprox", "--fedprox.mu", "0.5")
     assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == ("fedprox", "native", 0.5, 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("--dataset", "breast_cancer", "--partition", "iid"), "partition", "iid"),
+        (("--dataset", "tinyimagenet", "--data-dir", ".", "--optimiser", "adam"), "optimiser", "adam"),
+    ],
+)
+def test_flags_override_a_preset_whose_other_settings_then_have_no_use(words, name, value, tmp_path):
+    assert getattr(parse(*words), name) == value
+    file = tmp_path / "mine.toml"
+    file.write_text('dataset = "breast_cancer"\nmin_samples_rule = "top_up"\n')
+    assert parse("--config", file, "--partition", "iid").partition == "iid"
+    file.write_text('min_samples_rule = "top_up"\n')
+    with pytest.raises(UsageError, match="min-samples-rule is not used by --partition iid"):
+        parse("--config", file, "--partition", "iid")
 
 
 # --- from Python

@@ -59,6 +59,18 @@ def test_official_pool_lacks_the_validation_split(tmp_path):
         whole, official = (data.load("dermamnist", tmp_path, tmp_path / "c", splits=s) for s in ("all", "official"))
         assert (len(whole.y), len(official.y), official.num_train) == (9, 7, 4)
     np.testing.assert_array_equal(official.x[4:], arrays["test_images"])
+    renamed = {
+        f"{'xy'[part == 'labels']}_{split}": a for name, a in arrays.items() for split, part in [name.split("_")]
+    }
+    np.savez(tmp_path / "dermamnist_224.npz", **renamed)
+    assert len(data.load("dermamnist", tmp_path, splits="official").y) == 7
+
+
+def test_mapped_labels_are_a_list_of_labels(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((3, 4, 4), np.uint8))
+    np.save(tmp_path / "y.npy", np.array(3))
+    with usage_error("y.npy: must hold integers [T], got int64 []"):
+        data.load("npz", tmp_path)
 
 
 def test_missing_medmnist_file_or_size_is_refused(tmp_path):

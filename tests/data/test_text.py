@@ -29,8 +29,9 @@ def test_labels_are_the_next_characters():
 
 def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     (tmp_path / "b.txt").write_text(ENGLISH * 4, encoding="utf-8")
-    (tmp_path / "a.txt").write_bytes(("café\r\n" * 20).encode())
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + ("café\r\n" * 20).encode())
     (tmp_path / "notes.md").write_text("not a text")
+    (tmp_path / "._a.txt").write_bytes(b"\xff of another system")
     arrays = data.load("text", tmp_path)
     assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [99 // 64, 271 // 64]
     characters = [arrays.class_names[c] for c in arrays.x[0, :6]]

@@ -43,8 +43,8 @@ def test_share_of_clients_is_chosen_by_seed():
 
 def test_clients_without_validation_rows_are_refused():
     none = PARTS._replace(val=[client_rows[:0] for client_rows in PARTS.val])
-    for share, owners in ((1.0, "the partition"), (0.3, "clients")):
-        with usage_error(owners, "no validation row", "--val-ratio"):
+    for share, owners, advice in ((1.0, "the partition", "--validation.source"), (0.3, "clients", "use more")):
+        with usage_error(owners, "no validation row", advice):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
     with usage_error("validation.clients must be 1", "no client"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
@@ -105,6 +105,15 @@ def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(monkeypatch, 
     kept = [i for i in range(result.num_train) if names[result.y[i]] in expected]
     np.testing.assert_array_equal(y, [expected[names[result.y[i]]] for i in kept])
     np.testing.assert_array_equal(x, result.x[kept])
+
+
+def test_numbers_that_are_names_of_classes_are_names(monkeypatch):
+    """Class folders 0 to 11 are read in the order of their names: 0, 1, 10, 11, 2, ..."""
+    names = sorted(map(str, range(12)))
+    target = ARRAYS._replace(class_names=tuple(names))
+    outside = replace_external(monkeypatch, [str(c) for c in range(12)])
+    _, y = external.load("npz", "dir", target, "paper")
+    assert [names[c] for c in y] == [outside.class_names[c] for c in outside.y[: outside.num_train]]
 
 
 def test_external_set_without_common_classes_is_refused(monkeypatch):

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import fedvg_jax as fv
 from fedvg_jax import data, prepare
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch, UsageError
@@ -129,6 +130,28 @@ def test_external_rows_of_another_kind_are_refused(features, images):
             external.load("npz", source, data.load("npz", target))
 
 
+@pytest.mark.parametrize("source", ["npz", "digits"])
+def test_images_of_any_set_are_resized_for_the_model(images, tmp_path, capsys, source):
+    """Whether or not its reader has a size."""
+    folder = ["--data-dir", str(images[0])] if source == "npz" else ["--max-rows", "20"]
+    flags = ["features", "--dataset", source, *folder, "--model", "linear", "--out", str(tmp_path / "f.npz")]
+    assert prepare.main([*flags, "--image-size", "16x8"]) == 0
+    assert json.loads(str(np.load(tmp_path / "f.npz")["manifest"]))["shape"] == [16, 8, 1]
+    assert prepare.main([*flags, "--image-size", "0"]) == 2
+    assert "image_size must be a number of pixels" in capsys.readouterr().err
+
+
+def test_weights_of_a_run_are_not_said_to_be_random(images, tmp_path, capsys):
+    run = fv.run(Config(dataset="npz", data_dir=images[0], model="tinycnn", rounds=1, clients=2, out=tmp_path / "run"))
+    assert call(images[0], tmp_path / "f.npz", "--init", str(run.folder)) == 0
+    assert "random" not in capsys.readouterr().out
+
+
+def test_groups_of_a_set_are_written_whatever_the_partition_is():
+    config = Config(dataset="hf:set", group_column="writer")
+    assert simulation.columns(config).group == "writer"
+
+
 def test_features_of_another_network_are_no_validation_set(features, tmp_path):
     first, second, third = (tmp_path / f"{name}.npz" for name in ("first", "second", "third"))
     members = dict(np.load(features))
@@ -138,8 +161,20 @@ def test_features_of_another_network_are_no_validation_set(features, tmp_path):
     np.savez(foreign := tmp_path / "foreign.npz", manifest=np.arange(3), **members)
     for file in (features, second, foreign):
         simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": file}))
-    with pytest.raises(UsageError, match=r"third.npz: features of weights bb, those of .*first.npz of aa"):
-        simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": third}))
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, file in zip(folders, (first, third), strict=True):
+        folder.mkdir()
+        (folder / "f.npz").write_bytes(file.read_bytes())
+    for own, theirs in ((first, third), (folders[0], third), (first, folders[1]), folders):
+        with pytest.raises(UsageError, match=r"features of weights bb, those of .* of aa"):
+            simulation.simulation(
+                Config(**settings | {"data_dir": own}, validation={"source": "npz", "data_dir": theirs})
+            )
+    mapped = tmp_path / "mapped"
+    mapped.mkdir()
+    for name, member in {"x": "x_train", "y": "y_train", "class_names": "class_names"}.items():
+        np.save(mapped / f"{name}.npy", members[member])
+    simulation.simulation(Config(**settings | {"data_dir": mapped}, validation={"source": "npz", "data_dir": third}))
 
 
 @pytest.mark.parametrize(

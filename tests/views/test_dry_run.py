@@ -63,6 +63,17 @@ def test_slope_of_a_line_is_exact_and_samples_at_most_the_whole():
     assert dry_run.slope(lambda n: (n, 1.0), 1) == 0.0
 
 
+def test_plan_counts_the_losses_that_a_selection_measures(monkeypatch):
+    """Before every round, which is a chunk of its own."""
+    monkeypatch.setattr(dry_run, "_measure_rates", lambda *_: dry_run.Rates(1e-3, 0, 0, 10.0, 0))
+    settings = replace(SETTINGS, rounds=4, eval_every=4)
+    uniform = dry_run.predict(simulation.simulation(settings))
+    informed = dry_run.predict(simulation.simulation(replace(settings, selection="power_of_choice")))
+    assert informed.seconds_per_round > uniform.seconds_per_round
+    assert informed.seconds - 4 * informed.seconds_per_round == pytest.approx(4 * 10)
+    assert uniform.seconds - 4 * uniform.seconds_per_round < 4 * 10
+
+
 def test_plan_of_many_rounds_counts_only_the_first(monkeypatch):
     """4,294,967,295 rounds take as many times a round of the same distribution."""
     monkeypatch.setattr(dry_run.time, "perf_counter", slowing_clock())

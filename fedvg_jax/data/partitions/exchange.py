@@ -149,9 +149,7 @@ def _by_number(clients: Mapping[str, Any]) -> list[np.ndarray]:
     expected = [str(k) for k in range(len(clients))]
     if missing := [name for name in expected if name not in clients]:
         raise ValueError(f"client {missing[0]} of {len(clients)} is missing; they count from 0")
-    return [
-        np.asarray(rows) if isinstance(rows, np.ndarray) else _lists([rows])[0] for rows in map(clients.get, expected)
-    ]
+    return [rows if isinstance(rows, np.ndarray) else _lists([rows])[0] for rows in map(clients.get, expected)]
 
 
 def _lists(clients: list) -> list[np.ndarray]:

@@ -139,7 +139,7 @@ def load_mapped(path: Path) -> Arrays:
     """
     x, y = np.asarray(_read_mapped(path / "x.npy")), np.array(_read_mapped(path / "y.npy"))
     named = path / "class_names.npy"
-    if y.dtype.kind not in "iu" or not y.size:
+    if y.dtype.kind not in "iu" or not y.ndim or not y.size:
         raise UsageError(f"{path / 'y.npy'}: must hold integers [T], got {y.dtype} {list(y.shape)}")
     names = texts(np.array(_read_mapped(named)), named) if named.is_file() else numbers(int(y.max()))
     arrays = check(Arrays(path.resolve().name, x, y, tuple(names), len(y)), path)

@@ -59,7 +59,7 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         without: splits to leave out.
     """
     members = read(file, {key for layout in KEYS for pair in layout for key in pair} | {"class_names", "groups"})
-    members = {key: array for key, array in members.items() if key.split("_")[0] not in without}
+    members = {key: array for key, array in members.items() if not {*key.split("_")} & {*without}}
     found = [layout for layout in KEYS if all(key in members for key in layout[0])]
     if len(found) > 1:
         shown = " and ".join(", ".join(layout[0]) for layout in found)
@@ -180,17 +180,16 @@ def _decode_encoded(file: Path, **how: Unpack[images.Decoding]) -> Arrays:
     kind = next((kind for kind in KINDS if f"train_{kind}" in members), None)
     if kind is None:
         raise UsageError(f"{file}: must hold {ENCODED_LAYOUT}; got {_first_names(file)}")
-    pieces, labels, num_train = [], [], 0
+    pieces, labels = [], []
     for split in (split for split in SPLITS if f"{split}_{kind}" in members):
         of_split, y = _pieces(members, split, kind, file)
         pieces += of_split
         labels.append(y)
-        num_train = num_train or len(of_split)
     if not pieces:
         raise UsageError(f"{file}: holds no image; at least one is needed")
     x = images.stack(len(pieces), lambda i: pieces[i], **how)
     y = np.concatenate(labels)
-    return check(Arrays(file.stem, x, y, names(members, y, file), num_train), file)
+    return check(Arrays(file.stem, x, y, names(members, y, file), len(labels[0])), file)
 
 
 def _pieces(members: dict[str, np.ndarray], split: str, kind: str, file: Path):

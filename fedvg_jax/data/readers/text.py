@@ -53,7 +53,7 @@ def load(folder: Path, cache_dir: Path | None = None) -> Arrays:
     Raises:
         UsageError: no file, another encoding, a text shorter than a row, or too many different characters.
     """
-    paths = sorted(folder.glob("*.txt")) if folder.is_dir() else []
+    paths = sorted(folder.glob("[!.]*.txt")) if folder.is_dir() else []
     if not paths:
         raise UsageError(f"{folder}: holds no .txt file; --data-dir must be a folder with {LAYOUT}")
     refuse_too_large(8 * sum(path.stat().st_size for path in paths), folder)
@@ -107,6 +107,6 @@ def _text(path: Path) -> str:
     """Returns the text of a file, its line ends as newlines."""
     files.refuse_special(path)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: is no text in UTF-8 ({files.reason(error)}); convert it") from None

@@ -60,7 +60,7 @@ PRETRAINED = {folder: folder.replace("random", "features") for folder in RANDOM}
 }
 """Folder of results with random weights -> that of the same runs with pretrained ones."""
 
-METHODS = ("methods_cifar10", "methods_dermamnist", "methods_covid", "methods_tinyimagenet")
+METHODS = ("methods_cifar10", "methods_cifar10_mild", "methods_dermamnist", "methods_covid", "methods_tinyimagenet")
 """Folders of results with the paper's 13 methods."""
 
 ALPHAS = ("0.05", "0.1", "0.5")

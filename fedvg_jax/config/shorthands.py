@@ -44,7 +44,7 @@ def apply_with_shorthands(
 ) -> Config:
     """Returns `config` with some settings replaced, as `io.apply` does; those beside a shorthand win.
 
-    Weighting native beside a method is the method's own.
+    Weighting native beside a method is the method's own, unless an algorithm is given, too.
 
     Args:
         config, settings, source: as those of `io.apply`; settings may have shorthands.
@@ -56,7 +56,7 @@ def apply_with_shorthands(
     """
     own = {name: value for name, value in settings.items() if name not in presets.SHORTHANDS}
     method = settings.get("method", method)
-    if method is not None and own.get("weighting") == "native":
+    if method is not None and own.get("weighting") == "native" and "algorithm" not in own:
         own["weighting"] = meaning({"method": method})["weighting"]
     return apply(config, meaning(settings) | own, source)
 
@@ -95,7 +95,7 @@ def _construct(self: Config, *args: Any, **settings: Any) -> None:
     settings |= dict(zip(_FIELDS, args, strict=False))
     if given and settings.keys() >= _FIELDS.keys():
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
-    if "method" in given and settings.get("weighting") == "native":
+    if "method" in given and settings.get("weighting") == "native" and "algorithm" not in settings:
         del settings["weighting"]  # the method's own
     meant = _by_group(meaning(given))
     for name, group in GROUPS.items():

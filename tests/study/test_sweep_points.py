@@ -91,7 +91,10 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     points = sweep_arguments.read_command_line(["--config", str(axis), "--out", "out"]).points.points
     assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
     assert Config(method="fedvg", weighting="native").weighting == "fedvg"
-    assert sim.parse(["--algorithm", "scaffold", "--weighting", "native"]).weighting == "native"
+    for words in ([], ["--method", "fedvg"], ["--config", str(path)]):
+        own = sim.parse([*words, "--algorithm", "scaffold", "--weighting", "native"])
+        assert (own.algorithm, own.weighting) == ("scaffold", "native")
+    assert Config(method="fedvg", algorithm="scaffold", weighting="native").weighting == "native"
 
 
 def test_only_drawn_partitions_follow_the_seed_by_default(tmp_path):

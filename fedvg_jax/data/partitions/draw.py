@@ -64,7 +64,7 @@ Deal = Callable[[Settings, DealInputs], Sequence[np.ndarray]]
 
 def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     minimum = s.min_samples if s.rule == "redraw" else 0
-    draw = dirichlet.official if isinstance(inputs.stream, np.random.RandomState) else dirichlet.bulk
+    draw: Any = dirichlet.official if isinstance(inputs.stream, np.random.RandomState) else dirichlet.bulk
     drawn = draw(inputs.labels, s.num_clients, s.alpha, inputs.stream, minimum, progress=inputs.progress)
     return drawn.rows if s.rule == "redraw" else dirichlet.top_up(drawn.rows, s.min_samples, inputs.stream)
 

@@ -60,21 +60,7 @@ def official() -> str:
 
 def presets_of_data_sets() -> str:
     """`--dataset NAME` -> the settings that differ from the defaults."""
-    names = (
-        *(
-            "model",
-            "partition",
-            "clients",
-            "join_ratio",
-            "rounds",
-            "local_epochs",
-            "batch_size",
-            "optimiser",
-            "lr",
-            "momentum",
-        ),
-        "eval_every",
-    )
+    names = [name for name in SETTINGS if any(name in settings for settings in presets.DATASETS.values())]
     default = Config()
     rows = [
         [f"`{name}`", *(f"`{settings.get(key, getattr(default, key))}`" for key in names)]

@@ -217,10 +217,12 @@ def is_features(x: np.ndarray) -> bool:
 
 def _features(x: np.ndarray, source: object) -> np.ndarray:
     """Returns features of at most 32 bits."""
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32) if x.dtype == np.float64 else x
     finite = np.isfinite(x).all(1)
     if not finite.all():
-        raise UsageError(f"{source}: features of row {finite.argmin()} are not finite; correct or remove it")
-    return x.astype(np.float32) if x.dtype == np.float64 else x
+        raise UsageError(f"{source}: features of row {finite.argmin()} are not finite in 32 bits; correct or remove it")
+    return x
 
 
 def _images(x: np.ndarray, source: object) -> np.ndarray:

@@ -122,7 +122,7 @@ def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_si
         missing = ", ".join(map(str, np.flatnonzero(available == 0)))
         raise UsageError(f"validation.rho needs images of every class, and there is none of {missing}; use rho 0")
     shares = rho ** np.arange(num_classes)
-    wanted = np.floor(shares / shares.sum() * (len(labels) // 2)).astype(int)
+    wanted = np.floor(shares * (len(labels) // 2) / shares.sum()).astype(int)  # equal shares divide exactly
     stream = _stream(seed, _RHO)
     drawn = [stream.permutation(np.flatnonzero(labels == c))[:n] for c, n in enumerate(wanted)]
     kept = np.sort(np.concatenate(drawn))

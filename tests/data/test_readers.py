@@ -272,3 +272,9 @@ def test_malformed_python_file_is_named(tmp_path, content, parts):
     write(tmp_path / "cifar-10-batches-py" / "data_batch_3", python_2_pickle(content))
     with usage_error("data_batch_3", *parts):
         data.load("cifar10", tmp_path)
+
+
+def test_features_that_32_bits_cannot_hold_are_refused(tmp_path):
+    np.savez(tmp_path / "f.npz", x=np.array([[1.0], [1e39]]), y=np.array([0, 1]))
+    with usage_error("features of row 1 are not finite in 32 bits"):
+        data.load("npz", tmp_path)

@@ -205,6 +205,14 @@ def test_imbalanced_set_has_the_published_totals(rho, total):
     )
 
 
+@pytest.mark.parametrize("classes", [49, 98, 103])
+def test_balanced_classes_keep_their_half(classes):
+    """1/49 x 49 is below 1 in floating point."""
+    labels = np.tile(np.arange(classes, dtype=np.int32), 4)
+    whole = validation.Shared(labels[:, None], labels, np.arange(len(labels), dtype=np.int32), len(labels), None)
+    assert len(validation.imbalanced(whole, 1.0, classes, 0).rows) == 2 * classes
+
+
 def test_imbalanced_set_keeps_its_order_or_is_sorted_in_full_batches():
     whole = shared_rows(RNG.permutation(600))
     kept = validation.imbalanced(whole, 0.5, 10, 0).rows

@@ -160,11 +160,29 @@ def prepare(config: Config, downloads: bool) -> int:
     return 0
 
 
+def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
+    """Returns the settings of a command line of `prepare features`, and the size that images are resized to.
+
+    Raises:
+        UsageError: a flag is missing, is not one of `OF_FEATURES`, or cannot work.
+    """
+    flags = [flag for flag in argv if flag != "--float32"]
+    given = command_line.parse(flags, f"{PROG} features")
+    if missing := [name for name in ("dataset", "model", "out") if name not in given]:
+        raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
+    sim.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
+    config = configs.apply(Config(), given, "command line")
+    checks.check_image_size(size := config.image_size)
+    if configs.unused(config, ["image_size"]):  # the reader has one size
+        config = dataclasses.replace(config, image_size="")
+    return configs.check(config), size
+
+
 def write_features(argv: Sequence[str]) -> int:
     """Writes the features of a data set as `runs.feature_file.write` does, and returns the exit code.
 
     Raises:
-        UsageError: a flag is missing, or is not one of `OF_FEATURES`; or as the reader and `write`.
+        UsageError: as `parse_features`, the reader and `write`.
     """
     import numpy as np
     from rich.console import Console
@@ -173,17 +191,7 @@ def write_features(argv: Sequence[str]) -> int:
     from fedvg_jax.runs import feature_file, simulation
     from fedvg_jax.views import display
 
-    flags = [flag for flag in argv if flag != "--float32"]
-    given = command_line.parse(flags, f"{PROG} features")
-    if missing := [name for name in ("dataset", "model", "out") if name not in given]:
-        raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
-    sim.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
-    config = configs.apply(Config(), given, "command line")
-    checks.check_image_size(config.image_size)
-    size = parse_size(config.image_size)
-    if configs.unused(config, ["image_size"]):  # the reader has one size
-        config = dataclasses.replace(config, image_size="")
-    config = configs.check(config)
+    config, size = parse_features(argv)
     console = Console(markup=False, emoji=False)
     files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
     with display.preparation_progress(console) as bar:
@@ -191,7 +199,7 @@ def write_features(argv: Sequence[str]) -> int:
     assert config.out is not None, "it is given"
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:
-        feature_file.write(config.out, config, arrays, size, dtype, bar("computing features"))
+        feature_file.write(config.out, config, arrays, parse_size(size), dtype, bar("computing features"))
     weights = "" if config.pretrained or config.init else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 WRITTEN = [p for p in sorted((ROOT / "docs").rglob("*.md")) if "/_" not in str(p.relative_to(ROOT))]
 COMMANDS = [ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "bounds")]
 PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").rglob("*.toml")), *COMMANDS]
-COMMAND = re.compile(r"python -m fedvg_jax[\w.]*[^`\n#(;|&]*")
+COMMAND = re.compile(r"""python -m fedvg_jax[\w.]*(?:"[^"\n]*"|[^`\n#(;|&"])*""")
 
 SMALL = "--rounds 1 --local-epochs 1 --model mlp --clients 3 --join-ratio 1 --alpha 100 --min-samples 2".split()  # noqa: SIM905
 """One round of a small model."""
@@ -27,7 +27,8 @@ def command_lines(path: Path) -> set[str]:
 
     Without those of executed cells (`sh run`), which the site runs, and those with variables of a shell script.
     """
-    text = path.read_text(encoding="utf-8").replace("\\\n", "")
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"\\\n *", "", text)  # a line that goes on
     text = re.sub(r"^```sh run\n.*?^```$", "", text, flags=re.S | re.M)
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(text)) or ""
@@ -102,7 +103,15 @@ def test_documented_sweeps_are_parsed():
 
 
 def test_documented_preparations_are_parsed():
-    for line in documented("prepare"):
-        if "prepare NAME" not in line and "prepare features" not in line:  # see test_feature_file.py
-            _, downloads = prepare.parse(arguments(line))
+    """Texts may name `prepare features` without the options that it needs."""
+    lines = [line for line in documented("prepare") if "prepare NAME" not in line and "--dataset NAME" not in line]
+    lines = [line for line in lines if "prepare features" not in line or "--out" in line]
+    for line in lines:
+        first, *words = arguments(line)
+        if first == "features":
+            config, size = prepare.parse_features(words)
+            assert config.model and size == (words[words.index("--image-size") + 1] if "--image-size" in words else "")
+        else:
+            _, downloads = prepare.parse([first, *words])
             assert downloads == ("--download" in line), line
+    assert sum("--image-size" in line and " features " in line for line in lines) >= 2

@@ -110,7 +110,9 @@ def run(
     _check_flags(settings, task)
     config = shared_start.choose_folder(settings, run_folder.resolve)
     if settings.resume and config.out is None:
-        raise UsageError("Config: resume auto finds no such run below runs/, and would keep none without out; give out")
+        raise UsageError(
+            "Config: resume auto finds no run below runs/ to continue, and a new one would not be kept; give out"
+        )
     tracking.require(config, config.out is not None)
     metrics = metrics or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):

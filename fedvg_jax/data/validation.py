@@ -54,8 +54,9 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     rows = joined(parts.val if chosen is None else [parts.val[k] for k in chosen])
     if not len(rows):
         owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
-        advice = "add some to it, or use another --validation.source" if chosen is None else "use more"
-        raise UsageError(f"validation.clients {share:g}: {owners} left no validation row; {advice}")
+        advice = "add some to it, or use another --validation.source"
+        advice = advice if chosen is None else "use a larger --validation.clients"
+        raise UsageError(f"{owners} left no validation row; {advice}")
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 

@@ -13,10 +13,8 @@ from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import PLACES
 
-LAST_ROUND = {"rounds", "stop_at", "patience"}
-"""Settings that a resumed run may change, and that decide which round is its last."""
-
-NO_RESULT = (RESUMABLE_CHANGES - LAST_ROUND) | {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
+NO_RESULT = RESUMABLE_CHANGES - {"rounds", "stop_at", "patience"}  # which decide the last round
+NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
 """Settings that name a place or an implementation: runs that differ in them are compared. A folder of data that is an
 axis of a sweep names the data."""
 
@@ -126,8 +124,7 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
     result = []
     for point in points:
-        listed = with_passed(_settings_of_values({**point.base, **point.values}), passed_objects(point))
-        settings = used_settings(point) or listed
+        settings = used_settings(point) or _settings_of_values(point)
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
@@ -170,8 +167,9 @@ def _short(name: str, base: str) -> str:
     return rest if group in base or group == "hyper" else name
 
 
-def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of_values(point: Point) -> Mapping[str, Any]:
     """Returns the settings of a point without a folder that place it: its method, and what the sweep names."""
+    values = {**point.base, **point.values}
     method = shorthands.meaning({"method": values["method"]}) if "method" in values else {}
     named: dict[str, Any] = {"algorithm": Config.algorithm, "weighting": Config.weighting}
     named |= {name: value for name, value in method.items() if "." not in name}
@@ -181,7 +179,7 @@ def _settings_of_values(values: Mapping[str, Any]) -> dict[str, Any]:
         named["partition_seed"] = named.get("seed", Config.seed)
     config = apply(Config(), {name: value for name, value in named.items() if name in SETTINGS}, "sweep.json")
     of_others = {name for name in unused(config) if name.split(".")[0] in METHOD_GROUPS}
-    return {name: value for name, value in named.items() if name not in of_others}
+    return with_passed({n: value for n, value in named.items() if n not in of_others}, passed_objects(point))
 
 
 def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:

@@ -234,7 +234,7 @@ def run_submitit(
         try:
             jobs = executor.map_array(function, list(arguments))
         except RuntimeError as error:  # of submitit, for what sbatch prints
-            raise UsageError(f"the cluster refuses the jobs: {one_line(str(error))[:300]}") from None
+            raise UsageError(f"the cluster refuses the jobs ({one_line(str(error))[:300]}); correct --slurm") from None
         names = ", ".join(job.job_id for job in jobs)
         log(f"{len(jobs)} job{'s' * (len(jobs) != 1)} of {executor.cluster}: {names}; logs in {folder}")
         while not requests.stop and not all(job.done() for job in jobs):

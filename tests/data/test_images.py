@@ -121,6 +121,10 @@ def test_encoded_images_are_decoded_in_the_order_of_the_splits(tmp_path, key):
     assert got.y.tolist() == [0, 1, 2, 0, 1] and (got.name, got.num_train) == ("set", 3)
     assert got.class_names == ("a", "b", "c")
     assert data.load("encoded", tmp_path, size=(3, 3)).x.shape == (5, 3, 3, 3)
+    none = {f"train_{key}": np.zeros(0, np.uint8), "train_offsets": np.zeros(1, int), "train_labels": np.zeros(0, int)}
+    np.savez(tmp_path / "set.npz", **members | none)
+    got = data.load("encoded", tmp_path)
+    assert (len(got.y), got.num_train) == (2, 0), "no row of another split is one of training"
 
 
 @pytest.mark.parametrize(

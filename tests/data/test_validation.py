@@ -43,7 +43,10 @@ def test_share_of_clients_is_chosen_by_seed():
 
 def test_clients_without_validation_rows_are_refused():
     none = PARTS._replace(val=[client_rows[:0] for client_rows in PARTS.val])
-    for share, owners, advice in ((1.0, "the partition", "--validation.source"), (0.3, "clients", "use more")):
+    for share, owners, advice in (
+        (1.0, "the partition", "--validation.source"),
+        (0.3, "clients", "use a larger --validation.clients"),
+    ):
         with usage_error(owners, "no validation row", advice):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
     with usage_error("validation.clients must be 1", "no client"):

@@ -23,13 +23,13 @@ COMMANDS = {
 """Module with a `main` -> what it does."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs a subcommand and returns its exit code; 2 for an unknown one.
 
     Args:
-        argv: the name of the command and its arguments; by default the arguments of the process.
+        argv: the name of the command and its arguments.
     """
-    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         listed = "\n".join(f"  {command:{width}}  {purpose}" for command, purpose in COMMANDS.items())
@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return importlib.import_module(f"fedvg_jax.{name}").main(rest)
 
 
-def run_and_exit(command: Callable[[], int] = main) -> None:
+def run_and_exit(command: Callable[[Sequence[str]], int] = main) -> None:
     """Runs the command line of the process and exits with its code: the console script `fedvg`.
 
     Args:
         command: the `main` of a command.
     """
     with stop_signals.end_at_once(lambda: "stopped at once"), output.lasting():  # help, too, as in `... --help | head`
-        code = command()
+        code = command(sys.argv[1:])
     gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
     sys.exit(code)
 

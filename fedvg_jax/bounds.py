@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,18 +81,17 @@ def summary(bounds: Sequence[Bound]) -> dict[str, Any]:
     return single | {"alone_mean": sum(alone) / len(alone), "alone_min": min(alone), "alone_max": max(alone)}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns an exit code of `python -m fedvg_jax.sim`.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     purpose = "Trains the model without a federation: on pooled rows, on each client alone, and on the validation set."
     examples = f"  {PROG} --alpha 0.05\n  {PROG} --clients 10 --rounds 50"
-    if command.print_help(words, PROG, purpose, examples, OF_BOUNDS):
+    if command.print_help(argv, PROG, purpose, examples, OF_BOUNDS):
         return 0
-    return command.guarded(lambda: _show(_parse(words)))
+    return command.guarded(lambda: _show(_parse(argv)))
 
 
 _FEDERATION = ("algorithm", "weighting", "server_stats", "cohorts", "selection", "candidates", "dropout", "untrained")

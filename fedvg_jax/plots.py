@@ -9,7 +9,6 @@ Exit code 0, or 2 for an error, described in one line.
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,14 +20,13 @@ from fedvg_jax.core.types import UsageError
 PROG = "python -m fedvg_jax.plots"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Draws the folders that the command line names; returns the exit code.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    return sim.guarded(lambda: draw(parse_runs(words, PROG, __doc__)))
+    return sim.guarded(lambda: draw(parse_runs(argv, PROG, __doc__)))
 
 
 def draw(folders: Sequence[Path]) -> int:

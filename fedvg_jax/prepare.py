@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,30 +65,29 @@ MAX_CLASSES = 30
 """Rows of the table of classes; of more classes it shows the largest."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command line.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
 
     Returns:
         The exit code: 0; 2 for an error, described in one line; 130 after Ctrl-C.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    writes_features = words[:1] == ["features"]
-    if "--help-all" in words:
+    writes_features = "features" in argv[:1]
+    if "--help-all" in argv:
         of_set = ("NAME", "Reads, checks, caches and shows a data set.", OF_PREPARE)
         name, purpose, used = (
             ("features", "Writes the features of a data set.", OF_FEATURES) if writes_features else of_set
         )
-        sim.print_help(words, f"{PROG} {name}", purpose, "", used)
-    elif {"-h", "--help"} & set(words):
+        sim.print_help(argv, f"{PROG} {name}", purpose, "", used)
+    elif {"-h", "--help"} & set(argv):
         names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
         print(FEATURES_HELP if writes_features else f"{__doc__}\nData sets: {names}\nAll options: {PROG} --help-all")
     elif writes_features:
-        return sim.guarded(lambda: write_features(words[1:]))
+        return sim.guarded(lambda: write_features(argv[1:]))
     else:
-        return sim.guarded(lambda: prepare(*parse(words)))
+        return sim.guarded(lambda: prepare(*parse(argv)))
     return 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 
 from fedvg_jax import sim
@@ -20,14 +19,13 @@ from fedvg_jax.config.command_line import FoldersParser, parse_path
 PROG = "python -m fedvg_jax.report"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Writes the report that the command line asks for; returns the exit code.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    return sim.guarded(lambda: write(words))
+    return sim.guarded(lambda: write(argv))
 
 
 def _parser() -> argparse.ArgumentParser:

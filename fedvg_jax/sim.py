@@ -41,22 +41,21 @@ EXAMPLES = f"""  {PROG} --alpha 0.05
   {PROG} --config configs/cifar10_lenet5.toml --data-dir DIR"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command line.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
 
     Returns:
         The exit code: 0; 1 for a finished run whose folder was changed; 2 for an error, described in one line; 3 where
         another process of the run was lost; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if print_help(words, PROG, PURPOSE, EXAMPLES):
-        if "--help-all" in words:
+    if print_help(argv, PROG, PURPOSE, EXAMPLES):
+        if "--help-all" in argv:
             print(f"\n{launch.HELP}")
         return 0
-    return guarded(lambda: _run_command(words))
+    return guarded(lambda: _run_command(argv))
 
 
 def _run_command(words: Sequence[str]) -> int:

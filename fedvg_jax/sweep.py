@@ -71,23 +71,22 @@ Options of the sweep:
 Options of a run: {PROG} --help-all"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command line.
 
     Args:
-        argv: the arguments; by default those of the process.
+        argv: the arguments.
 
     Returns:
         The exit code: 0 if no point failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
         or SIGTERM.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help", "--help-all"} & set(words):
+    if {"-h", "--help", "--help-all"} & set(argv):
         print(HELP)
-        if "--help-all" in words:
+        if "--help-all" in argv:
             print(f"\n{command_line.help_text(sim.PROG, sim.PURPOSE)}")
         return 0
-    return sim.guarded(lambda: run(read_command_line(words)))
+    return sim.guarded(lambda: run(read_command_line(argv)))
 
 
 def run(command: CommandLine) -> int:

@@ -11,7 +11,6 @@ forger who also rewrites every digest: no key is involved. Nothing is trained ag
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,10 +22,9 @@ from fedvg_jax.runs.record import verification
 PROG = verification.COMMAND
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 0 if all folders fit, 1 if not, 2 for a usage error."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return sim.guarded(lambda: verify(parse_runs(words, PROG, __doc__)))
+    return sim.guarded(lambda: verify(parse_runs(argv, PROG, __doc__)))
 
 
 def verify(runs: Sequence[Path]) -> int:

@@ -97,26 +97,15 @@ def _construct(self: Config, *args: Any, **settings: Any) -> None:
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
     if "method" in given and settings.get("weighting") == "native" and "algorithm" not in settings:
         del settings["weighting"]  # the method's own
-    meant = _by_group(meaning(given))
+    meant = meaning(given)
     for name, group in GROUPS.items():
-        if name in meant or isinstance(settings.get(name), Mapping):
-            settings[name] = _fill_group(name, settings.get(name, {}), group(), meant.pop(name, {}))
+        inner = {key.removeprefix(f"{name}."): meant.pop(key) for key in [*meant] if key.startswith(f"{name}.")}
+        if inner or isinstance(settings.get(name), Mapping):
+            settings[name] = _fill_group(name, settings.get(name, {}), group(), inner)
     _generated(self, **{**meant, **settings})
 
 
 Config.__init__ = _construct
-
-
-def _by_group(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings by dotted name as nested dicts."""
-    nested: dict[str, Any] = {}
-    for name, value in settings.items():
-        group, dot, inner = name.partition(".")
-        if dot:
-            nested.setdefault(group, {})[inner] = value
-        else:
-            nested[name] = value
-    return nested
 
 
 def _fill_group(name: str, given: Any, default: Any, values: Mapping[str, Any]) -> Any:

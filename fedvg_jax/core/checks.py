@@ -40,11 +40,8 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
             raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
         return num_clients
     floating(pytree, what)
-    first = next(iter(leaves))
-    source = (
-        f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {jnp.shape(leaves[first])}"
-    )
-    shape = jnp.shape(leaves[first])
+    first, shape = next((path, jnp.shape(leaf)) for path, leaf in leaves.items())
+    source = f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {shape}"
     expected = num_clients or (shape[0] if shape else 0)
     for path, leaf in leaves.items():
         shape = jnp.shape(leaf)

@@ -61,15 +61,20 @@ def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None
         pieces: its new content, piece by piece.
         draft: temporary file in the same folder; by default a name unique to this process.
     """
+    with drafting(path, draft) as target, target.open("wb") as file:
+        file.writelines(pieces)
+
+
+@contextlib.contextmanager
+def drafting(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """Yields a file to write, which then takes the place of `path`; arguments as in `replace_bytes`."""
     # The checksum keeps the default name within the file system's limit.
     draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")
     try:
-        with draft.open("wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
+        yield draft
+        flush([draft])
         os.replace(draft, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise

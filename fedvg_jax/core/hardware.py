@@ -137,8 +137,6 @@ class Choices(NamedTuple):
     """Largest part of a device's memory that the pool of rows may take there (`--pool auto`).
 
     The rest is for models, gradients and activations; on a CPU also for the host's own copy of the rows."""
-    is_default_float32: bool
-    """Whether `--precision default` computes matmuls in float32; accelerators round the factors (TF32, bfloat16)."""
 
 
 CPU = Choices(
@@ -157,7 +155,6 @@ CPU = Choices(
     norms="by_tensor",
     is_packed=False,
     pool_share=0.4,
-    is_default_float32=True,
 )
 
 ACCELERATOR = Choices(
@@ -176,7 +173,6 @@ ACCELERATOR = Choices(
     norms="segmented",
     is_packed=True,
     pool_share=0.6,
-    is_default_float32=False,
 )
 """GPUs and TPUs."""
 

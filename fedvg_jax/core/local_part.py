@@ -7,7 +7,7 @@ has theta_g's own values there, so that it neither moves nor counts. Those never
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -84,6 +84,5 @@ def _without_kind(path: str) -> str:
     return path.partition("/")[2]
 
 
-def _listed(paths: Iterable[str]) -> str:
-    listed = list(paths)
-    return ", ".join(listed[:40]) + (" and more" if len(listed) > 40 else "")
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:40]) + (" and more" if len(paths) > 40 else "")

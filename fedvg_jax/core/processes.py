@@ -125,11 +125,8 @@ def is_loss(error: BaseException) -> bool:
     >>> is_loss(ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")), is_loss(ValueError("lr 0"))
     (True, False)
     """
-    return (
-        isinstance(error, (RuntimeError, ValueError))
-        and not isinstance(error, UsageError)
-        and bool(_LOST.search(str(error)))
-    )
+    is_of_jax = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, UsageError)
+    return is_of_jax and bool(_LOST.search(str(error)))
 
 
 def _gather(row: np.ndarray) -> np.ndarray:

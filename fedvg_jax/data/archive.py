@@ -83,6 +83,7 @@ def load(
         UsageError: as `read`, with the name of the archive; the file is no complete archive, or a member has more than
             `MAX_MEMBER` bytes.
     """
+    place = packed(place, forms) or place
     if not place.is_file():
         return read(place, cache_dir, **options)
 

@@ -102,7 +102,7 @@ def pool(
     Raises:
         UsageError: as `check`, for each split; or image sizes differ between splits.
     """
-    names = tuple(class_names or _numbers(splits, source))
+    names = tuple(class_names or numbers(max(int(_labels(y, source).max(initial=0)) for _, y in splits)))
     parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
     sizes = sorted({part.x.shape[1:] for part in parts})
     if len(sizes) > 1:
@@ -240,8 +240,3 @@ def _labels(y: np.ndarray, source: object) -> np.ndarray:
     if not np.issubdtype(y.dtype, np.integer) or flat.ndim != 1:
         raise UsageError(f"{source}: labels must be integers [N] or [N, 1], got {y.dtype} {list(y.shape)}")
     return flat
-
-
-def _numbers(splits: Sequence[tuple[np.ndarray, np.ndarray]], source: object) -> list[str]:
-    """Returns the names 0..max of labels without class names."""
-    return numbers(max(int(_labels(y, source).max(initial=0)) for _, y in splits))

@@ -25,7 +25,7 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
-from fedvg_jax.engine import lane_plan, local_training, robust
+from fedvg_jax.engine import lane_plan, robust
 from fedvg_jax.engine import round_steps as steps
 from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
 from fedvg_jax.weightings import streaming
@@ -100,7 +100,7 @@ def process_block(
         running: the clients processed earlier.
         block: the arrays of the cohort block, with the memories after the earlier ones.
     """
-    rows, clients, trained = _returned_clients(parts, block)
+    rows, clients, trained = steps.train_and_score(parts, block)
     table = tree.put(running.table, block.positions, rows)
     table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
     present, block_weights = tree.take((table.present, weights), block.positions)
@@ -115,16 +115,6 @@ def process_block(
     return _merge(parts, running, of_block, block)
 
 
-def _returned_clients(parts: RoundParts, block: RoundInputs) -> tuple[ClientTable, Variables, local_training.Carry]:
-    """Returns the rows of a cohort block's clients, their models, and what their training left."""
-    probes = steps.probe_clients(parts, block)
-    trained = steps.train_clients(parts, block)
-    clients, finite, present = steps.receive_models(parts, block, trained)
-    measured = steps.score_clients(parts, block, clients)
-    rows = ClientTable(measured, probes, trained.loss, finite, present)
-    return steps.drop_nonfinite(rows, parts.weighting.decisive(measured)), clients, trained
-
-
 def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs, num_rows: int) -> RunningCohort:
     """Returns the running cohort before the first cohort block.
 
@@ -136,7 +126,7 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
     """
 
     def results() -> tuple[Tree, Tree]:
-        rows, clients, trained = _returned_clients(parts, block)
+        rows, clients, trained = steps.train_and_score(parts, block)
         rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
         _, summed, averaged = steps.report_clients(parts, block, clients, trained.personal, rows.present)
         messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)

@@ -63,9 +63,7 @@ def unrolled(
     >>> float(derivative(2.0))  # of x^3
     12.0
     """
-    _check_numbers(num_steps=num_steps, epochs=epochs, num_lanes=num_lanes)
-    if horizon is not None:
-        _check_numbers(horizon=horizon)
+    _check_numbers(num_steps=num_steps, epochs=epochs, num_lanes=num_lanes, horizon=horizon)
     num_passed = num_steps if horizon is None else min(horizon, num_steps)
 
     def loop(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -117,8 +115,7 @@ def over_rounds(round_step: RoundStep, *, horizon: int | None = None, remat: boo
     (Array(1., dtype=float32), Array([8., 4., 2.], dtype=float32))
     """
     step = jax.checkpoint(round_step, prevent_cse=False) if remat else round_step
-    if horizon is not None:
-        _check_numbers(horizon=horizon)
+    _check_numbers(horizon=horizon)
 
     def rounds(state: SimState, schedules: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         def scan_part(step: RoundStep, state: SimState, part: slice) -> tuple[SimState, Metrics]:
@@ -280,8 +277,8 @@ def _nan_unless_fits(count: Array, most: int, carry: Tree) -> Tree:
     return jax.tree.map(lambda leaf: checked(jnp.asarray(leaf)), carry)
 
 
-def _check_numbers(**numbers: int) -> None:
-    """Raises UsageError for a number below 1."""
+def _check_numbers(**numbers: int | None) -> None:
+    """Raises UsageError for a number below 1; None is allowed."""
     for name, number in numbers.items():
-        if number < 1:
+        if number is not None and number < 1:
             raise UsageError(f"{name} must be >= 1; got {number}")

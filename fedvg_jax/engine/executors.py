@@ -111,15 +111,9 @@ def sharded(num_devices: int, num_lanes: int, devices: Sequence[Any] | None = No
         run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
-    return Executor(
-        num_devices * num_lanes,
-        train,
-        map_entries,
-        NamedSharding(mesh, P()),
-        lanes_together=num_lanes,
-        clients=NamedSharding(mesh, by_device) if num_devices > 1 else None,
-        rows=NamedSharding(mesh, by_device) if num_devices > 1 else None,
-    )
+    divided = NamedSharding(mesh, by_device) if num_devices > 1 else None
+    shardings = {"placement": NamedSharding(mesh, P()), "clients": divided, "rows": divided}
+    return Executor(num_devices * num_lanes, train, map_entries, lanes_together=num_lanes, **shardings)
 
 
 def _specs(shared: Tree, by_device: P) -> Tree:

@@ -37,7 +37,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.engine import attacks, cohort_blocks, cohort_memories, local_training, robust, server_tuning
 from fedvg_jax.engine import round_steps as steps
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
+from fedvg_jax.engine.round_steps import Averages, RoundInputs, RoundParts
 
 Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 """(state, number of rounds [], schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
@@ -46,13 +46,7 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
     """Returns the state after a round of a cohort that is held whole, and the round's metrics."""
     theta = inputs.state.variables  # theta_g
-    probes = steps.probe_clients(parts, inputs)
-    trained = steps.train_clients(parts, inputs)
-    clients, finite, present = steps.receive_models(parts, inputs, trained)  # theta_k
-
-    measured = steps.score_clients(parts, inputs, clients)  # of FedVG: ||g_k^(l)|| on D_val
-    table = ClientTable(measured, probes, trained.loss, finite, present)
-    table = steps.drop_nonfinite(table, parts.weighting.decisive(measured))
+    table, clients, trained = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
     table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k
 
     clients = steps.replace_absent(theta, table.present, clients)
@@ -174,22 +168,8 @@ def make_round(
     """
     if local is not None and algorithm.personal:
         raise UsageError("clients keep a part of the model (local) or a personal model (algorithm.personal); use one")
-    parts = RoundParts(
-        task,
-        algorithm,
-        weighting,
-        executor,
-        optimiser,
-        num_clients,
-        aggregate,
-        disturb,
-        refine,
-        augment,
-        stats_too,
-        weigh_untrained,
-        check_weights,
-        local,
-    )
+    options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local)
+    parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         inputs = _round_inputs(state, schedule, data, hyper)

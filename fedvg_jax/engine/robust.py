@@ -99,7 +99,7 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     """
 
     def rule(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
-        present = basic.mean_weight(weights) > 0
+        present = basic.mean_over_tensors(weights.params) > 0
         scores = krum_scores(clients.params, present, num_bad)
         order = jnp.lexsort((scores, ~present))
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))

@@ -193,6 +193,16 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
     return jax.vmap(packing.unpack)(packed)
 
 
+def train_and_score(parts: RoundParts, inputs: RoundInputs) -> tuple[ClientTable, Variables, local_training.Carry]:
+    """Returns the table of the clients, their models theta_k as the server receives them, and their trained carries."""
+    probes = probe_clients(parts, inputs)
+    trained = train_clients(parts, inputs)
+    clients, finite, present = receive_models(parts, inputs, trained)  # theta_k
+    measured = score_clients(parts, inputs, clients)  # of FedVG: ||g_k^(l)|| on D_val
+    table = ClientTable(measured, probes, trained.loss, finite, present)
+    return drop_nonfinite(table, parts.weighting.decisive(measured)), clients, trained
+
+
 def weigh_clients(
     parts: RoundParts, rules: Sequence[Weigh], inputs: RoundInputs, table: ClientTable, clients: Variables | None = None
 ) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
@@ -333,14 +343,9 @@ def server_step(
     zeros = tree.zeros_like(table.probes)
     probes = tree.where(table.present, table.probes, zeros)
     probes = probes if parts.local is None else parts.local.restored(probes, zeros)  # nothing is sent of local tensors
-    cohort = Cohort(
-        tree.sub(theta, mean),
-        averages.message_sums,
-        averages.messages,
-        parts.algorithm_part(averages.weights),
-        parts.algorithm_part(probes),
-        parts.num_clients,
-    )
+    messages = (averages.message_sums, averages.messages)
+    weights, probes = parts.algorithm_part((averages.weights, probes))
+    cohort = Cohort(tree.sub(theta, mean), *messages, weights, probes, parts.num_clients)
     residual, server = parts.algorithm.residual(hyper, state.server, theta, cohort)
     moved = tree.add(mean, residual)
     variables = moved if parts.stats_too else Variables(moved, averages.model.stats)

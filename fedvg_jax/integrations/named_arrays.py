@@ -163,7 +163,7 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
     weights = basic.renormalise_over_present(jnp.asarray(present), weights)
     scores = np.where(present, np.asarray(weighting.score(signals), np.float64), np.nan)
     named = {name: np.asarray(w) for name, w in scheme.to_names(weights).items()}
-    return Weights(named, np.asarray(basic.mean_weight(weights)), scores, present)
+    return Weights(named, np.asarray(basic.mean_over_tensors(weights.params)), scores, present)
 
 
 def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[str, np.ndarray]:

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax import integrations
-from fedvg_jax.core import checks, groups, hardware, norms
+from fedvg_jax.core import checks, hardware, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.weightings.fedvg import finite_clients, first_component, inverse, layer_norms, weights_by_group
+from fedvg_jax.weightings.fedvg import inverse, weights_of_norms
 
 integrations.require("torch", "torch")
 
@@ -189,18 +189,14 @@ def inverse_norm_weights(
     for client, named in enumerate(gradients):
         _check_shapes(named, state, f"gradients of client {client}", "the state dict")
     measure = checks.named(norms.BY_NAME, norm, "norm")
-    grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     path = named_arrays.paths_of(floats)
     name_of = {at: name for name, at in path.items()}
     measured = {
         path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
     }
-    measured, present = finite_clients(measured)
     statistics = {path[name]: 0 for name in floats if name not in gradients[0]}
-    block = (lambda at: block_of(name_of[at])) if block_of else first_component
-    by_group = grouping(Variables(measured, statistics), block)
-    layers = groups.layers({at: value[0] for at, value in measured.items()})
-    weights = weights_by_group(inverse(eps), layer_norms(measured, layers), by_group, present)
+    block = (lambda at: block_of(name_of[at])) if block_of else None
+    weights = weights_of_norms(inverse(eps), Variables(measured, statistics), granularity, block)
     of_path = {**weights.params, **weights.stats}
     return {name: torch.from_numpy(np.array(of_path[path[name]])) for name in floats}
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 
 
@@ -44,8 +45,8 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
-        dtype, x = x.dtype, at_least_float32(x)  # sums over a batch lose too much in 16 bits
-        scale, bias = at_least_float32(scale), at_least_float32(bias)
+        dtype, x = x.dtype, tree.wide(x)  # sums over a batch lose too much in 16 bits
+        scale, bias = tree.wide(scale), tree.wide(bias)
         train = train and not self.is_frozen
         if train and mask.ndim == 2:
             return self._of_groups(x, mask, scale, bias).astype(dtype)
@@ -89,7 +90,7 @@ class GroupNorm(nn.Module):
         features = x.shape[-1:]
         scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-        dtype, x, scale, bias = x.dtype, at_least_float32(x), at_least_float32(scale), at_least_float32(bias)
+        dtype, x, scale, bias = x.dtype, tree.wide(x), tree.wide(scale), tree.wide(bias)
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
@@ -129,11 +130,6 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
         stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # noqa: PLW0108  a new function is traced anew
     num_stats = len(jax.tree.leaves(stats))
     return num_stats > 0 and (num_stats != 2 * len(values) or min(values.values()) == 1)
-
-
-def at_least_float32(x: Array) -> Array:
-    """Returns x in float32 if it has fewer bits, else unchanged."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:

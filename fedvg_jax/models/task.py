@@ -16,7 +16,6 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models import pixels
 from fedvg_jax.models.features import recorded_features
-from fedvg_jax.models.norm import at_least_float32
 
 
 def classification(
@@ -96,7 +95,7 @@ def _labelling(
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
         x = prepare(x, tree.dtype(params))
         logits, new = module.apply({"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"])
-        return at_least_float32(logits), new.get("batch_stats", stats)
+        return tree.wide(logits), new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
         x = prepare(jnp.zeros((1, *row.shape), row.dtype), jnp.float32)

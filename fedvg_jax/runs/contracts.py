@@ -425,27 +425,20 @@ def _run_algorithm(
     server, client = _returned(algorithm, "init", 2, "(the server's memory, the memory of one client)", hyper, theta)
     with checks.calling("algorithm.init", hyper=hyper):
         server, client = tree.arrays((server, client), tree.dtype(model))
-    anchor = Anchor(model.params, server, client)
+    anchor, minibatch = Anchor(model.params, server, client), tree.gather(pool, jnp.zeros(2, jnp.int32))
     for name in ("correct", "personal") if algorithm.personal else ("correct",):
         with checks.calling(f"algorithm.{name}", hyper=hyper):
             grads = getattr(algorithm, name)(hyper, model.params, model.params, tree.params_of(anchor))
         checks.shaped_like(grads, model.params, f"algorithm.{name}: gradients", "the params")
         checks.floating(grads, f"algorithm.{name}: gradients")
     if algorithm.loss is not None:
-        _check_loss(algorithm, task, model, pool, hyper, tree.params_of(anchor))
-    memory, summed, averaged = _returned(
-        algorithm,
-        "report",
-        3,
-        "(the client's memory, message to be summed, message to be averaged)",
-        hyper,
-        theta,
-        anchor._replace(params=theta),
-        jnp.ones((), tree.dtype(model)),
-    )
+        _check_loss(algorithm, task, model, minibatch, hyper, tree.params_of(anchor))
+    expected = "(the client's memory, message to be summed, message to be averaged)"
+    arguments = (theta, anchor._replace(params=theta), jnp.ones((), tree.dtype(model)))
+    memory, summed, averaged = _returned(algorithm, "report", 3, expected, hyper, *arguments)
     checks.same_arrays(memory, client, "algorithm.report: memory", "algorithm.init's memory of a client")
     _check_averaged(averaged, theta, whose)
-    probe = Probe(task, model, functools.partial(_minibatch, pool), jnp.int32(1), jnp.int32(0), local_training.counted)
+    probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted)
     with checks.calling("algorithm.probe", hyper=hyper):
         measured = tree.arrays(algorithm.probe(hyper, probe))
     probes = tree.repeat(measured if stats_too else tree.params_of(measured), _CLIENTS)
@@ -489,12 +482,12 @@ def _check_scalar(loss: Any, what: str) -> None:
         raise UsageError(f"{what} returned a loss {got}; expected one float, of shape ()")
 
 
-def _check_loss(algorithm: Algorithm, task: Task, model: Variables, pool: Tree, hyper: Hyper, anchor: Anchor) -> None:
+def _check_loss(
+    algorithm: Algorithm, task: Task, model: Variables, minibatch: tuple, hyper: Hyper, anchor: Anchor
+) -> None:
     """Raises UsageError unless the algorithm's loss is one number of the parameters' dtype, and the statistics fit."""
-    batch, mask = _minibatch(pool, jnp.int32(0))
-    loss, stats = _returned(
-        algorithm, "loss", 2, "(loss, stats)", hyper, task, *model, batch, mask, jax.random.key(0), anchor
-    )
+    arguments = (*model, *minibatch, jax.random.key(0), anchor)
+    loss, stats = _returned(algorithm, "loss", 2, "(loss, stats)", hyper, task, *arguments)
     _check_scalar(loss, "algorithm.loss")
     checks.shaped_like(stats, model.stats, "algorithm.loss: stats", "those before")
 
@@ -522,8 +515,3 @@ def _check_averaged(message: Tree, theta: Tree, whose: str) -> None:
             f" entry for each leaf of {whose}: {', '.join(tree.paths(theta))}"
         ) from None
     checks.floating(message, "algorithm.report: the message to be averaged")
-
-
-def _minibatch(pool: Tree, number: jax.Array) -> tuple[Tree, jax.Array]:
-    """Returns a minibatch of the first row; the number of the minibatch is not used."""
-    return tree.gather(pool, jnp.zeros(2, jnp.int32))

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def write(
     members["manifest"] = np.array(json.dumps(manifest))
     if arrays.groups is not None:
         members["groups"] = arrays.groups
-    with _draft(target, path) as archive:
+    with files.writing(path, "--out"), files.drafting(target) as draft, zipfile.ZipFile(draft, "w") as archive:
         for name, rows in (("x_train", range(split)), ("x_test", range(split, len(arrays.y)))):
             _write_features(archive, name, rows, arrays, extract, dtype, progress)
         for name, member in members.items():
@@ -142,18 +142,3 @@ def _write_features(archive, name: str, rows: range, arrays: Arrays, extract, dt
                 np.lib.format.write_array_header_1_0(stream, header | {"shape": (len(rows), values.shape[1])})
             stream.write(values.tobytes())
             progress(last, len(arrays.y))
-
-
-@contextlib.contextmanager
-def _draft(target: Path, path: Path) -> Iterator[zipfile.ZipFile]:
-    """Yields an archive beside `target`, which gets its name once it is complete and on the disk."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
-    try:
-        with files.writing(path, "--out"):
-            with zipfile.ZipFile(draft, "w") as archive:
-                yield archive
-            files.flush([draft])
-            os.replace(draft, target)
-            files.flush([target.parent])
-    finally:
-        draft.unlink(missing_ok=True)

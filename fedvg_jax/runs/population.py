@@ -188,16 +188,8 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
                 raise UsageError(
                     f"{name} {value} has no effect: {source} has training, validation and test rows; leave it out"
                 )
-    parts = exchange.check(
-        partition,
-        num_samples=len(arrays.y),
-        num_clients=config.clients,
-        source=source,
-        min_samples=config.min_samples,
-        test_ratio=config.test_ratio,
-        val_ratio=config.val_ratio,
-        seed=config.partition_seed,
-    )
+    options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": config.partition_seed}
+    parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
     needed = {"training": parts.train, "test": parts.test}
     for name, part in needed.items():
         if not sizes(part).any():

@@ -301,11 +301,9 @@ def _layer_options(config: Config) -> dict[str, Any]:
 
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
-    return (
-        [layer.name for layer in layers_of(task, **_layer_options(config))]
-        if re.search("fedvg|generalised", config.weighting)
-        else []
-    )
+    if not re.search("fedvg|generalised", config.weighting):
+        return []
+    return [layer.name for layer in layers_of(task, **_layer_options(config))]
 
 
 def _native_name(algorithm: Algorithm) -> str:

@@ -337,9 +337,8 @@ def _check_accuracies(
         is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
         if is_native or "val_accuracy" in config.weighting:
             consumers.append(("weighting val_accuracy", "use val_loss"))
-    for name in ("client_accuracy", *CLIENT_ACCURACIES):
-        if name in recorded_names(config):
-            consumers.append((f"record {name}", "use client_val_loss"))
+    recorded = [name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in recorded_names(config)]
+    consumers += [(f"record {name}", "use client_val_loss") for name in recorded]
     num_classes = len(arrays.class_names)
     if evaluation_records.CONFUSION in recorded_names(config) and num_classes > MOST_COUNTED:
         raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")

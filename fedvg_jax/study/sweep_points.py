@@ -348,11 +348,9 @@ def make_points(sweep: Sweep) -> Points:
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
     """Returns the values at every combination of the axes' positions, by setting."""
+    names = [name for axis in axes for name in axis.names]
     rows = itertools.product(*(axis.values for axis in axes))
-    return [
-        {name: value for axis, values in zip(axes, row, strict=True) for name, value in zip(axis.names, values)}  # noqa: B905
-        for row in rows
-    ]
+    return [dict(zip(names, itertools.chain(*row), strict=True)) for row in rows]
 
 
 def varying_names(axes: Sequence[Axis]) -> list[str]:

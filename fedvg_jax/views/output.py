@@ -60,10 +60,9 @@ def closing_on_error(stream: TextIO) -> Iterator[None]:
 def lasting() -> Iterator[None]:
     """Makes standard output and error tolerate being closed, within the context."""
     with contextlib.ExitStack() as stack:
-        if sys.stdout is not None:
-            stack.enter_context(contextlib.redirect_stdout(LastingOutput(sys.stdout)))
-        if sys.stderr is not None:
-            stack.enter_context(contextlib.redirect_stderr(LastingOutput(sys.stderr)))
+        for stream, redirect in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
+            if stream is not None:
+                stack.enter_context(redirect(LastingOutput(stream)))
         yield
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

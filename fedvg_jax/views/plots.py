@@ -96,9 +96,8 @@ def curves(records: Sequence[Record], metric: str, title: str) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     majority = [100 * r["test_majority_accuracy"] for r in records if r.get("test_majority_accuracy") is not None]
-    majority = majority[-1:] if is_accuracy else []
-    for share in majority:
-        axes.axhline(share, color=MAJORITY, lw=1, ls=":", label="always the largest class")
+    if is_accuracy and majority:
+        axes.axhline(majority[-1], color=MAJORITY, lw=1, ls=":", label="always the largest class")
     low, high = axes.get_ylim()
     axes.set_ylim((max(0, low), min(100.5, high)) if is_accuracy else (low, high))
     axes.legend(frameon=False, loc="best", fontsize=9)

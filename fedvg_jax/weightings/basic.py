@@ -162,11 +162,6 @@ def renormalise_over_present(present: Array, weights: Variables) -> Variables:
     return jax.tree.map(lambda w: jnp.where(present.all(), w, renormalise(w)), weights)
 
 
-def mean_weight(weights: Variables) -> Array:
-    """A client's weight averaged over the trained tensors, [K]."""
-    return mean_over_tensors(weights.params)
-
-
 def mean_over_tensors(per_tensor: Tree) -> Array:
     """The mean over the leaves of a pytree, each [K]."""
     return jnp.stack(jax.tree.leaves(per_tensor)).mean(0)

@@ -92,7 +92,8 @@ def generalised_weights(
     for parameter, value in zip((FROM_0, *DEFAULTS[1:]), (eps, exponent, temperature, mix), strict=True):
         checks.in_range(parameter, value)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
-    return weights_of_norms(weights_of_mean, _multiplied(tree.arrays(norms), multipliers), granularity, block_of)
+    measured = Variables(_multiplied(tree.arrays(norms), multipliers), ())
+    return weights_of_norms(weights_of_mean, measured, granularity, block_of).params
 
 
 def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:

@@ -81,18 +81,18 @@ def inverse_norm_weights(
     >>> inverse_norm_weights({"w": jnp.array([1.0, 3.0])}, eps=0.0)["w"].tolist()
     [0.75, 0.25]
     """
-    return weights_of_norms(inverse(eps), norms, granularity, block_of)
+    return weights_of_norms(inverse(eps), Variables(norms, ()), granularity, block_of).params
 
 
 def weights_of_norms(
-    weights_of_mean: WeightsOfMean, norms: Tree, granularity: str, block_of: Callable[[str], str] | None
-) -> Tree:
+    weights_of_mean: WeightsOfMean, measured: Variables, granularity: str, block_of: Callable[[str], str] | None
+) -> Variables:
     """The weights of the clients that are finite, 0 for others; arguments as in `inverse_norm_weights`."""
-    checks.stacked(norms, "norms", per_tensor=True)
-    norms, present = finite_clients(tree.arrays(norms))
+    checks.stacked(measured.params, "norms", per_tensor=True)
+    norms, present = finite_clients(tree.arrays(measured.params))
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     parts = NormParts(lambda *report: norms, grouping, block_of or first_component)
-    return parts.weights(weights_of_mean, norms, (), present).params
+    return parts.weights(weights_of_mean, norms, measured.stats, present)
 
 
 def finite_clients(norms: Tree) -> tuple[Tree, Array]:
@@ -178,11 +178,10 @@ def inverse_norms(parts: NormParts) -> Weighting:
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
 
     # Which groups are above the noise depends on the whole cohort. A single group always is, or all its norms are 0.
-    terms = (
-        streaming.single_term(weigh)
-        if parts.grouping is groups.modelwise
-        else streaming.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
-    )
+    if parts.grouping is groups.modelwise:
+        terms = streaming.single_term(weigh)
+    else:
+        terms = streaming.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
     return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, DEFAULTS)
 
 

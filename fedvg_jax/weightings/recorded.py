@@ -31,12 +31,7 @@ def client_joint_fisher(task: Task) -> Signal:
 
     BatchNorm is in evaluation mode. The trace is the sum over tensors. The squared norm of the mean gradient is less.
     """
-    diagonal = signals.fisher(task)
-
-    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
-        return jax.tree.map(jnp.sum, diagonal(hyper, report, data))
-
-    return measure
+    return signals.normed(signals.fisher(task), jnp.sum)
 
 
 MEASURES: dict[str, Callable[[Task], Signal]] = {

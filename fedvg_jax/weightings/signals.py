@@ -130,21 +130,16 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         any_row = rows.max()
         return jax.vmap(loss_of_group)(rows).sum()
 
-    def grouped_loss(model: Variables, pool, rows):
-        batch, mask = tree.gather(pool, rows)
-        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-        value, _ = task.loss(*model, batch, mask, train)
-        return tree.wide(value) * mask.sum().astype(tree.wide_dtype(model))
-
     def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
         params, stats = report.variables
         passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
 
         def loss(params, rows):
             model = Variables(params, stats)
-            if len(rows) == 1:  # without a batch axis, which would turn matmuls into batched ones
-                return summed_loss(task, model, data.pool, rows[0], train)
-            return (grouped_loss if task.takes_groups else loss_of_groups)(model, data.pool, rows)
+            rows = rows[0] if len(rows) == 1 else rows  # a batch axis would turn matmuls into batched ones
+            if rows.ndim == 1 or task.takes_groups:
+                return summed_loss(task, model, data.pool, rows, train)
+            return loss_of_groups(model, data.pool, rows)
 
         return mean_gradient(loss, params, passes)
 
@@ -214,8 +209,9 @@ def validation_loss(task: Task) -> Signal:
 def summed_loss(
     task: Task, model: Variables, pool: Tree, rows: jax.Array | np.ndarray, train: bool = False
 ) -> jax.Array:
-    """The sum of a model's losses over the real rows of a minibatch of the pool, in at least float32."""
+    """The sum of a model's losses over the real rows of a minibatch, or of groups [G, B], in at least float32."""
     batch, mask = tree.gather(pool, rows)
+    batch = jax.tree.map(lambda x: x.reshape(mask.size, *x.shape[mask.ndim :]), batch)  # of all groups
     return tree.wide(task.loss(*model, batch, mask, train)[0]) * mask.sum().astype(tree.wide_dtype(model))
 
 

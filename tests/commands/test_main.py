@@ -67,7 +67,7 @@ def test_help_into_a_closed_pipe_ends_without_a_traceback(words, capfd, monkeypa
     os.close(reading)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writing, "w", buffering=1))
     with pytest.raises(SystemExit) as ended:
-        command_line.run_and_exit(lambda: command_line.main(words))
+        command_line.run_and_exit(lambda _: command_line.main(words))
     assert ended.value.code == 0 and not capfd.readouterr().err
 
 

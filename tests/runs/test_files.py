@@ -185,7 +185,7 @@ from fedvg_jax.runs import stop_signals
 
 stop_signals.MERGED, again = {merged}, functools.partial(signal.raise_signal, signal.SIGTERM)
 
-def command():
+def command(argv):
     with stop_signals.catch_signals() as requests:
         again()
         while not requests.stop:

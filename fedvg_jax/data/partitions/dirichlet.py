@@ -112,7 +112,7 @@ def official(
         cuts = np.array([_official_cuts(stream, rows, num_clients, alpha) for rows in members])
         if progress is not None and attempt % 100 == 0:
             progress(attempt, max_draws)
-        if _sizes(cuts, members).min() >= min_samples:
+        if np.diff(cuts.sum(0), prepend=0, append=len(labels)).min() >= min_samples:
             return Draw(_deal(members, cuts), attempt)
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
@@ -158,11 +158,6 @@ def _deal(members: list[np.ndarray], cuts: np.ndarray) -> list[np.ndarray]:
     """Cuts each label's rows at cuts [C, K-1] and concatenates the pieces of each client."""
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
     return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
-
-
-def _sizes(cuts: np.ndarray, members: list[np.ndarray]) -> np.ndarray:
-    """Returns the number of rows of each client, [K]."""
-    return np.diff(cuts.sum(0), prepend=0, append=sum(map(len, members)))
 
 
 def _official_cuts(stream: np.random.RandomState, rows: np.ndarray, num_clients: int, alpha: float) -> np.ndarray:

@@ -33,7 +33,7 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         **{name: counts.tolist() for name, counts in counts_of.items() if is_listed},
         "size_min": int(sizes.min()),
         "size_max": int(sizes.max()),
-        "size_gini": _rounded(gini(sizes)),
+        "size_gini": round(gini(sizes), 6),
     }
     if not class_names or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return sizes_only
@@ -43,7 +43,7 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
     about: dict[str, Any] = {"class_names": list(class_names)}
     if is_listed:
         about |= {"classes": (counts > 0).sum(1).tolist(), "counts": counts.tolist()}
-    return sizes_only | {name: _rounded(value) for name, value in skew(counts).items()} | about
+    return sizes_only | {name: round(value, 6) for name, value in skew(counts).items()} | about
 
 
 def skew(counts: np.ndarray) -> dict[str, float]:
@@ -83,7 +83,3 @@ def gini(sizes: np.ndarray) -> float:
     ordered, count = np.sort(sizes), len(sizes)
     ranks = 2 * np.arange(1, count + 1) - count - 1
     return float((ranks * ordered).sum() / max(count * ordered.sum(), 1))
-
-
-def _rounded(value: float) -> float:
-    return round(value, 6)

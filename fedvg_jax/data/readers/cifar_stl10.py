@@ -66,8 +66,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
     if file.is_file() and file.suffix == ".npz":
         return cache.cached(name, [file], lambda: _arrays_of(file, name, published.class_names), cache_dir)
-    place = archive.packed(data_dir, published.forms) or data_dir
-    return archive.load(name, place, cache_dir, partial(_read, name=name), SOURCE, published.forms)
+    return archive.load(name, data_dir, cache_dir, partial(_read, name=name), SOURCE, published.forms)
 
 
 def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
@@ -192,8 +191,7 @@ def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
 
     Source: A. Coates, H. Lee, A. Y. Ng, An Analysis of Single Layer Networks in Unsupervised Feature Learning, 2011.
     """
-    place = archive.packed(data_dir, [STL]) or data_dir
-    return archive.load("stl10", place, cache_dir, _read_stl10, STL_SOURCE, [STL])
+    return archive.load("stl10", data_dir, cache_dir, _read_stl10, STL_SOURCE, [STL])
 
 
 def _read_stl10(folder: Path, cache_dir: Path | None) -> Arrays:

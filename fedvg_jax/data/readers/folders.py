@@ -178,8 +178,7 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    place = archive.packed(data_dir, [TINY]) or data_dir
-    return archive.load("tinyimagenet", place, cache_dir, _read_tinyimagenet, TINY_SOURCE, **how)
+    return archive.load("tinyimagenet", data_dir, cache_dir, _read_tinyimagenet, TINY_SOURCE, [TINY], **how)
 
 
 def _read_tinyimagenet(data_dir: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:

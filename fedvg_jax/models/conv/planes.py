@@ -108,7 +108,7 @@ def _convolve_widened(x: Array, w: Array, precision) -> Array:
 
 def _max_of_windows(x: Array) -> Array:
     """Returns the maxima [C, t H, t W, B] of pooling windows [4, t, t, C, H, W, B]."""
-    maxima = functools.reduce(first_max, _entries(x, 0))
+    maxima = functools.reduce(first_max, winograd.entries(x))
     t, _, channels, height, width, images = maxima.shape
     return maxima.transpose(2, 3, 0, 4, 1, 5).reshape(channels, t * height, t * width, images)
 
@@ -118,10 +118,10 @@ def _max_of_tiles(x: Array) -> Array:
     m, channels, num_tiles, width, images = x.shape
     period = 1 + m % 2  # tiles after which a window begins with the first row of a tile
     columns = x.reshape(m, channels, num_tiles // period, period, width // 2, 2, images)
-    by_tile = [_entries(row, 2) for row in _entries(columns, 0)]
+    by_tile = [winograd.entries(row, 2) for row in winograd.entries(columns)]
     rows = [by_tile[i][tile] for tile in range(period) for i in range(m)]
     maxima = [
-        functools.reduce(first_max, [*_entries(upper, 3), *_entries(lower, 3)])
+        functools.reduce(first_max, [*winograd.entries(upper, 3), *winograd.entries(lower, 3)])
         for upper, lower in zip(rows[::2], rows[1::2], strict=True)
     ]
     return jnp.stack(maxima, 2).reshape(channels, m * num_tiles // 2, width // 2, images)
@@ -135,8 +135,3 @@ def _max_of_pixels(x: Array) -> Array:
     channels, height, width, images = x.shape
     windows = x[:, : height // 2 * 2, : width // 2 * 2].reshape(channels, height // 2, 2, width // 2, 2, images)
     return functools.reduce(first_max, [windows[:, :, i, :, j] for i in range(2) for j in range(2)])
-
-
-def _entries(x: Array, axis: int) -> list[Array]:
-    """Returns the entries of an axis. They are split, because the gradient of an index pads with zeros and adds."""
-    return [lax.squeeze(part, (axis,)) for part in lax.split(x, [1] * x.shape[axis], axis)]

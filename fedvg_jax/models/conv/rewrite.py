@@ -187,8 +187,7 @@ def _while(conv: str, *operands, cond_jaxpr, cond_nconsts: int, body_jaxpr, body
     )
 
 
-_NESTED = {"jit": _jit, "pjit": _jit, "checkpoint": _checkpoint, "remat2": _checkpoint, "cond": _cond, "scan": _scan}
-_NESTED |= {"while": _while}
+_NESTED = {"jit": _jit, "checkpoint": _checkpoint, "remat2": _checkpoint, "cond": _cond, "scan": _scan, "while": _while}
 
 
 # --- rules: return None where the original operation is to remain ----------------------------------------------------

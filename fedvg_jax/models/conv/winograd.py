@@ -121,8 +121,8 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     ]
     kernels = [
         kernel
-        for line in _linear_combinations(of_kernel, _unstack(w))
-        for kernel in _linear_combinations(of_kernel, _unstack(line))
+        for line in _linear_combinations(of_kernel, entries(w))
+        for kernel in _linear_combinations(of_kernel, entries(line))
     ]
 
     def product(patch: Array, kernel: Array) -> Array:
@@ -250,6 +250,6 @@ def _matmul_axis_0(matrix: Array, x: Array, *shape: int) -> Array:
     return product.reshape(len(matrix), *shape)
 
 
-def _unstack(w: Array) -> list[Array]:
-    """Returns w[0], w[1], ...; indexing would pad the gradients and add them up."""
-    return [part[0] for part in lax.split(w, [1] * len(w))]
+def entries(x: Array, axis: int = 0) -> list[Array]:
+    """Returns the entries of an axis. They are split, because the gradient of an index pads with zeros and adds."""
+    return [lax.squeeze(part, (axis,)) for part in lax.split(x, [1] * x.shape[axis], axis)]

@@ -100,7 +100,9 @@ def guarded(command: Callable[[], int]) -> int:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
+            is_disk = "No space left" in str(error)  # of jax's profiler
+            smaller = "not enough memory; use a smaller --batch-size, --join-ratio or --model"
+            print(f"error: {one_line(str(error)) if is_disk else smaller}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
@@ -283,18 +285,18 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
             finished = tracking.run_simulation(sim, on_records=on_records, log=log)
     if not processes.is_first():
         return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
-    if importlib.util.find_spec("matplotlib"):
-        from fedvg_jax.views import plots
-
-        plots.write(out, finished.records, config)
-    else:
-        log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
     display.print_results(console, finished)
     if config.export:
         from fedvg_jax.models import pretrained
 
         pretrained.save(config.export, finished.variables, config.model)
         log(f"model written to {config.export}")
+    if importlib.util.find_spec("matplotlib"):
+        from fedvg_jax.views import plots
+
+        plots.write(out, finished.records, config)
+    else:
+        log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
     if not finished.summary["interrupted"]:
         return 0
     log(f"resume with: {PROG} --resume {out}")

@@ -38,7 +38,8 @@ def elastic(official: bool = False) -> Algorithm:
     """Elastic aggregation; reads `tau` and `sensitivity_decay` (mu). At tau = 1 and equal sensitivities it is FedAvg.
 
     Args:
-        official: whether sensitivities follow the published FedVG code.
+        official: whether sensitivities follow the published FedVG code. Only these have running statistics, which
+            `make_round(..., stats_too=True)` needs.
     """
     relative = over_clients if official else over_tensors
     probe = official_sensitivity if official else sensitivity

@@ -1,4 +1,4 @@
-"""Norms of one tensor: tensor -> non-negative scalar. Each has gradient 0, never NaN, at the zero tensor."""
+"""Norms of one tensor: tensor -> non-negative scalar, in at least float32. Each has gradient 0, never NaN, at 0."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Norm, Tree
 
 __all__ = ["l1", "l2", "spectral", "spectral_l2"]
@@ -18,8 +19,8 @@ __all__ = ["l1", "l2", "spectral", "spectral_l2"]
 
 def l1(x: Array) -> Array:
     """Returns sum |x|, the published norm."""
-    # sign(0) = 0, whereas jnp.abs has derivative +1 at 0
-    return jnp.sum(x * jnp.sign(x))
+    x = tree.wide(x)
+    return jnp.sum(x * jnp.sign(x))  # sign(0) = 0, whereas jnp.abs has derivative +1 at 0
 
 
 def l2(x: Array) -> Array:
@@ -27,7 +28,7 @@ def l2(x: Array) -> Array:
 
     Squares must be normal numbers: in float32 entries below 1e-19 count as 0, and a norm above 1.8e19 is infinite.
     """
-    return optax.safe_norm(x.reshape(-1), 0.0)
+    return optax.safe_norm(tree.wide(x).reshape(-1), 0.0)
 
 
 def joint_l2(tensors: Tree) -> Array:
@@ -54,12 +55,8 @@ def spectral(x: Array) -> Array:
     >>> float(spectral(jnp.array([[3.0, 0.0], [0.0, -4.0], [0.0, 0.0]])))
     4.0
     """
-    if x.ndim < 2 or not x.size:
-        return jnp.zeros((), x.dtype)
-    matrix = x.reshape(-1, x.shape[-1])
-    if x.dtype in (jnp.float16, jnp.bfloat16):  # LAPACK has no half precision
-        return _largest(matrix.astype(jnp.float32)).astype(x.dtype)
-    return _largest(matrix)
+    x = tree.wide(x)  # LAPACK has no half precision
+    return _largest(x.reshape(-1, x.shape[-1])) if x.ndim > 1 and x.size else jnp.zeros((), x.dtype)
 
 
 def spectral_l2(x: Array) -> Array:
@@ -100,7 +97,7 @@ def of_tensors(norm: Norm) -> Callable[[Tree], Tree]:
 
 def _segmented(norm: Norm, tensors: Tree) -> Tree:
     """Returns the L1 or L2 norm of every tensor by one reduction over rows of all of them, and one over rows."""
-    leaves, structure = jax.tree.flatten(tensors)
+    leaves, structure = jax.tree.flatten(jax.tree.map(tree.wide, tensors))
     if len({leaf.dtype for leaf in leaves}) != 1:
         return jax.tree.map(norm, tensors)
     entry = (lambda x: x * jnp.sign(x)) if norm is l1 else jnp.square

@@ -148,7 +148,7 @@ def clipped_mean(
     most = hyper["clip_norm"]
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
-    clipped = weights._replace(params=jax.tree.map(lambda w: factor * w, weights.params))
+    clipped = weights._replace(params=jax.tree.map(lambda w: jnp.where(w > 0, factor * w, 0), weights.params))
     averaged = aggregation.aggregate(variables, clients, clipped, sharding=sharding)
     std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
     normal = optax.tree.random_like(key, averaged.params)

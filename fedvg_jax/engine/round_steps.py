@@ -302,7 +302,7 @@ def report_clients(
         memories = local_training.Kept(memories, parts.local.of(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.memory_rows(schedule))
-    return tree.where(present, memories, earlier), summed, averaged
+    return tree.where(present, tree.like(memories, earlier), earlier), summed, averaged
 
 
 def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> Tree:

@@ -57,6 +57,8 @@ class Placement(NamedTuple):
     """of the rows over devices; None if each device holds all"""
     fresh: Tree = ()
     """the memories of a client that was not sampled yet, leaves [1, ...] on the devices"""
+    has_given: bool = False
+    """whether the initial model, and what `fresh` has of it, is from outside the run"""
 
     @property
     def is_on_host(self) -> bool:

@@ -345,10 +345,9 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
     try:
         code = command()
     except UsageError as error:
-        is_first = processes.is_first()  # without the other processes every process is the first
+        if processes.is_first():
+            print(f"error: {error}", file=sys.stderr, flush=True)  # before the wait for processes that may hang
         jax.distributed.shutdown()
-        if is_first:
-            raise
         return getattr(error, "exit_code", 2)
     except Exception as error:
         if processes.is_loss(error):

@@ -30,7 +30,7 @@ from fedvg_jax.runs import (
     stop_signals,
 )
 from fedvg_jax.runs.hyperparameters import own_values
-from fedvg_jax.runs.record import history, provenance
+from fedvg_jax.runs.record import checkpoint, history, provenance
 from fedvg_jax.runs.record import recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.runs.registry import corrupt_clients, layer_names
@@ -73,7 +73,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     """
     observers = Observers(**listeners)
     if folder := sim.config.profile:  # jax would report one that it cannot write with a traceback
-        with files.writing(f"a trace to {folder}", "--profile"):
+        with processes.together(), files.writing(f"a trace to {folder}", "--profile"):
             folder.mkdir(parents=True, exist_ok=True)
     with open_recorder(sim, observers.log) as recorder:
         observers.on_start()
@@ -93,7 +93,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
-    sources = functools.cache(lambda: provenance.sources(sim.arrays, sim.partition, sim.data.pool, own))
+    memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
+    sources = functools.cache(lambda: provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory))
     described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim, sources)
@@ -102,10 +103,10 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         with processes.together():
             opening = recording.open_run_folder(settings, sim.state, documents, sources, log, given)
             recorder = stack.enter_context(opening)
+            if config.export_partition and processes.is_first():
+                exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
         if config.resume:
             recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
-        if config.export_partition and processes.is_first():
-            exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
         yield recorder
 
 

@@ -409,7 +409,7 @@ def make_state(
     if memories.is_on_host:
         client_memories.refuse_unfitting(config, client_bytes)
     one = processes.place(init(), program.executor.placement)
-    memories = memories._replace(fresh=one.clients)
+    memories = memories._replace(fresh=one.clients, has_given=bool(config.init or initial))
     return client_memories.first_state(memories, one, config.clients), memories
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import one_line
+from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.runs.record.history import Record
@@ -51,7 +52,14 @@ def write(folder: Path, records: Sequence[Record], config: Config) -> list[Path]
         if any(r["clients"] for r in records):
             figures["weights.png"] = weights(records, run_label(config))
         for name, figure in figures.items():
-            figure.savefig(folder / name, dpi=130)
+            try:
+                with files.drafting(folder / name) as draft:
+                    figure.savefig(draft, dpi=130, format="png")
+            except OSError as error:
+                again = f"python -m fedvg_jax.plots {folder}"
+                raise UsageError(
+                    f"cannot draw {folder / name}: {files.reason(error)}; fix this, then {again}"
+                ) from None
     return [folder / name for name in figures]
 
 

@@ -102,8 +102,8 @@ def fltrust(task: Task) -> Weighting:
 
     def weigh(hyper: Hyper, lengths: Array, returns: Returns) -> Variables:
         trained = server_model(task, hyper, returns.variables, returns.data)
-        own = tree.sub(returns.variables.params, trained.params)
-        deltas = jax.tree.map(lambda p, c: p[None] - c, returns.variables.params, _models(returns).params)
+        own = jax.tree.map(tree.wide, tree.sub(returns.variables.params, trained.params))
+        deltas = jax.tree.map(lambda p, c: tree.wide(p[None] - c), returns.variables.params, _models(returns).params)
         agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, own))(deltas)
         # cosine / length; ||delta_0|| is a common factor
         squared = lengths**2
@@ -157,7 +157,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
             return aggregate(returns.variables, _models(returns), broadcast_weights(s, returns))
 
         def weights(logs: Array) -> Array:
-            return shares(jax.nn.softmax(logs), returns.present)
+            return shares(jax.nn.softmax(jnp.where(returns.present, logs, jnp.finfo(logs.dtype).min)), returns.present)
 
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))

@@ -221,3 +221,17 @@ def test_commands_in_a_callers_process_leave_its_signals_alone(capsys):
     assert sim.main(["--alpha", "0"]) == 2 and "alpha must be > 0" in capsys.readouterr().err
     with stop_signals.say_at_once(lambda: "unused"):
         assert [signal.getsignal(number) for number in stop_signals.STOPPING] == before
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [("out of memory allocating", "not enough memory; use"), ("a.pb; No space left on device", "a.pb; No space left")],
+)
+def test_a_full_disk_is_not_taken_for_a_lack_of_memory(cause, line, capsys):
+    """JAX's profiler raises the error of both."""
+
+    def fail():
+        raise RuntimeError(f"RESOURCE_EXHAUSTED: {cause}")
+
+    assert sim.guarded(fail) == 2
+    assert line in capsys.readouterr().err

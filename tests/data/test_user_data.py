@@ -58,6 +58,7 @@ def test_unusable_data_are_refused_in_one_line(data, message):
     [
         ((FLOATS, LABELS), {"normalise": "half"}, "normalise half is for images"),
         ((np.zeros((6, 2, 2, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
+        ((np.zeros((6, 4, 4, 2), np.uint8), LABELS), {"model": "vit_s16"}, "vit_s16 is for images of 1 or 3 channels"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((FLOATS, TARGETS), {}, r"mlp needs class labels, integers \[T\] from 0; y of data is float64 \[6\]; "),

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 from dataclasses import replace
 
 import chex
@@ -392,6 +393,23 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_o
     with jax.numpy_dtype_promotion("standard"):
         step = worlds.round_step(WORLD, algorithm, rule, TASK._replace(loss=loss), **options)
         after, _ = jax.eval_shape(step, start, schedule_of(0), data, worlds.hyper(tuning_lr=0.1, fit_rate=0.1))
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
+
+
+def test_memories_keep_their_dtypes_where_the_model_has_several():
+    def mixed(arrays):
+        (*others, last), structure = jax.tree.flatten(arrays)
+        return structure.unflatten([*others, last.astype(jnp.bfloat16)])
+
+    algorithm = worlds.algorithm("scaffold")
+    start = worlds.state(WORLD, algorithm, TASK)
+    theta = start.variables._replace(params=mixed(start.variables.params))
+    server, client = algorithm.init(worlds.hyper(), theta.params)
+    start = start._replace(variables=theta, server=server, clients=tree.repeat(client, 5))
+    with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings(action="error"):  # JAX warns of a lossy cast
+        step = worlds.round_step(WORLD, algorithm, "samples", TASK)
+        after, _ = jax.eval_shape(step, start, schedule_of(0), WORLD.data(), worlds.hyper())
+    assert {leaf.dtype for leaf in jax.tree.leaves(theta.params)} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
 

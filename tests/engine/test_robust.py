@@ -124,6 +124,16 @@ def test_without_present_clients_the_model_is_unchanged(x64, name):
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
+def test_a_client_of_weight_0_may_have_diverged(x64, name):
+    model, clients = returns()
+    diverged = jax.tree.map(lambda x: x.at[4].set(jnp.nan), clients)
+    results = [
+        joined(RULES[name], model, models, weights_of(model, [4]), clip_norm=2.0) for models in (clients, diverged)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
 def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
     """In float32, where the square of 1e30 is infinite."""
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())

@@ -90,6 +90,26 @@ def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["gemm", "winograd", "planes", "auto"])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_windows_larger_than_the_image_leave_nothing(method, channels):
+    """As the original operations: an array without entries."""
+    x, w = (jax.ShapeDtypeStruct((2, side, side, channels), jnp.float32) for side in (2, 5))
+    w = jax.ShapeDtypeStruct((5, 5, channels, channels), jnp.float32)
+
+    def convolve(x, w, stride):
+        layouts = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=layouts)
+
+    def functions(x, w):
+        pooled = [nn.max_pool(x, (size, size), (stride, stride)) for size, stride in ((3, 2), (3, 3), (4, 1))]
+        return [convolve(x, w, 1), convolve(x, w, 2), *pooled]
+
+    expected = jax.eval_shape(functions, x, w)
+    assert not any(y.size for y in expected)
+    assert jax.eval_shape(rewrite.fast_convolutions(functions, method), x, w) == expected
+
+
 def test_max_pooling_propagates_nan():
     x = jnp.zeros((1, 5, 5, 1)).at[0, 1, 1, 0].set(jnp.nan)
     y = rewrite.fast_convolutions(lambda x: nn.max_pool(x, (3, 3), (2, 2)))(x)

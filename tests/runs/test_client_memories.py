@@ -15,7 +15,7 @@ from small_sweeps import assert_equal_runs
 import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.engine import executors
 from fedvg_jax.runs import client_memories
 from fedvg_jax.runs.client_memories import Placement
@@ -103,6 +103,18 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, 
         jax.tree.map(np.testing.assert_array_equal, last, every)
     else:
         assert_equal_states(last, every)
+
+
+def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(tmp_path):
+    """A checkpoint of memories on the host has no personal model of theirs."""
+    config = replace(SETTINGS, algorithm="ditto", memories="host", rounds=1, out=tmp_path / "run")
+    model = Variables({"w": np.ones(3, np.float32)}, {})
+    fv.run(config, **linear.GIVEN, initial=model)
+    config = replace(config, rounds=2, resume=str(config.out))
+    for other in (None, model._replace(params={"w": np.zeros(3, np.float32)})):
+        with pytest.raises(UsageError, match="on another initial memory"):
+            fv.run(config, **linear.GIVEN, initial=other)
+    fv.run(config, **linear.GIVEN, initial=model)
 
 
 def test_another_seed_compiles_nothing():

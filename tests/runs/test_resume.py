@@ -1,6 +1,7 @@
 """A stopped run that is resumed gives the results of an uninterrupted one, bit for bit."""
 
 import contextlib
+import errno
 import functools
 import importlib.metadata
 import json
@@ -225,8 +226,13 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
         registry.make_variables(replace(settings, pretrained=run), init)
     with usage_error("nowhere holds no global model"):
         registry.make_variables(replace(settings, init=Path("nowhere")), init)
-    with usage_error("holds no global model (round 4: other shapes: ", "use the settings of the model that it holds"):
-        registry.make_variables(settings, lambda key: init(key)._replace(params={"w": np.zeros(3)}))
+    shutil.copytree(settings.init / "checkpoints" / "000004", run / "copy")
+    for path, name in ((settings.init, "000004"), (run / "copy", "copy")):
+        message = f"holds no global model (checkpoint {name}: other shapes: "
+        with usage_error(message, "use the settings of the model that it holds"):
+            registry.make_variables(
+                replace(settings, init=path), lambda key: init(key)._replace(params={"w": np.zeros(3)})
+            )
 
 
 def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run):
@@ -394,6 +400,14 @@ def test_removed_folder_or_file_is_one_line(tmp_path):
         simulate(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
     with usage_error("history.jsonl of run folder", "was removed"):
         simulate(tmp_path / "run", callbacks=[at(2, (tmp_path / "run" / "history.jsonl").unlink)])
+
+
+def test_a_folder_on_a_read_only_file_system_is_not_to_be_resumed_elsewhere(run, monkeypatch):
+    def refuse(folder):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(recorder.files, "held", refuse)
+    assert_refused(run, "Read-only file system", f"--resume {run}", rounds=7)
 
 
 def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(whole, tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from test_files import disk_of
 
 from fedvg_jax import config, plots
 from fedvg_jax.config import Config
@@ -57,3 +58,10 @@ def test_command_draws_a_run_folder_again(tmp_path, capsys):
     assert plots.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / name) for name in ("accuracy.png", "weights.png")]
     assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
+    before = (tmp_path / "accuracy.png").read_bytes()
+    with disk_of(1000):
+        assert plots.main([str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot draw {tmp_path / 'accuracy.png'}: ") and "fix this, then" in line
+    assert (tmp_path / "accuracy.png").read_bytes() == before
+    assert len([*tmp_path.iterdir()]) == 4, "no draft is left"

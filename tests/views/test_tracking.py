@@ -141,6 +141,7 @@ def test_events_are_read_back_by_tensorboard_also_of_a_resumed_run(tmp_path, mon
     events.Reload()
     losses = {e.step: e.value for e in events.Scalars("train/loss")}
     assert losses == pytest.approx({i: 1 / i for i in range(1, 6)})
+    assert [(e.step, e.value) for e in events.Scalars("summary/test_accuracy_final")][-1] == (5, 0.5)
     assert b'"rounds": 4' in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
 
 

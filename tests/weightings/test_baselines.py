@@ -9,7 +9,7 @@ import worlds
 
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Report, Returns
+from fedvg_jax.core.types import Report, Returns, Variables
 from fedvg_jax.engine import evaluate
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import baselines, basic, signals
@@ -171,6 +171,37 @@ def test_fltrust_gives_opposed_updates_weight_zero(x64):
     model, clients, trusted = worlds.variables(), clients_of(range(K)), int(np.argmax(weights_of()["fltrust"]))
     opposed = jax.tree.map(lambda p, c: c.at[trusted].set(2 * p - c[trusted]), model, clients)
     assert weights_of(clients=opposed)["fltrust"][trusted] == 0
+
+
+def test_fltrust_s_weights_of_half_precision_models_sum_to_1():
+    """In bfloat16 they would, to two digits."""
+    reports, returns = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, returned()
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        lengths = jax.vmap(lambda delta: signals.drift({}, Report(None, None, delta), None))(reports.delta)
+        weights = baselines.fltrust(worlds.TASK).weigh({"lr": jnp.bfloat16(0.1)}, lengths, returns).params
+    for leaf in jax.tree.leaves(weights):
+        assert leaf.dtype == jnp.float32
+        np.testing.assert_allclose(leaf.sum(), 1, rtol=1e-6)
+
+
+def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
+    """Losses in the tens move the logarithms of the present ones by hundreds."""
+
+    def squared(params, stats, batch, mask, train):
+        return jnp.square(params["w"]), stats
+
+    def fitted(models, present):
+        task, origin = worlds.TASK._replace(loss=squared), Variables({"w": jnp.zeros(())}, {})
+        clients = Variables({"w": jnp.array(models)}, {})
+        returns = returned()[1]._replace(variables=origin, clients=clients, present=jnp.array(present))
+        return baselines.fitted(task, 10, rate=1.0).weigh({}, jnp.ones(len(models)), returns).params["w"]
+
+    alone = fitted([3.0, 8.0], [True, True])
+    assert alone[0] > 0.9
+    np.testing.assert_array_equal(fitted([3.0, 8.0, 0.0], [True, True, False]), [*alone, 0])
+    np.testing.assert_array_equal(fitted([3.0, 8.0], [False, False]), [0, 0])
 
 
 @worlds.jit

@@ -207,7 +207,8 @@ def _convolve(conv: str, x: Any, w: Any, *, dimension_numbers, batch_group_count
         return None
     strides, pads, precision = params["window_strides"], params["padding"], params["precision"]
     is_dense = {*params["lhs_dilation"], *params["rhs_dilation"]} == {1}
-    is_dense &= all(0 <= low < k and high >= 0 for (low, high), k in zip(pads, w.shape[:-2], strict=True))
+    windows = zip(pads, w.shape[:-2], [x.shape[axis] for axis in lhs[2:]], strict=True)
+    is_dense &= all(0 <= low < k <= n + low + high and high >= 0 for (low, high), k, n in windows)
     is_plain = is_dense and w.ndim == 4 and params["feature_group_count"] == 1
     if is_plain and {*strides} == {1} and _has_images_innermost(conv, w.shape[-2]):
         axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
@@ -298,6 +299,7 @@ def _max_pool(
     With the original operation, the CNN's steps take 1.36 times as long on a CPU.
     """
     is_plain = {*base_dilation, *window_dilation} == {1} and jnp.issubdtype(x.dtype, jnp.floating)
+    is_plain &= all(k <= n + low + high for k, n, (low, high) in zip(window_dimensions, x.shape, padding, strict=True))
     is_laid = is_plain and type(x) is laid.Laid
     if is_laid and (pooled := laid.max_pool(x, window_dimensions, window_strides, padding)):
         return [pooled]

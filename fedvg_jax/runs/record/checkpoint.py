@@ -168,7 +168,7 @@ def _read_model(run: Path, prefix: str, what: str, remedy: str, template: Variab
                 raise ValueError("no round was evaluated yet")
             return _nested(leaves) if template is None else _in_structure(template, leaves)
         except Exception as error:  # damaged bytes may raise anything
-            reasons.append(f"round {int(path.name)}: {files.reason(error)}")
+            reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds, such as --model"
     listed = "; ".join(reasons) or f"no checkpoint in {run / seals.FOLDER}"

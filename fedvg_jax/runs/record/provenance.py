@@ -18,7 +18,7 @@ import numpy as np
 import fedvg_jax
 from fedvg_jax.config.io import python_scalar
 from fedvg_jax.core import files, hardware
-from fedvg_jax.core.types import Batch
+from fedvg_jax.core.types import Batch, Tree
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
@@ -30,18 +30,25 @@ PACKAGES = ("jax", "flax", "optax", "numpy")
 
 
 def sources(
-    arrays: Arrays, partition: Partition, pool: Batch | None = None, hyper: Mapping[str, float] | None = None
+    arrays: Arrays,
+    partition: Partition,
+    pool: Batch | None = None,
+    hyper: Mapping[str, float] | None = None,
+    memory: Tree = (),
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
     That is digests of the data (images, labels), of the partition, of the clients' rows, and of external validation
-    images if any; and the hyperparameters that the settings do not name, as a line of text.
+    images if any; of what is remembered of a client not sampled yet; and the hyperparameters that the settings do not
+    name, as a line of text.
 
     Args:
         arrays: the data set.
         partition: every client's rows of each part are part of the digest.
         pool: the run's pool; its rows behind those of `arrays` are an external validation set.
         hyper: name -> value, of functions that the user passed.
+        memory: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from the seed
+            may differ in its last bits between machines.
     """
     rows = (rows_of_client for part in partition for rows_of_client in part)
     digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
@@ -50,8 +57,10 @@ def sources(
     if pool is not None and len(pool.y) > len(arrays.y):
         external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
         digests["validation"] = cache.digest(*external)
+    leaves = jax.tree.leaves(memory)
     return {
         **digests,
+        "initial memory": cache.digest(*leaves) if leaves else "",
         "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted((hyper or {}).items())),
     }
 

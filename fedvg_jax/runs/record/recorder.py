@@ -243,7 +243,7 @@ def open_run_folder(
         return
     folder = config.out
     with contextlib.ExitStack() as stack:
-        with files.writing(f"the run folder {folder}", "--out"):
+        with as_usage_error(folder) if config.resume else files.writing(f"the run folder {folder}", "--out"):
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.held(folder))
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
@@ -287,7 +287,7 @@ def as_usage_error(folder: Path) -> Iterator[None]:
                 f"{missing} of run folder {folder} was removed during the run; continue with --resume {folder}"
             ) from None
         raise UsageError(
-            f"cannot write to the run folder {folder}: {reason}; its files are intact: fix this, then --resume {folder}"
+            f"cannot write to the run folder {folder}: {reason}; its rounds are kept: fix this, then --resume {folder}"
         ) from None
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fedvg_jax.views.tracking import Scalars, TrackedRun, Writer
@@ -55,4 +56,9 @@ def open_writer(run: TrackedRun) -> Writer:
         text = "\n".join(f"    {line}" for line in lines)  # indented, Markdown shows it as it is
         plain = {n: v if isinstance(v, (bool, int, float)) else str(v) for n, v in run.settings.items()}
         write({"summary": text_pb("settings/text_summary", text)}, {"summary": hparams_pb(plain, trial_id=run.name)})
-    return Writer(str(run.folder), {}, log, close=lambda *ending: file.close())
+
+    def close(status: str, summary: Mapping[str, float], num_rounds: int) -> None:
+        log({num_rounds: {f"summary/{name}": value for name, value in summary.items()}})
+        file.close()
+
+    return Writer(str(run.folder), {}, log, close)

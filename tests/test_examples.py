@@ -35,7 +35,7 @@ def test_seeds_in_one_program_equal_the_runs_of_a_sweep(monkeypatch):
 
 def test_the_round_in_the_open_equals_the_round_of_a_run(x64):
     example = loaded("one_round")
-    sim = fedvg_jax.simulation(dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=3))
+    sim = fedvg_jax.simulation(dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=2))
 
     def doubled(tree):
         return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, tree)
@@ -49,7 +49,7 @@ def test_the_round_in_the_open_equals_the_round_of_a_run(x64):
     )
     step, in_the_open = worlds.jit(step), worlds.jit(lambda *given: example.federated_round(loss, *given))
     params = state.variables.params
-    for number in range(3):
+    for number in range(2):
         state, _ = step(state, sim.schedule(number), sim.data, hyper)
         params = in_the_open(params, hyper["lr"], *example.minibatches(sim, number))
     worlds.assert_close(state.variables.params, params, 1e-9)

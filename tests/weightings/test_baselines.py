@@ -178,9 +178,14 @@ def test_fltrust_s_weights_of_half_precision_models_sum_to_1():
     reports, returns = jax.tree.map(
         lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, returned()
     )
-    with jax.numpy_dtype_promotion("standard"):
+
+    @worlds.jit
+    def trusted(reports, returns):
         lengths = jax.vmap(lambda delta: signals.drift({}, Report(None, None, delta), None))(reports.delta)
-        weights = baselines.fltrust(worlds.TASK).weigh({"lr": jnp.bfloat16(0.1)}, lengths, returns).params
+        return baselines.fltrust(worlds.TASK).weigh({"lr": jnp.bfloat16(0.1)}, lengths, returns).params
+
+    with jax.numpy_dtype_promotion("standard"):
+        weights = trusted(reports, returns)
     for leaf in jax.tree.leaves(weights):
         assert leaf.dtype == jnp.float32
         np.testing.assert_allclose(leaf.sum(), 1, rtol=1e-6)
@@ -196,7 +201,8 @@ def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
         task, origin = worlds.TASK._replace(loss=squared), Variables({"w": jnp.zeros(())}, {})
         clients = Variables({"w": jnp.array(models)}, {})
         returns = returned()[1]._replace(variables=origin, clients=clients, present=jnp.array(present))
-        return baselines.fitted(task, 10, rate=1.0).weigh({}, jnp.ones(len(models)), returns).params["w"]
+        weigh = worlds.jit(baselines.fitted(task, 10, rate=1.0).weigh)
+        return weigh({}, jnp.ones(len(models)), returns).params["w"]
 
     alone = fitted([3.0, 8.0], [True, True])
     assert alone[0] > 0.9

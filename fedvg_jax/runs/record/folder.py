@@ -268,7 +268,5 @@ def refuse_other_sources(
             values, others = stored or "no given hyperparameters", digest or "none"
             raise UsageError(f"{folder} ran with {values}, not {others}; pass the same")
         if stored != digest:
-            raise UsageError(
-                f"{folder} ran on {'other data' if name == 'data' else f'another {name}'} (its manifest.json); give the"
-                " files it ran on"
-            )
+            other = "other data" if name == "data" else f"another {name.replace('_', ' ')}"
+            raise UsageError(f"{folder} ran on {other} (its manifest.json); give the files it ran on")

@@ -286,7 +286,7 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
     >>> named({"l1": 1, "l2": 2}, "l2", "norm")
     2
     """
-    if name not in known:
+    if name not in list(known):  # which an unhashable value is not in either
         raise UsageError(f"unknown {what} '{name}'; there are {', '.join(known)}")
     return known[name]
 

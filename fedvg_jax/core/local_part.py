@@ -67,7 +67,12 @@ def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> Loca
     >>> part.within(variables, {"params/head/w": jnp.ones(1)}).params["head"]
     {'w': Array([1.], dtype=float32)}
     """
-    return LocalPart(re.compile(pattern).search if isinstance(pattern, str) else pattern, first)  # pyright: ignore
+    if not 0 <= first < 1:
+        raise UsageError(f"first must be in [0, 1), the share of local steps; got {first}")
+    try:
+        return LocalPart(re.compile(pattern).search if isinstance(pattern, str) else pattern, first)  # pyright: ignore
+    except re.error as error:
+        raise UsageError(f"local part {pattern!r} is no regular expression: {error}") from None
 
 
 def check(part: LocalPart, variables: Variables, name: str) -> None:

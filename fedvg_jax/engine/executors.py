@@ -40,7 +40,7 @@ def lanes(num_lanes: int, num_mapped: int = 1) -> Executor:
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
-        return _or_untrained(_on_lanes(num_lanes, client, schedule), client, schedule)
+        return _or_untrained(_on_lanes(client, schedule), client, schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None)
@@ -92,7 +92,7 @@ def sharded(num_devices: int, num_lanes: int, devices: Sequence[Any] | None = No
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, -count % num_devices)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
-            done = _on_lanes(num_lanes, make_client(shared, schedule), schedule)
+            done = _on_lanes(make_client(shared, schedule), schedule)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
         specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": by_device}
@@ -135,17 +135,18 @@ def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[
     return [device for i, device in enumerate(ordered) if i % available < used]
 
 
-def _on_lanes(num_lanes: int, client: Client, schedule: Schedule) -> Tree:
+def _on_lanes(client: Client, schedule: Schedule) -> Tree:
     """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others.
 
     A stored client is one vector where the hardware `is_packed`; the result is the same.
 
     Args:
-        num_lanes: L.
         client: how a client trains.
-        schedule: of the cohort, with the plan of these lanes.
+        schedule: of the cohort, with the plan of these lanes, which may be others than those of the executor.
     """
-    plan, over_lanes = schedule.plan, jax.vmap if num_lanes > 1 else lambda f: f
+    plan = schedule.plan
+    num_lanes = plan.client.shape[1]
+    over_lanes = jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedvg_jax.core import tree
+from fedvg_jax.core import local_part, tree
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.scopes import ROUNDS
 from fedvg_jax.core.types import (
@@ -96,6 +96,7 @@ def init_state(
     if algorithm.personal:
         client = local_training.Kept(client, variables)
     elif local is not None:
+        local_part.check(local, variables, "local")
         client = local_training.Kept(client, local.of(variables))
     return SimState(first_round, variables, server, tree.repeat(client, num_clients))
 
@@ -172,6 +173,10 @@ def make_round(
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+        if len(schedule.clients) > num_clients:
+            raise UsageError(
+                f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all"
+            )
         inputs = _round_inputs(state, schedule, data, hyper)
         run = run_cohort if cohort_blocks.is_one_block(schedule) else cohort_blocks.run_blocks
         sharding = cohort_memories.sharding_of(executor, inputs.state)

@@ -108,7 +108,7 @@ def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> T
 
 
 def displacement(
-    optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted, dtype=float
+    optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted, dtype=float, first=0
 ) -> Array:
     """Returns the distance [] that the optimiser moves a scalar under a constant unit gradient.
 
@@ -121,6 +121,7 @@ def displacement(
         num_steps: [] local steps.
         loop: runs the steps.
         dtype: of the scalar and the result; the distance is added up in at least float32.
+        first: steps before the first gradient, in which an optimiser such as Adam counts already.
 
     >>> float(displacement(sgd, {"lr": jnp.float32(0.5)}, jnp.int32(0), jnp.int32(3)))
     1.5
@@ -128,9 +129,9 @@ def displacement(
     rule = optimiser(hyper, round)
     zero = tree.wide(jnp.zeros((), dtype))
 
-    def step(_, carry):
+    def step(i, carry):
         with standard_promotion():
-            updates, memory = rule.update(jnp.ones_like(zero), carry[1], carry[0])
+            updates, memory = rule.update((i >= first).astype(zero.dtype), carry[1], carry[0])
         return carry[0] + jnp.asarray(updates, zero.dtype), memory
 
     return -loop(num_steps, step, (zero, rule.init(zero)))[0].astype(dtype)
@@ -204,7 +205,8 @@ def make_client(
             own = algorithm.personal(hyper, own, carry.personal.params, received)
             grads, trained = (grads, own), (params, carry.personal.params)
         with standard_promotion():
-            updates, memory = rule.update(grads, carry.optimiser, trained)
+            decayed = trained if local is None else local.of_phase(*place, trained)  # decay enters the momentum
+            updates, memory = rule.update(grads, carry.optimiser, decayed)
         updates = updates if local is None else local.of_phase(*place, updates)  # momentum and decay move all tensors
         params: Tree = optax.apply_updates(trained, updates)
         personal = ()

@@ -288,9 +288,9 @@ def report_clients(
         dtype, num_steps = tree.dtype(theta), schedule.num_steps[k]
         if parts.algorithm.report is no_report:  # so that the optimiser need not take a scalar
             return jnp.zeros((), dtype)
-        if parts.local is not None:
-            num_steps = num_steps - parts.local.steps_alone(num_steps)  # in which the sent tensors do not move
-        return local_training.displacement(parts.optimiser, inputs.hyper, state.round, num_steps, parts.loop, dtype)
+        still = 0 if parts.local is None else parts.local.steps_alone(num_steps)  # the sent tensors do not move in them
+        settings = (parts.optimiser, inputs.hyper, state.round, num_steps, parts.loop, dtype, still)
+        return local_training.displacement(*settings)
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
     memories, *messages = jax.vmap(report)(_indices(inputs), sent)

@@ -40,7 +40,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def validation_gradients(model: nn.Module, loss: Loss, loader: Loader, *, train: bool = True) -> dict[str, Tensor]:
-    """Returns the gradient of the model's mean loss on D_val, by name of `named_parameters`.
+    """Returns the gradient of the model's mean loss on D_val, by name of the parameters, also of tied ones.
 
         g = grad_theta (1/n) sum_b n_b loss(model(x_b), y_b),   n = sum_b n_b rows of D_val
 
@@ -82,7 +82,7 @@ def validation_gradient(
 def _gradients(model: nn.Module, loss: Loss, loader: Loader, train: bool) -> dict[str, Tensor]:
     """Returns the gradient; changes the model's mode, running statistics and `.grad`."""
     _set_mode(model, train)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     if not parameters:
         raise UsageError(f"{type(model).__name__} has no parameter with requires_grad; scoring needs a gradient")
     model.zero_grad(set_to_none=True)

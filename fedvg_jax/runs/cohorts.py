@@ -58,7 +58,7 @@ def make_cohorts(
     def loss(variables: Variables, client: int) -> float:
         table = schedule.table(rows[client], evaluate.ROWS, most)
         sums = program.evaluate(variables, pool, table)
-        return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else 0.0
+        return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else -np.inf
 
     def cohort(number: int, state: SimState | None) -> np.ndarray:
         def losses(clients: Any) -> np.ndarray:

@@ -85,6 +85,7 @@ def check_task(task: Task, pool: Any) -> None:
         ...
     fedvg_jax.UsageError: task.init: params leaf 'w' is int32 of shape (2,); expected floats of shape (2,)
     """
+    checks.num_rows(pool, "pool")
     with checks.calling("task.init"):
         model = jax.eval_shape(task.init, jax.random.key(0))
     if not isinstance(model, Variables):

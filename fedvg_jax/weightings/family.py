@@ -86,7 +86,7 @@ def generalised_weights(
     [0.25, 0.25, 0.5]
     """
     num_clients = checks.stacked(norms, "norms", per_tensor=True)
-    counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples)
+    counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples, float)
     if counts.shape != (num_clients,):
         raise UsageError(f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client")
     for parameter, value in zip((FROM_0, *DEFAULTS[1:]), (eps, exponent, temperature, mix), strict=True):
@@ -132,7 +132,8 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> Weig
 
     def weights_of_mean(mean: Array, present: Array | bool) -> Array:
         p, t, epsilon, part, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
-        exponents = -jnp.log(reciprocal(jnp.where(present, mean, 1) + epsilon))
+        inverted = reciprocal(jnp.where(present, mean, 1) + epsilon)
+        exponents = -jnp.log(jnp.maximum(inverted, jnp.finfo(mean.dtype).tiny))  # smaller numbers may count as 0
         is_present = jnp.broadcast_to(present, exponents.shape)
         # an absent client's measurement must neither set the scale nor overflow
         exponents = jnp.where(is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min())))

@@ -90,6 +90,13 @@ COUNTER = Client(
 """Counts its steps, and digests which minibatches it saw in which order."""
 
 
+def test_a_lane_runs_schedules_of_any_number_of_lanes():
+    train = worlds.jit(lambda s: executors.lanes(1).train(lambda shared, s: COUNTER, (), s))
+    whole = train(WORLD.schedule(0, 1))
+    for num_lanes in (2, 3):
+        jax.tree.map(np.testing.assert_array_equal, train(WORLD.schedule(0, num_lanes)), whole)
+
+
 @pytest.mark.parametrize("executor", [executors.lanes(1), executors.lanes(3), executors.sharded(2, 7)])
 def test_lanes_without_work_and_clients_without_steps_change_nothing(executor):
     train = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))

@@ -222,9 +222,39 @@ def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():
     assert np.all(heads <= moved * np.array([1, 3]) + 1e-6)
 
 
-def test_corrections_count_the_steps_in_which_the_sent_tensors_move():
-    """Scaffold's c_k is the mean gradient of the client."""
-    state, *_ = first_round(fv.algorithms.scaffold())
+def test_decay_does_not_enter_the_momentum_of_tensors_that_do_not_move():
+    """The body starts at 1 and gets no gradient: two steps of lr 0.1 with decay 0.1 and momentum 0.9."""
+
+    def decayed(hyper, round):
+        return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(hyper["lr"], 0.9))
+
+    def loss(params, stats, batch, mask, train):
+        return 0 * params["body"]["w"] + params["head"]["w"] * batch.sum(), stats
+
+    start = {"body": {"w": jnp.ones(())}, "head": {"w": jnp.zeros(())}}
+    state, *_ = first_round(
+        fv.algorithms.fedavg(), decayed, fv.Task(lambda k: fv.Variables(start, {}), loss, *[None] * 4)
+    )
+    first = 0.99
+    np.testing.assert_allclose(state.variables.params["body"]["w"], first - 0.1 * 0.1 * (0.9 + first), rtol=1e-6)
+
+
+def test_a_script_s_local_part_is_checked():
+    for arguments, message in ((("[",), "no regular expression"), (("^head/", 2.0), r"first must be in \[0, 1\)")):
+        with pytest.raises(fv.UsageError, match=message):
+            fv.local_part(*arguments)
+    for pattern in ("^nothing/", "/"):
+        with pytest.raises(fv.UsageError, match="local matches"):
+            fv.init_state(LINEAR, fv.algorithms.fedavg(), 2, {"lr": 0.1}, local=fv.local_part(pattern))
+
+
+@pytest.mark.parametrize("rule", [optax.sgd, optax.adam])
+def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule):
+    """Scaffold's c_k is the mean gradient of the client. Adam counts the steps before, too."""
+    state, *_ = first_round(fv.algorithms.scaffold(), lambda hyper, round: rule(hyper["lr"]))
+    if rule is optax.adam:  # its steps do not depend on the size of a gradient
+        np.testing.assert_allclose(state.clients.memory["body"]["w"], [1, 1], rtol=1e-4)
+        return
     np.testing.assert_allclose(np.sort(state.clients.memory["body"]["w"]), [1, 3], rtol=1e-6)
 
 

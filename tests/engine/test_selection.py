@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
+from fedvg_jax.runs import cohorts
 
 CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear")
 POWER = dataclasses.replace(CONFIG, selection="power_of_choice", candidates=5)
@@ -55,6 +57,15 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
         candidates = asked[-1].tolist()
         assert candidates == fv.selection.by_size().choose(population(round, [1, 2, 3, 4, 5, 6], 4)).tolist()
         assert chosen.tolist() == sorted(candidates, key=lambda client: -losses[client])[:2]
+
+
+def test_power_of_choice_takes_clients_without_rows_last():
+    """Losses of one's own may be negative."""
+    task = types.SimpleNamespace(metrics=lambda sums: {"loss": -1.0})
+    program, state = types.SimpleNamespace(evaluate=lambda *_: {}, task=task), types.SimpleNamespace(variables=None)
+    rows = [np.arange(0), *np.arange(7).reshape(7, 1)]
+    cohort = cohorts.make_cohorts(POWER, fv.selection.power_of_choice(8), program, None, rows)
+    assert all(0 not in cohort(round, state) for round in range(20))
 
 
 def test_a_run_selects_by_the_losses_of_each_rounds_model():

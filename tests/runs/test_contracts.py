@@ -70,6 +70,12 @@ def test_an_error_in_a_model_is_reported(changes, message):
         contracts.check_task(TASK._replace(**changes), WORLD.data().pool)
 
 
+def test_a_pool_of_several_lengths_is_reported():
+    pool = WORLD.data().pool
+    with usage_error("pool must be arrays of one length"):
+        contracts.check_task(TASK, pool._replace(y=pool.y[:3]))
+
+
 # --- algorithms
 
 AVERAGE = worlds.algorithm("fedavg")

@@ -154,6 +154,18 @@ def test_a_large_exponent_gives_all_weight_to_one_client():
         assert all(np.isfinite(slope).all() for slope in jacobians)
 
 
+@pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 2.0])
+def test_norms_near_the_largest_number_have_finite_weights(exponent):
+    weights = family.generalised_weights({"w": jnp.float32([2e38, 9e37, 1.0])}, exponent=exponent)["w"]
+    assert np.isfinite(weights).all() and weights.sum() == pytest.approx(1)
+
+
+def test_counts_of_rows_may_be_beyond_32_bits():
+    for counts in (np.array([3 * 2**32, 2**32]), [3 * 2**32, 2**32]):
+        weights = family.generalised_weights({"w": jnp.ones(2)}, counts, mix=1.0)["w"]
+        np.testing.assert_allclose(weights, [0.75, 0.25])
+
+
 def test_weights_of_a_negative_exponent_are_those_of_inverse_norms_under_the_positive_one():
     """Norms from 1e-3 to 1e3, in float32."""
     given = jnp.logspace(-3, 3, K, dtype=jnp.float32)

@@ -108,7 +108,13 @@ def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> T
 
 
 def displacement(
-    optimiser: Optimiser, hyper: Hyper, round: Array, num_steps: Array, loop: Loop = counted, dtype=float, first=0
+    optimiser: Optimiser,
+    hyper: Hyper,
+    round: Array,
+    num_steps: Array,
+    loop: Loop = counted,
+    dtype=float,
+    first: Array | int = 0,
 ) -> Array:
     """Returns the distance [] that the optimiser moves a scalar under a constant unit gradient.
 

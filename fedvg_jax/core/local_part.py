@@ -60,6 +60,13 @@ class LocalPart(NamedTuple):
 def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> LocalPart:
     r"""Returns the local part of the tensors whose path has the regular expression, or for which a function is true.
 
+    Args:
+        pattern: found anywhere in a path "a/b/kernel"; or a function of the path.
+        first: share of a client's local steps, the first ones, that train only the local part; 0 for no such steps.
+
+    Raises:
+        UsageError: the pattern is no regular expression, or `first` is not in [0, 1).
+
     >>> part = local_part(r"^head/")
     >>> variables = Variables({"body": {"w": jnp.ones(2)}, "head": {"w": jnp.zeros(1)}}, {})
     >>> part.of(variables)

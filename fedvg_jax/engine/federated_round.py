@@ -82,6 +82,9 @@ def init_state(
         local: the part of the model that stays with each client, of `local_part`.
         stats_too: as in `make_round`.
 
+    Raises:
+        UsageError: the local part has no tensor of the model, or all that are trained.
+
     >>> from fedvg_jax.algorithms import fedavg
     >>> task = Task(lambda key: Variables({"w": jnp.zeros(2)}, {}), None, None, None, None, str)
     >>> state = init_state(task, fedavg(), 3, {"lr": 0.1})
@@ -148,7 +151,8 @@ def make_round(
             model with its own local part, and `delta` is 0 there.
 
     Raises:
-        UsageError: for a local part with an algorithm that has personal models.
+        UsageError: for a local part with an algorithm that has personal models; and of the round, for a schedule with
+            more than N clients.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 

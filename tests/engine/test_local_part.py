@@ -170,7 +170,7 @@ def test_a_run_says_that_its_accuracy_is_the_global_model_s(caplog):
 
 def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_tensors():
     """Of every client that has test rows, its own model on them."""
-    made = config.Config(clients=4, rounds=2, local_epochs=1, lanes="1", method="fedper", record="personal_accuracy")
+    made = config.Config(clients=2, rounds=2, local_epochs=1, lanes="1", method="fedper", record="personal_accuracy")
     sim, states = simulation.simulation(made), []
     record = fv.run(made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]).records[-1]
     for client, rows in enumerate(sim.partition.test):

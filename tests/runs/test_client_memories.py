@@ -112,7 +112,7 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
     fv.run(config, **linear.GIVEN, initial=model)
     config = replace(config, rounds=2, resume=str(config.out))
     for other in (None, model._replace(params={"w": np.zeros(3, np.float32)})):
-        with pytest.raises(UsageError, match="on another initial memory"):
+        with pytest.raises(UsageError, match="on another initial model"):
             fv.run(config, **linear.GIVEN, initial=other)
     fv.run(config, **linear.GIVEN, initial=model)
 

@@ -60,7 +60,7 @@ def sources(
     leaves = jax.tree.leaves(memory)
     return {
         **digests,
-        "initial_memory": cache.digest(*leaves) if leaves else "",
+        "initial_model": cache.digest(*leaves) if leaves else "",
         "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted((hyper or {}).items())),
     }
 

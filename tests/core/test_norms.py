@@ -8,6 +8,8 @@ import worlds
 
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import norms
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.weightings import signals
 
 pytestmark = pytest.mark.quick
 
@@ -123,3 +125,9 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
     assert float(segmented["zero"]) == 0
     worlds.assert_close(segmented, one_by_one, 1e-13)
     worlds.assert_close(gradients_of_segments, gradients, 1e-13)
+
+
+@pytest.mark.parametrize("name", ["l3", ["l1"], None])
+def test_a_norm_of_another_name_or_kind_is_refused(name):
+    with pytest.raises(UsageError, match="unknown norm"):
+        signals.gradient_norms({"w": jnp.ones((2, 3))}, name)

@@ -100,9 +100,10 @@ def guarded(command: Callable[[], int]) -> int:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            is_disk = "No space left" in str(error)  # of jax's profiler
-            smaller = "not enough memory; use a smaller --batch-size, --join-ratio or --model"
-            print(f"error: {one_line(str(error)) if is_disk else smaller}", file=sys.stderr)
+            line = "not enough memory; use a smaller --batch-size, --join-ratio or --model"
+            if "No space left" in str(error):  # of jax's profiler
+                line = f"{one_line(str(error))[:300]}; name another place with --profile"
+            print(f"error: {line}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)

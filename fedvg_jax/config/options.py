@@ -84,6 +84,8 @@ class Network(NamedTuple):
 
     smallest: int = 1
     """Smallest height and width of images that it takes."""
+    channels: tuple[int, ...] = ()
+    """Numbers of channels that images may have; () for any."""
     has_convolutions: bool = False
     has_batch_norm: bool = False
     """Whether it has running statistics; a ResNet may have group normalisation instead."""
@@ -106,8 +108,8 @@ MODELS = {
     "resnet18": _RESNET,
     "resnet34": _RESNET,
     "resnet50": _RESNET,
-    "vit_s16": Network(),
-    "vit_b16": Network(),
+    "vit_s16": Network(channels=(1, 3)),
+    "vit_b16": Network(channels=(1, 3)),
     "efficientnet_lite0": Network(has_convolutions=True, has_batch_norm=True, settings=("norm",)),
     "gru": Network(is_sequence=True),
 }

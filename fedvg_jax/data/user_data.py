@@ -106,8 +106,9 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         raise UsageError(
             f"normalise imagenet is for images of 1 or 3 channels, x is {_shape(arrays.x)}; use none or half"
         )
-    if config.model.startswith("vit") and shape[-1] not in (1, 3):
-        raise UsageError(f"{named} is for images of 1 or 3 channels, x is {_shape(arrays.x)}; use another model")
+    if (channels := MODELS[config.model].channels) and shape[-1] not in channels:
+        allowed = " or ".join(map(str, channels))
+        raise UsageError(f"{named} is for images of {allowed} channels, x is {_shape(arrays.x)}; use another model")
 
 
 def is_images(arrays: Arrays) -> bool:

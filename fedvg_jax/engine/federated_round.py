@@ -179,7 +179,8 @@ def make_round(
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         if len(schedule.clients) > num_clients:
             raise UsageError(
-                f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all"
+                f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
+                " make_round and init_state the number of all clients"
             )
         inputs = _round_inputs(state, schedule, data, hyper)
         run = run_cohort if cohort_blocks.is_one_block(schedule) else cohort_blocks.run_blocks

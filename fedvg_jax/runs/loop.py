@@ -93,8 +93,12 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
-    memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
-    sources = functools.cache(lambda: provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory))
+
+    @functools.cache
+    def sources() -> dict[str, str]:
+        memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
+        return provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory)
+
     described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim, sources)

@@ -352,10 +352,19 @@ def evaluate(
         data = Batch(*data)
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
-    all_rows = np.arange(checks.num_rows(data, "data"), dtype=np.int32)
-    rows = schedule.split_into_minibatches(all_rows, batch_size, keep_single=True)
+    num_rows = checks.num_rows(data, "data")
+    num_minibatches = -(-num_rows // batch_size)
+    step = 1 << max(0, num_minibatches.bit_length() - 3)  # at most a quarter more, so that tables share programs
+    rows = schedule.table(np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step)
+    data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
     with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
-        return _metrics(task, _jitted_evaluate(task)(variables, jax.tree.map(jax.numpy.asarray, data), rows))
+        return _metrics(task, _jitted_evaluate(task)(variables, data, rows))
+
+
+def _padded(leaf: Any, num_rows: int) -> Any:
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    widths = [(0, num_rows - len(array)), *[(0, 0)] * (array.ndim - 1)]
+    return (jax.numpy if array is leaf else np).pad(array, widths)
 
 
 def _metrics(task: Task, sums: Tree) -> dict[str, float]:

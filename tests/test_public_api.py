@@ -12,6 +12,7 @@ import linear
 import numpy as np
 import pytest
 import worlds
+from programs import compilations
 
 import fedvg_jax as fv
 from fedvg_jax.core import hardware
@@ -125,6 +126,17 @@ def test_a_pair_of_arrays_is_evaluated_as_the_batch():
     metrics = fv.evaluate(linear_regression(), model, pair)
     assert metrics == fv.evaluate(linear_regression(), model, fv.Batch(*pair))
     assert metrics["loss"] == pytest.approx(4, rel=1e-5)
+
+
+def test_tables_of_nearly_as_many_rows_are_evaluated_by_one_program():
+    task, model = linear_regression(), fv.Variables({"w": jnp.ones(3)}, {})
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    y = x.sum(1) + np.float32(2)
+    with compilations() as compiled:
+        for n in (1, 2, 33, 64):
+            assert fv.evaluate(task, model, (x[:n], y[:n]))["loss"] == pytest.approx(4, rel=1e-5)
+    assert compiled.count("jit(evaluate)") == 1
+    assert fv.evaluate(task, model, (jnp.asarray(x[:5]), y[:5])) == fv.evaluate(task, model, (x[:5], y[:5]))
 
 
 # --- runs and their folders

@@ -146,9 +146,13 @@ def short_rounds(file: dict[str, Any]) -> Iterator[str]:
 def describe(file: dict[str, Any]) -> str:
     """Returns the machine and the versions of a results file."""
     machine = file["machine"]
-    contestants = [about for case in file["cases"].values() for about in case["about"].values()]
-    of_torch = {about["torch"] for about in contestants if "torch" in about}
-    names = [f"jax {machine['versions']['jax']}", *(f"torch {version}" for version in sorted(of_torch))]
+    of_torch: dict[str, list[str]] = {}
+    for name, case in file["cases"].items():
+        for version in {about["torch"] for about in case["about"].values() if "torch" in about}:
+            of_torch.setdefault(version, []).append(name)
+    names = [f"jax {machine['versions']['jax']}"]
+    for version, measured in sorted(of_torch.items()):
+        names.append(f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else ""))
     versions = ", ".join(names)
     peak, busy = file["sgemm GF/s"], ", busy" if machine["busy"] else ""
     return (

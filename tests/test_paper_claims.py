@@ -20,7 +20,7 @@ class Judged(NamedTuple):
     """What the runs of one folder show of a claim."""
 
     verdict: str
-    """"seen", "not seen" or "not reached"."""
+    """"holds", "does not hold" or "not reached"."""
     ours: str
 
 
@@ -72,11 +72,11 @@ def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.8, "fedavgm": 0.5, "fedvg": 0.75}
     axes = {"method": list(methods), "alpha": [0.05], "seed": [0, 1]}
     results = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
-    assert results["first_or_second"].verdict == "seen"
+    assert results["first_or_second"].verdict == "holds"
     assert results["first_or_second"].ours == "rank 2 of 4 at alpha 0.05"
     methods["fedavg"] = 0.9
     results = verdicts(write_sweep(tmp_path / "b", axes, lambda v: (0.5, methods[v["method"]])))
-    assert results["first_or_second"].verdict == "not seen"
+    assert results["first_or_second"].verdict == "does not hold"
 
 
 def result(holds, images, runs=10, dataset="cifar10", claim="gain_over_fedavg"):
@@ -89,7 +89,7 @@ def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs():
         result(True, 60_000, 5), result(False, 60_000, 4), result(False, 12_000, 400),
         result(False, 1_797, 900, "digits"),
     ]  # fmt: skip
-    text = "seen on CIFAR-10, 60,000 images"
+    text = "holds on CIFAR-10, 60,000 images"
     for order in (results, results[::-1]):
         assert claims.verdict(order) == text
         table = claims.table([*order, result(False, 70_000, claim="low_variance")])
@@ -97,12 +97,12 @@ def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs():
         assert [column.title for column in table.columns[1:-1]] == [
             "digits, 1,797 images", "CIFAR-10, 12,000 images", "CIFAR-10, 60,000 images", "CIFAR-10, 70,000 images",
         ]  # fmt: skip
-        assert [entry.text for entry in row[1:]] == ["not seen", "not seen", "seen", "–", text]
+        assert [entry.text for entry in row[1:]] == ["does not hold", "does not hold", "holds", "–", text]
 
 
 def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_path):
     """With rho off the results are 70 and 74 %: mean 72, deviation the root of 8, 2.83."""
-    for name, lowest, verdict in (("a", 0.70, "seen"), ("b", 0.69, "not seen")):
+    for name, lowest, verdict in (("a", 0.70, "holds"), ("b", 0.69, "does not hold")):
         for seed, final in enumerate((0.70, 0.74)):
             write_run(tmp_path / name / f"off{seed}", (0.5, final), method="fedvg", seed=seed)
             write_run(tmp_path / name / f"on{seed}", (0.5, lowest), method="fedvg", seed=seed, validation={"rho": 0.5})
@@ -143,8 +143,8 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
 @pytest.mark.parametrize(
     ("weights", "verdict", "text"),
     [
-        (([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]), "not seen", "+1.00 in each of 2 replicates, 2 runs"),
-        (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), "seen", "+0.00 ["),
+        (([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]), "does not hold", "+1.00 in each of 2 replicates, 2 runs"),
+        (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), "holds", "+0.00 ["),
     ],
 )
 def test_weights_that_do_not_follow_the_distance_of_classes_hold(tmp_path, weights, verdict, text):
@@ -171,12 +171,12 @@ def test_command_writes_verdicts_values_and_figures(tmp_path, capsys):
     out = tmp_path / "out"
     assert command.main([str(sweep), "--out", str(out), "--figures", "bars", "rho"]) == 0
     printed = capsys.readouterr().out
-    assert "not seen on CIFAR-10, 32 images: FedVG is ahead of FedAvg at alpha 0.05" in printed
+    assert "does not hold on CIFAR-10, 32 images: FedVG is ahead of FedAvg at alpha 0.05" in printed
     assert "no figure rho: the runs have one value of validation.rho" in printed
     with (out / "claims.csv").open(newline="") as file:
         found = {row["claim"]: row for row in csv.DictReader(file)}
     assert (found["gain_over_fedavg"]["verdict"], found["gain_over_fedavg"]["text"]) == (
-        "not seen", "FedVG minus FedAvg -10.00 points",
+        "does not hold", "FedVG minus FedAvg -10.00 points",
     )  # fmt: skip
     text = (out / "claims.md").read_text(encoding="utf-8")
     assert text.count("\n## ") == len(claims.claims()) and "configs/sweeps/paper/bars.toml" in text

@@ -1,7 +1,7 @@
 """The paper's claims beside what runs show: a finding for every claim and study, and a verdict.
 
-The verdict is that of the largest study that measures a claim: "seen on DATA", "not seen on DATA", or "not reached"
-where no study has what the claim is about.
+The verdict is that of the largest study that measures a claim: "holds on DATA", "does not hold on DATA", or "not
+reached" where no study has what the claim is about.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedvg_jax.study.markup import Column, Entry, Table
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
 NOT_REACHED = "not reached"
-VERDICTS = {True: "seen", False: "not seen"}
+VERDICTS = {True: "holds", False: "does not hold"}
 DATA_SETS = {"cifar10": "CIFAR-10", "organamnist": "OrganAMNIST", "tinyimagenet": "Tiny ImageNet"}
 """Data set -> its name in tables, where that differs."""
 

@@ -646,8 +646,8 @@ class Config:
     resume: str | None = setting(None, kind="host", word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,), also="save_every")
-    """Rounds between two checkpoints; 0: about one a minute, and each round of over 5 s. The last round and every stop
-    are saved in any case."""
+    """Rounds between two checkpoints; 0: about one a minute, and after each chunk of over 5 s. The last round and every
+    stop are saved in any case."""
     keep: int = setting(2, FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
     select)."""
@@ -657,7 +657,7 @@ class Config:
     trust_cache: bool = setting(False, kind="host")
     """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
     export: Path | None = setting(None, kind="host", word="FILE")
-    """File for the final model, .safetensors. ResNets and ViTs have torch's names, for `load_state_dict`."""
+    """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", word="NAME,...", also="wandb tensorboard mlflow")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
     goes on in the same tracked run; a tracker that fails does not end the run."""

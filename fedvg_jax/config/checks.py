@@ -13,8 +13,8 @@ from fedvg_jax.config.options import ALGORITHMS, RECORDS, SETTINGS, TRACKERS, WE
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, of_dataset
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
-from fedvg_jax.config.weighting_grammar import NO_PATTERN, parse_weighting, streams
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.config.weighting_grammar import parse_weighting, streams
+from fedvg_jax.core.types import NO_PATTERN, UsageError
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
@@ -97,8 +97,8 @@ def epochs_range(config: Config) -> tuple[int, int]:
     >>> epochs_range(Config(local_epochs="1:5")), epochs_range(Config(local_epochs=2))
     ((1, 5), (2, 2))
     """
-    smallest, _, largest = str(config.local_epochs).partition(":")
-    numbers = [smallest, largest or smallest]
+    smallest, colon, largest = str(config.local_epochs).partition(":")
+    numbers = [smallest, largest if colon else smallest]
     is_range = all(map(_is_count, numbers)) and int(numbers[0]) <= int(numbers[1])
     _require(is_range, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
     return int(numbers[0]), int(numbers[1])

@@ -56,7 +56,7 @@ def apply_with_shorthands(
     """
     own = {name: value for name, value in settings.items() if name not in presets.SHORTHANDS}
     method = settings.get("method", method)
-    if method is not None and own.get("weighting") == "native" and "algorithm" not in own:
+    if method is not None and registered("weighting", own.get("weighting")) == "native" and "algorithm" not in own:
         own["weighting"] = meaning({"method": method})["weighting"]
     return apply(config, meaning(settings) | own, source)
 
@@ -92,10 +92,14 @@ def _construct(self: Config, *args: Any, **settings: Any) -> None:
     unknown = next((name for name in settings if name not in _FIELDS), None)
     if unknown is not None:
         raise UsageError(f"unknown setting '{unknown}'{name_hint(unknown, [*_FIELDS, *presets.SHORTHANDS])}")
-    settings |= dict(zip(_FIELDS, args, strict=False))
+    positional = dict(zip(_FIELDS, args, strict=False))
+    if twice := positional.keys() & settings.keys():
+        raise UsageError(f"Config takes {min(twice)} by position or by name; got both")
+    settings |= positional
     if given and settings.keys() >= _FIELDS.keys():
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
-    if "method" in given and settings.get("weighting") == "native" and "algorithm" not in settings:
+    is_native = registered("weighting", settings.get("weighting")) == "native"
+    if "method" in given and is_native and "algorithm" not in settings:
         del settings["weighting"]  # the method's own
     meant = meaning(given)
     for name, group in GROUPS.items():

@@ -10,8 +10,6 @@ from fedvg_jax.config.options import WEIGHTINGS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
-NO_PATTERN = (re.error, RecursionError, OverflowError)
-"""Exceptions of Python for an invalid regular expression, one nested too deep, or one that repeats too often."""
 MAX_CHARACTERS = 200
 """Longest name of a weighting: nested names up to this length do not exhaust Python's stack."""
 

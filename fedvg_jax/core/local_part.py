@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Tree, UsageError, Variables
+from fedvg_jax.core.types import NO_PATTERN, Tree, UsageError, Variables
 
 
 class LocalPart(NamedTuple):
@@ -78,7 +78,7 @@ def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> Loca
         raise UsageError(f"first must be in [0, 1), the share of local steps; got {first}")
     try:
         return LocalPart(re.compile(pattern).search if isinstance(pattern, str) else pattern, first)  # pyright: ignore
-    except re.error as error:
+    except NO_PATTERN as error:
         raise UsageError(f"local part {pattern!r} is no regular expression: {error}") from None
 
 

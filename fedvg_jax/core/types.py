@@ -12,6 +12,7 @@ of a minibatch, `V` validation batches, `G` groups of tensors, `C` classes, `T` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,6 +47,10 @@ class Hyperparameter(NamedTuple):
     excludes_low: bool = False
     """whether `low` itself is not allowed, as in (0, 1]"""
     excludes_high: bool = False
+
+
+NO_PATTERN = (re.error, RecursionError, OverflowError)
+"""Exceptions of Python for an invalid regular expression, one nested too deep, or one that repeats too often."""
 
 
 class UsageError(ValueError):

@@ -167,9 +167,8 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
         return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
 
-    return Weighting(
-        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=() if rate else FITTED_DEFAULTS
-    )
+    defaults = FITTED_DEFAULTS if rate is None else ()
+    return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=defaults)
 
 
 def _models(returns: Returns) -> Variables:

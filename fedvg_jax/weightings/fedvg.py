@@ -20,6 +20,7 @@ from jax.core import Tracer
 
 from fedvg_jax.core import checks, groups, norms, tree
 from fedvg_jax.core.types import (
+    NO_PATTERN,
     Grouping,
     Hyper,
     Hyperparameter,
@@ -343,7 +344,10 @@ def layers_of(
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
     candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
-    included = {path for path in candidates if re.search(include, path)}
+    try:
+        included = {path for path in candidates if re.search(include, path)}
+    except NO_PATTERN as error:
+        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {include[:100]}") from None
     if not included:
         beside = f" beside those of local {exclude}, which no client sends" if exclude else ""
         raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")

@@ -63,7 +63,7 @@ def _check_batches(val_batches: Tree) -> None:
     shapes = {path: jnp.shape(leaf) for path, leaf in tree.by_path(val_batches).items()}
     first = next(iter(shapes.values()), None)
     count = first[0] if first else None
-    if count == 0 or first is None:
+    if not count:
         got = f"leaves of shape {first}" if shapes else "no leaf"
         raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
     for path, shape in shapes.items():

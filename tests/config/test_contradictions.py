@@ -43,6 +43,7 @@ REFUSED = [
     ({"algorithm": "ditto", "local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part"),
     ({"algorithm": "ditto", "server_stats": "official"}, "ditto cannot be used with server_stats official"),
     ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
+    ({"local_epochs": "5:"}, "local_epochs must be a number >= 1, or MIN:MAX"),
     ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
     ({"local": "^fc1/", "robust.rule": "median", "weighting": "uniform"}, "which is for one model of all clients"),
     ({"record": "personal_accuracy"}, "of the clients' own models, and all have the global one; use --method ditto"),

@@ -119,6 +119,9 @@ def test_names_have_any_case_as_papers_print_them(tmp_path):
     assert settings_from_python(
         method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
     ) == settings_from_python(method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"})
+    assert Config(method="FedVG", weighting="Native") == Config(method="fedvg", weighting="native")
+    (tmp_path / "b.toml").write_text('method = "FedVG"\nweighting = "Native"')
+    assert sim.parse(["--config", str(tmp_path / "b.toml")]).weighting == "fedvg"
     axes = parse_axes({"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"})
     assert axes[0].values == (("fedavg",), ("fedvg",), ("uniform",))
     assert axes[1].values == (("samples+permuted(fedvg)",),)
@@ -131,6 +134,12 @@ def test_shorthands_are_no_fields():
     assert dataclasses.replace(made, rounds=100) == Config(algorithm="fedprox", weighting="native")
     with pytest.raises(fedvg_jax.UsageError, match=r"dataclasses\.replace cannot apply method"):
         dataclasses.replace(made, method="fedavg")
+
+
+def test_setting_given_by_position_and_by_name_is_refused():
+    assert Config("fedprox") == Config(algorithm="fedprox")
+    with pytest.raises(fedvg_jax.UsageError, match="Config takes algorithm by position or by name; got both"):
+        Config("fedprox", algorithm="scaffold")  # pyright: ignore
 
 
 def test_a_group_given_as_a_dict_is_the_group_at_once_and_a_wrong_name_is_refused_by_a_run_or_a_sweep():

@@ -111,6 +111,8 @@ def test_only_tensors_that_match_the_expression_count(x64):
 def test_an_expression_without_a_tensor_is_refused_when_built():
     with pytest.raises(UsageError, match="matches no tensor; there are bn1/bias"):
         make(include="nosuch")
+    with pytest.raises(UsageError, match=r"fedvg.include is not a regular expression: .*; got \["):
+        make(include="[")
 
 
 def test_vectors_are_left_out_of_the_mean_of_spectral_norms(x64):

@@ -193,6 +193,13 @@ def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name, option):
         data.load(name, tmp_path, **option)
 
 
+def test_npz_with_the_records_of_a_large_archive_is_read(tmp_path, monkeypatch):
+    """zipfile writes them from 2 GiB or 65,536 members on."""
+    monkeypatch.setattr("zipfile.ZIP64_LIMIT", 10)
+    np.savez(tmp_path / "large.npz", x=np.arange(48, dtype=np.uint8).reshape(3, 4, 4), y=np.array([0, 1, 2]))
+    assert data.load("npz", tmp_path).y.tolist() == [0, 1, 2]
+
+
 def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
     members = {"y": np.zeros(2000, int), "train": np.zeros(2_000_000, int)}
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), **members)

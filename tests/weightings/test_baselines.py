@@ -210,6 +210,12 @@ def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
     np.testing.assert_array_equal(fitted([3.0, 8.0], [False, False]), [0, 0])
 
 
+def test_fitted_with_a_rate_of_its_own_declares_none():
+    for rate in (0.0, 0.5, jax.eval_shape(lambda: jnp.ones(()))):
+        assert baselines.fitted(worlds.TASK, 1, rate=rate).defaults == ()
+    assert baselines.fitted(worlds.TASK, 1).defaults
+
+
 @worlds.jit
 def fitted_weights(returns):
     """Returns the weights after 0, 1, 5 and 20 steps of fitting."""

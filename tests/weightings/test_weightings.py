@@ -229,6 +229,7 @@ REFUSED = [
         lambda: gradients_of(THREE, np.zeros((0, 4))),
         r"val_batches needs 1 batch or more, leaves \[V, ...\]; got leaves of shape \(0, 4\)",
     ),
+    (lambda: gradients_of(THREE, jnp.float32(1)), r"val_batches needs 1 batch or more, .* got leaves of shape \(\)"),
     (
         lambda: gradients_of(THREE, (jnp.ones((6, 4)), jnp.ones(6))),
         r"leaf '1' has shape \(6,\); expected \(6, B, ...\).* give leaf\[None\]",

@@ -107,6 +107,7 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
         if not zipfile.is_zipfile(stream):
             raise zipfile.BadZipFile("not a zip archive, or one cut short")
         refuse_too_large(_claimed(stream, keys), file)
+        stream.seek(0)  # zipfile leaves it at the end record; NumPy reads no archive from one of ZIP64
         with np.load(stream, allow_pickle=False) as archive:
             members = {key: archive[key] for key in archive.files if key in keys}
         odd = [key for key, member in members.items() if not isinstance(member, np.ndarray)]

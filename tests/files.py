@@ -1,7 +1,9 @@
-"""Helpers for tests of readers: random pixels, tiny files of data sets, and expected errors."""
+"""Helpers for tests with files: random pixels, tiny files of data sets, expected errors, and full disks."""
 
 import io
 import re
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -102,3 +104,14 @@ def write_tiny(root: Path, wnids=("n02", "n01"), per_class=3):
         lines.append(f"val_{i}.JPEG\t{wnids[label]}\t0\t0\t62\t62")
     write(root / "val" / "val_annotations.txt", "\n".join(reversed(lines)).encode())
     return np.array(x), np.array(y)
+
+
+@contextmanager
+def disk_of(size):
+    """Limits files to `size` bytes: longer writes fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

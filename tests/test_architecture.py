@@ -115,6 +115,16 @@ def test_outside_libraries_stay_in_their_packages():
         assert "jax" not in used or not {module, package_of(module)} & WITHOUT_JAX, f"jax in {module}"
 
 
+def test_tests_of_one_folder_run_alone():
+    """Modules of other folders of tests are not on Python's path."""
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert not name.startswith("test_") or (path.parent / f"{name}.py").exists(), f"{path} imports {name}"
+
+
 UNUSED = {
     "fedvg_jax, fedvg_jax.config, fedvg_jax.data, fedvg_jax.engine.schedule, fedvg_jax.runs.record.history": (
         "jax flax torch flwr fedvg_jax.integrations"

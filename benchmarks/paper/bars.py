@@ -93,7 +93,7 @@ def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
             if bar := bar_of(study, scenario, method):
                 label = f"{method}, {source.split('.')[1]} {value_text(dict(scenario)[source])}"
                 groups.setdefault(rest, []).append(bar._replace(label=label))
-                lines[rest] = majority(study.cell(method, scenario))
+                lines[rest] = majority(study, method, scenario)
     panels = [Group(scenario_text(rest), several, lines[rest]) for rest, several in groups.items()]
     return [draw(study, style, "external", "Source of the validation set", panels)]
 
@@ -101,7 +101,7 @@ def validation_sources(study: Study, style: Style) -> list[Drawing] | str:
 def group(study: Study, scenario: Scenario) -> Group:
     """Returns the bars of all methods in a scenario."""
     bars = [bar for method in study.methods if (bar := bar_of(study, scenario, method))]
-    shares = [share for method in study.methods if (share := majority(study.cell(method, scenario))) is not None]
+    shares = [share for method in study.methods if (share := majority(study, method, scenario)) is not None]
     return Group(scenario_text(scenario), bars, float(np.mean(shares)) if shares else None)
 
 

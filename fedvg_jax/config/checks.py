@@ -47,9 +47,9 @@ def _check_values(config: Config) -> None:
     """Raises UsageError for a value that is not among those its setting allows, or that float32 cannot hold."""
     if not config.dataset.startswith(tuple(OUTSIDE)):
         _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
-    for name in options.recorded_names(config):
+    for name in options.listed(config.record):
         _require_name("record", name, RECORDS)
-    for name in options.tracker_names(config):
+    for name in options.listed(config.track):
         _require_name("track", name, TRACKERS)
     for name, value in flatten(config).items():
         setting = SETTINGS[name]

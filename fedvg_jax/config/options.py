@@ -728,13 +728,13 @@ def method_name(config: Config) -> str:
     return f"{config.algorithm}-{config.weighting.replace('(', '-').replace(')', '')}"
 
 
-def recorded_names(config: Config) -> list[str]:
-    """Returns the names in `record`.
+def listed(names: str) -> list[str]:
+    """Returns the names in `record` or `track`, each once.
 
-    >>> recorded_names(Config(record="client_accuracy, client_drift"))
-    ['client_accuracy', 'client_drift']
+    >>> listed("wandb, tensorboard,wandb")
+    ['wandb', 'tensorboard']
     """
-    return [name.strip() for name in config.record.split(",") if name.strip()]
+    return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
 def stop_target(config: Config) -> tuple[str, float] | None:
@@ -749,15 +749,6 @@ def stop_target(config: Config) -> tuple[str, float] | None:
     except ValueError:
         return None
     return (name, value) if name.startswith("val_") and math.isfinite(value) else None
-
-
-def tracker_names(config: Config) -> list[str]:
-    """Returns the names in `track`, each once.
-
-    >>> tracker_names(Config(track="wandb, tensorboard,wandb"))
-    ['wandb', 'tensorboard']
-    """
-    return list(dict.fromkeys(name.strip() for name in config.track.split(",") if name.strip()))
 
 
 def cohort_size(config: Config) -> int:

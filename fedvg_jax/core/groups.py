@@ -55,6 +55,11 @@ class Layer(NamedTuple):
     """Their paths, e.g. "a/b/kernel"."""
 
 
+def first_component(path: str) -> str:
+    """Returns the default block of a tensor: "a/b/kernel" -> "a"."""
+    return path.partition("/")[0]
+
+
 def layers(
     params: Tree,
     counts: Callable[[str], bool] = lambda path: True,

@@ -8,7 +8,6 @@ once more in random order, at most 5,000. STL-10 gives 9 (500 + 50) = 4,950 imag
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,8 @@ def _labels(source: str, outside: Arrays, target: Arrays, classes: str) -> dict[
     is_named = number.keys() >= set(outside.class_names)
     if source == "npz" and numbered and not is_named and len(outside.class_names) <= len(number):
         return {name: int(name) for name in outside.class_names}
-    names = _names(source, outside, classes)
+    named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if classes == "all" else {})}
+    names = named.get(source) or {name: name for name in outside.class_names}
     mapped = {name: number[own] for name, own in names.items() if own in number}
     missing = sorted(set(names.values()) - number.keys()) if source != "npz" else []
     if not mapped or missing:
@@ -172,9 +172,3 @@ def _labels(source: str, outside: Arrays, target: Arrays, classes: str) -> dict[
             f" {target.name} has {', '.join(target.class_names)}; use a source with the same classes"
         )
     return mapped
-
-
-def _names(source: str, outside: Arrays, classes: str) -> Mapping[str, str]:
-    """Returns the target's name of each class of the external set."""
-    named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if classes == "all" else {})}
-    return named.get(source) or {name: name for name in outside.class_names}

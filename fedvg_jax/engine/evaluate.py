@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,12 +110,8 @@ def make_add_piece(task: Task, executor: Executor | None = None) -> Callable[[Va
 def make_count_correct(task: Task) -> Callable[[Variables, Tree, Array], Array]:
     """Returns count(variables, pool, rows) -> labels of the real rows [V, B] that have the largest score, int32."""
 
-    def count(variables: Variables, pool: Tree, rows: Array) -> Array:
-        def correct(batch_rows: Array) -> Array:
-            batch, mask = tree.gather(pool, batch_rows)
-            is_correct = jnp.argmax(task.predict(*variables, batch), -1).astype(batch.y.dtype) == batch.y
-            return jnp.where(mask, is_correct.reshape(len(mask), -1).sum(1), 0).sum().astype(jnp.int32)
+    def correct(params: Tree, stats: Tree, batch: Any, mask: Array) -> Array:
+        is_correct = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype) == batch.y
+        return jnp.where(mask, is_correct.reshape(len(mask), -1).sum(1), 0).sum().astype(jnp.int32)
 
-        return _add(lambda i: correct(rows[i]), rows >= 0, jnp.zeros((), jnp.int32))
-
-    return count
+    return make_evaluate(task._replace(measure=correct))

@@ -19,12 +19,11 @@ import numpy as np
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.weighting_grammar import rule_names
-from fedvg_jax.core import tree
+from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.runs import hyperparameters
 from fedvg_jax.runs.registry import make_weighting
 from fedvg_jax.weightings import aggregate, basic
-from fedvg_jax.weightings.fedvg import first_component
 
 Arrays = Mapping[str, np.ndarray]
 """A model: name -> array."""
@@ -112,7 +111,7 @@ def make_scheme(
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), to_variables(floats))
 
     def block(path: str) -> str:
-        return first_component(path) if block_of is None else block_of(names[path])
+        return groups.first_component(path) if block_of is None else block_of(names[path])
 
     unused: Any = None  # a weighting of callables reads only `init` and `block_of`
     task = Task(shapes, unused, unused, unused, unused, block)

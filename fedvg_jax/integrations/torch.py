@@ -235,7 +235,7 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
         if name in weights:
             with jax.enable_x64(True):  # a double tensor stays double
                 theta, clients = _to_jax(tensor), [_to_jax(client) for client in stack]
-                mean = _to_torch(named_arrays.weighted_mean(theta, clients, of_floats[name]), tensor.device)
+                mean = torch.from_dlpack(named_arrays.weighted_mean(theta, clients, of_floats[name]))
         else:
             integers = [client.detach().cpu().numpy() for client in stack]
             mean = torch.as_tensor(named_arrays.mean_of_integers(integers, mean_weight))
@@ -264,8 +264,3 @@ def _to_jax(tensor: Tensor) -> jax.Array:
     tensor = tensor.detach().to_dense()  # an embedding's gradient may be sparse
     is_shared = tensor.device.type == "cpu" or (tensor.is_cuda and hardware.current().platform == "gpu")
     return jnp.from_dlpack((tensor if is_shared else tensor.cpu()).contiguous())
-
-
-def _to_torch(array: jax.Array, device: torch.device) -> Tensor:
-    """Returns the array in torch, on the given device."""
-    return torch.from_dlpack(array).to(device)

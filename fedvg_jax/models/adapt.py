@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core import checks, files, tree
+from fedvg_jax.core import checks, files, groups, tree
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models.features import recorded_features
 
@@ -230,8 +230,7 @@ def _task(
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
     mean_loss = random_loss if is_random else fixed_loss
-    block_of = block_of or (lambda path: path.split("/")[0])
-    task = Task(init, mean_loss, predict, measure, means, block_of, forward=forward)
+    task = Task(init, mean_loss, predict, measure, means, block_of or groups.first_component, forward=forward)
     _check_module(module, init, checked_apply, example)
     return task
 

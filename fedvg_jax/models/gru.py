@@ -59,12 +59,3 @@ class GatedRecurrence(nn.Module):
 
         start = jnp.zeros((x.shape[0], self.hidden), gates.dtype)
         return lax.scan(step, start, gates.swapaxes(0, 1))[1].swapaxes(0, 1)
-
-
-def blocks(path: str) -> str:
-    """Returns the network block of a tensor.
-
-    >>> blocks("gru/input/kernel"), blocks("embed/embedding")
-    ('gru', 'embed')
-    """
-    return path.partition("/")[0]

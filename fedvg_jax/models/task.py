@@ -122,7 +122,7 @@ def _labelling(
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
         logits = predict(params, stats, batch)
         true, predicted = batch.y.astype(jnp.int32), jnp.argmax(logits, -1).astype(jnp.int32)
-        is_real = jnp.broadcast_to(_with_places(mask, batch.y), batch.y.shape).astype(jnp.int32)
+        is_real = tree.where(mask, jnp.ones_like(true), jnp.zeros_like(true))
         sums = {"loss": _cross_entropies(logits, batch, mask).sum()}
         if num_classes > MOST_COUNTED:
             zeros = jnp.zeros(num_classes, jnp.int32)
@@ -142,15 +142,10 @@ def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -
         raise UsageError(f"{rows} of {shape} for the loss of a task made for {expected}; make a task for {shape}")
 
 
-def _with_places(mask: Array, y: Array) -> Array:
-    """Returns mask [B] with an axis of size 1 for every place of labels y [B, ...]."""
-    return mask.reshape(len(mask), *[1] * (y.ndim - 1))
-
-
 def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:
     """Returns the loss [B, ...] of every label, 0 for padding."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-    return jnp.where(_with_places(mask, batch.y), losses, 0)
+    return tree.where(mask, losses, jnp.zeros_like(losses))
 
 
 MOST_COUNTED = 1000

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.options import listed
 from fedvg_jax.core import processes
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.stores import stored
@@ -51,7 +51,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
         state: after a round.
         store: of the clients' memories; None where the devices hold them.
     """
-    wanted = tuple(name for name in CLIENT_ACCURACIES if name in recorded_names(sim.config))
+    wanted = tuple(name for name in CLIENT_ACCURACIES if name in listed(sim.config.record))
     if not wanted:
         return {}
     augment = pixels.AUGMENTATIONS[sim.config.augment]

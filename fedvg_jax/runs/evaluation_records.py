@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.options import listed
 from fedvg_jax.core.types import Algorithm, Task, UsageError
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
@@ -29,19 +29,19 @@ CONFUSION = "confusion"
 
 def names(config: Config) -> tuple[str, ...]:
     """Returns the keys that `record` adds besides those of `history.is_reserved`."""
-    wanted = recorded_names(config)
+    wanted = listed(config.record)
     return tuple(itertools.chain(*((n, *keys) for n, keys in CLIENT_ACCURACIES.items() if n in wanted)))
 
 
 def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> None:
     """Raises UsageError where accuracies by client are recorded, and clients have no test rows or no such models."""
-    by_client = [name for name in CLIENT_ACCURACIES if name in recorded_names(config)]
+    by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
         instead = "give those of each" if config.split == "client" else "use --split client"
         raise UsageError(
             f"record {by_client[0]} needs test rows of every client, and they are one set for all; {instead}"
         )
-    if PERSONAL in recorded_names(config) and not (config.local or algorithm.personal):
+    if PERSONAL in listed(config.record) and not (config.local or algorithm.personal):
         raise UsageError(
             f"record {PERSONAL} is of the clients' own models, and all have the global one; use --method ditto, name"
             f" tensors that stay with clients by --local REGEX, or record {BY_CLIENT} or {FINETUNED}"
@@ -50,7 +50,7 @@ def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> Non
 
 def check_sums(config: Config, task: Task, pool: Any) -> None:
     """Raises UsageError where the confusion matrix is recorded and a task does not count one."""
-    if CONFUSION not in recorded_names(config):
+    if CONFUSION not in listed(config.record):
         return
     sums = contracts.shapes_of_sums(task, pool)
     if not isinstance(sums, dict) or CONFUSION not in sums:
@@ -67,7 +67,7 @@ def entries(config: Config, sums: Any) -> Record:
         config: of the run.
         sums: of `task.measure` on the test rows.
     """
-    if CONFUSION not in recorded_names(config):
+    if CONFUSION not in listed(config.record):
         return {}
     matrix = np.asarray(sums[CONFUSION])
     return {"test_confusion": matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()}

@@ -34,8 +34,8 @@ def write(
     size: Size | None = None,
     dtype: type[np.floating] = np.float16,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
-    """Writes the features of every row, its label, the class names and a manifest; returns the manifest.
+) -> None:
+    """Writes the features of every row, its label, the class names and a manifest.
 
     The features are the input of the model's last layer, with running statistics of BatchNorm. Memory holds one pass of
     rows. The file appears when it is complete; an interrupted call leaves none.
@@ -72,7 +72,6 @@ def write(
             if len(arrays.y) > split or name != "y_test":
                 with archive.open(f"{name}.npy", "w") as stream:
                     np.lib.format.write_array(stream, np.asarray(member), allow_pickle=False)
-    return manifest
 
 
 def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.options import listed
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.core.stores import stored
@@ -66,7 +66,7 @@ def resident_data(config: Config, data: Data) -> Data:
     Args:
         data: the whole pool and its tables, on the host.
     """
-    reads_test = "client_accuracy" in recorded_names(config)
+    reads_test = "client_accuracy" in listed(config.record)
     tables = {"scoring": data.scoring, "val": data.val} | ({"test": data.test} if reads_test else {})
     entries = np.concatenate([np.ravel(table) for table in tables.values()])
     rows = np.unique(entries[entries >= 0])

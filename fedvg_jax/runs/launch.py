@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError, one_line
@@ -354,12 +354,11 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
             _end(lost_message(), LOST)
         traceback.print_exc()
         _end(f"process {jax.process_index()} failed: {one_line(str(error))[:300]}", 1)
-        raise
     jax.distributed.shutdown()
     return code
 
 
-def _end(line: str, code: int) -> None:
+def _end(line: str, code: int) -> NoReturn:
     """Ends the process at once: a usual exit would wait for the other processes."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.options import listed
 from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
@@ -143,7 +143,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
-    if config.local and evaluation_records.PERSONAL not in recorded_names(config):
+    if config.local and evaluation_records.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
     for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
         if hint := hint_of(sim.task, sim.data.pool):

@@ -19,7 +19,7 @@ from jax.stages import Wrapped
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.options import recorded_names
+from fedvg_jax.config.options import listed
 from fedvg_jax.core import collection, local_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.stores import stored
@@ -121,7 +121,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     is_unsure = weighting is not None or may_be_negative
     weighting = weighting or registry.make_weighting(config, task, algorithm)
     weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
-    measures = {name: recorded.MEASURES[name](task) for name in recorded_names(config) if name in recorded.MEASURES}
+    measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor = registry.make_executor(config, devices)
     optimiser = registry.make_optimiser(config)

@@ -17,7 +17,7 @@ from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
-from fedvg_jax.core import checks
+from fedvg_jax.core import checks, groups
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.local_part import LocalPart, local_part
 from fedvg_jax.core.types import (
@@ -100,7 +100,7 @@ MODELS = {
     "vit_s16": Model(vit.vit_s16, vit.blocks),
     "vit_b16": Model(vit.vit_b16, vit.blocks),
     "efficientnet_lite0": Model(efficientnet.efficientnet_lite0, efficientnet.blocks),
-    "gru": Model(gru.GRU, gru.blocks),
+    "gru": Model(gru.GRU, groups.first_component),
 }
 
 

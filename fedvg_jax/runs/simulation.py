@@ -13,7 +13,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
-from fedvg_jax.config.options import AlgorithmFacts, recorded_names
+from fedvg_jax.config.options import AlgorithmFacts, listed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, processes, tree
 from fedvg_jax.core.types import (
@@ -337,10 +337,10 @@ def _check_accuracies(
         is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
         if is_native or "val_accuracy" in config.weighting:
             consumers.append(("weighting val_accuracy", "use val_loss"))
-    recorded = [name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in recorded_names(config)]
+    recorded = [name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in listed(config.record)]
     consumers += [(f"record {name}", "use client_val_loss") for name in recorded]
     num_classes = len(arrays.class_names)
-    if evaluation_records.CONFUSION in recorded_names(config) and num_classes > MOST_COUNTED:
+    if evaluation_records.CONFUSION in listed(config.record) and num_classes > MOST_COUNTED:
         raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")
     for consumer, instead in consumers:
         user_data.integer_labels(arrays, consumer, instead)

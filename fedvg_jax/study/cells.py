@@ -67,8 +67,6 @@ class Cell(NamedTuple):
     """A line for every run that is missing, incomplete or damaged."""
     failures: tuple[str, ...] = ()
     """A line for every run that diverged or failed."""
-    metric: str = "accuracy"
-    """That of the study."""
 
 
 class Study(NamedTuple):
@@ -189,14 +187,14 @@ def bytes_sent(run: Run) -> int | None:
     return sum(history.bytes_sent(run.records).values()) or None
 
 
-def majority(cell: Cell) -> float | None:
+def majority(study: Study, method: str, scenario: Scenario) -> float | None:
     """Returns the mean accuracy of always answering the largest class, in percent.
 
     None where it is not recorded, and where losses are compared.
     """
-    if cell.metric != "accuracy":
+    if study.metric != "accuracy":
         return None
-    return mean(map(majority_of_run, cell.runs.values()))
+    return mean(map(majority_of_run, study.cell(method, scenario).runs.values()))
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.config.uses import PASSED
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.runs import endings
@@ -14,7 +15,7 @@ from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
-from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, passed_objects, places, shared_settings
+from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, places, shared_settings
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
@@ -54,7 +55,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
     placed = places([folder.point for folder in run_folders])
     declared = [name for sweep in sweeps for name in sweep.axes]
-    mixed = mixtures([folder.point for folder in run_folders], placed, declared)
+    mixed = mixtures(placed, declared)
     cells, notes = _cells(run_folders, placed)
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
     cells = cells if is_one_sweep else _with_unpaired(cells, placed)
@@ -73,7 +74,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         )
     evaluated = [r for folder in run_folders if folder.run for r in folder.run.records if "test_loss" in r]
     metric = "accuracy" if all("test_accuracy" in record for record in evaluated) else "loss"
-    cells = {key: _with_lost_results(cell._replace(metric=metric)) for key, cell in cells.items()}
+    cells = {key: _with_lost_results(cell, metric) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.point for folder in run_folders if folder.run]
     local = [OF_GLOBAL_MODEL] if any(point.config and point.config.local for point in runs) else []
@@ -128,11 +129,11 @@ def _listed(lines: Sequence[str]) -> str:
     return "; ".join(shown[:MAX_LISTED] + more)
 
 
-def _with_lost_results(cell: Cell) -> Cell:
+def _with_lost_results(cell: Cell, metric: str) -> Cell:
     """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
-    key = f"test_{cell.metric}"
+    key = f"test_{metric}"
     last = [(run.folder.name, [r[key] for r in run.records if key in r][-1:]) for run in cell.runs.values()]
-    lines = (f"{name}: final test {cell.metric} is not finite" for name, value in last if value == [None])
+    lines = (f"{name}: final test {metric} is not finite" for name, value in last if value == [None])
     return cell._replace(failures=(*cell.failures, *lines))
 
 
@@ -175,9 +176,9 @@ def _read_sweep(folder: Path) -> tuple[Stored, list[Point]]:
         sweep = sweep_folder.read(folder)
     except UsageError as error:
         raise UsageError(f"{error}; name {folder / 'points'} to report its runs without it") from None
-    base = {**sweep.base, **{f"given.{name}": True for name in sweep.given}}
     tuned = {name for chosen in sweep.tuned.values() for name in chosen}
-    return sweep, [Point(name, None, values, base, tuned) for name, values in sweep.points.items()]
+    given = frozenset(PASSED.keys() & sweep.given)
+    return sweep, [Point(name, None, values, sweep.base, tuned, given) for name, values in sweep.points.items()]
 
 
 def _read_run(folder: Path, empty: Point) -> _Folder:
@@ -203,11 +204,10 @@ def _read_run(folder: Path, empty: Point) -> _Folder:
         return _Folder(point, None, f"{name}: {problem}")
     if misfits := verification.check(folder, with_arrays=False).misfits:
         return _Folder(point, None, f"{name}: {misfits[0]}")
-    given = {f"given.{key}": True for key in (manifest or {}).get("given", {})}
-    point = point._replace(base={**point.base, **given})
+    point = point._replace(given=point.given | (PASSED.keys() & (manifest or {}).get("given", {})))
     if failure:
         return _Folder(point, None, failure=f"{name}: {failure}")
-    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), passed_objects(point)))
+    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), point.given))
 
 
 def _failure(folder: Path, history: History) -> str:

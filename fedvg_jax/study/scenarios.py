@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets, shorthands
-from fedvg_jax.config.uses import PASSED, unused, with_passed
+from fedvg_jax.config.uses import unused, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import PLACES
@@ -39,10 +39,11 @@ class Point(NamedTuple):
     values: Mapping[str, Any] = {}
     """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
     base: Mapping[str, Any] = {}
-    """Settings that all points of the sweep share, of which a missing run has no other record; and given.NAME for every
-    object that Python passed in place of one."""
+    """Settings that all points of the sweep share, of which a missing run has no other record."""
     tuned: Collection[str] = ()
     """Settings that the sweep has chosen on D_val."""
+    given: frozenset[str] = frozenset()
+    """Names of the objects that Python passed in place of settings, of those in `PASSED`."""
 
 
 class Place(NamedTuple):
@@ -61,13 +62,9 @@ def used_settings(point: Point) -> Mapping[str, Any]:
         return {}
     values = point.values.items()
     declared = {name: value for name, value in values if name.startswith("hyper.") or name in PLACES}
-    given = passed_objects(point)
-    return {**with_passed(_used(point.config), given), **declared} if declared or given else _used(point.config)
-
-
-def passed_objects(point: Point) -> frozenset[str]:
-    """Returns the names of the objects that Python passed in place of settings of a point."""
-    return frozenset(name for name in PASSED if f"given.{name}" in point.base)
+    if not declared and not point.given:
+        return _used(point.config)
+    return {**with_passed(_used(point.config), point.given), **declared}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -139,7 +136,7 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
         result.append(Place(", ".join(filter(None, [base, *details])), scenario, replicate))
     columns = [tuple(name for name, _ in place.scenario) for place in result]
     whole = {names for names, point in zip(columns, points, strict=True) if point.config}
-    is_named = [bool(point.config or point.values or point.base) for point in points]
+    is_named = [bool(point.config or point.values or point.base or point.given) for point in points]
     rows = zip(result, columns, is_named, strict=True)
     return [place if named and names in whole else Place("", (), None) for place, names, named in rows]
 
@@ -179,7 +176,7 @@ def _settings_of_values(point: Point) -> Mapping[str, Any]:
         named["partition_seed"] = named.get("seed", Config.seed)
     config = apply(Config(), {name: value for name, value in named.items() if name in SETTINGS}, "sweep.json")
     of_others = {name for name in unused(config) if name.split(".")[0] in METHOD_GROUPS}
-    return with_passed({n: value for n, value in named.items() if n not in of_others}, passed_objects(point))
+    return with_passed({n: value for n, value in named.items() if n not in of_others}, point.given)
 
 
 def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:
@@ -234,12 +231,11 @@ def _follows(points: Sequence[Point], name: str, keys: Sequence[str]) -> bool:
     return True
 
 
-def mixtures(points: Sequence[Point], placed: Sequence[Place], declared: Sequence[str]) -> list[str]:
+def mixtures(placed: Sequence[Place], declared: Sequence[str]) -> list[str]:
     """Returns a line for every setting that varies without being an axis of all methods.
 
     Args:
-        points: all runs.
-        placed: their places.
+        placed: the places of all runs.
         declared: axes of the sweeps; empty where there is none. Then a setting is an axis if every method has runs at
             each of its values.
     """

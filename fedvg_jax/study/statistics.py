@@ -125,20 +125,13 @@ def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") ->
         return 1.0
     has_ties = len(np.unique(np.abs(nonzero))) < len(nonzero)
     if has_ties and len(nonzero) <= EXACT_UP_TO:
-        return _enumerated_p(stats.rankdata(np.abs(nonzero)), nonzero > 0, alternative)
-    method = "asymptotic" if has_ties or len(nonzero) > 50 else "exact"
-    result: Any = stats.wilcoxon(nonzero, alternative=alternative, method=method)
+        ranks = (np.sign(nonzero) * stats.rankdata(np.abs(nonzero)),)
+        signs = {"permutation_type": "samples", "n_resamples": 2**EXACT_UP_TO}
+        result: Any = stats.permutation_test(ranks, np.sum, alternative=alternative, **signs)
+    else:
+        method = "asymptotic" if has_ties or len(nonzero) > 50 else "exact"
+        result = stats.wilcoxon(nonzero, alternative=alternative, method=method)
     return float(result.pvalue)
-
-
-def _enumerated_p(ranks: np.ndarray, is_positive: np.ndarray, alternative: Alternative) -> float:
-    """Returns the p value of the sum of the positive ranks among those of all sign patterns."""
-    sums = np.zeros(1)
-    for rank in ranks:
-        sums = np.concatenate([sums, sums + rank])
-    observed = ranks[is_positive].sum()  # ranks are multiples of 1/2, so that sums are exact
-    greater, less = np.mean(sums >= observed), np.mean(sums <= observed)
-    return float(greater if alternative == "greater" else min(1.0, 2 * min(greater, less)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

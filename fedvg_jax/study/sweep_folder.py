@@ -277,10 +277,8 @@ def _refuse_other_objects(out: Path, stored: Mapping[str, str], given: Mapping[s
 def _refuse_other_settings(folder: Path, config: Config) -> None:
     if not (folder / "config.json").exists():
         return
-    old, new = configs.flatten(run_folder.read_config(folder)), configs.flatten(config)
-    free = {*uses.HOST, "data_dir"}  # data are compared by their digest
-    changed = [f"{name} {old[name]} -> {new[name]}" for name in new if name not in free and old[name] != new[name]]
-    if changed:
+    allowed = {*uses.HOST, "data_dir"}  # data are compared by their digest
+    if changed := run_folder.differences(run_folder.read_config(folder), config, allowed):
         raise UsageError(
             f"{folder} ran with other settings: {', '.join(changed)}; name another folder with --out, or repeat the"
             " settings it ran with"

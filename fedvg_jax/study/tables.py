@@ -151,7 +151,7 @@ def marks(cell: Cell) -> str:
 
 
 def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
-    shares = () if scenario is None else [cells.majority(study.cell(method, scenario)) for method in study.methods]
+    shares = () if scenario is None else [cells.majority(study, method, scenario) for method in study.methods]
     value = cells.mean(shares)
     return Entry(number(value).text, (value, None, None))
 
@@ -219,7 +219,7 @@ def choices(study: Study) -> Table:
     columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
 
     def entries(cell: Cell) -> list[Entry]:
-        largest = [number(cells.majority(cell))] if study.metric == "accuracy" else []
+        largest = [number(cells.majority(study, cell.method, cell.scenario))] if study.metric == "accuracy" else []
         return [spread_of(study, cell, choice) for choice in CHOICES] + largest
 
     header, rows = per_cell(study, columns, entries)

@@ -102,7 +102,12 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
 
 def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, groups: int) -> Rates:
     """Times samples of each part of a run: shortened runs of the first round."""
-    ready, start = run_chunks.prepare_chunk(sim, [sim.schedule(0)]), _state_of_chunk(sim)
+    store = client_memories.open_store(sim.memories, sim.config, sim.state)
+
+    def state_on_devices() -> SimState:
+        return client_memories.take(sim.memories, store, sim.state, np.zeros(0, int))
+
+    ready, start = run_chunks.prepare_chunk(sim, [sim.schedule(0)]), state_on_devices()
     (first,) = ready.planned
 
     def sample(steps: int, groups: int, count: int = 1) -> tuple[int, float]:
@@ -117,11 +122,10 @@ def _measure_rates(sim: simulation.Simulation, programs: run_chunks.Programs, gr
     group = slope(lambda size: (size, sample(1, size - 1)[1]), groups + 1)  # from none: one pass may hold them all
     per_round = slope(lambda count: (count, sample(1, 0, count)[1]), simulation.MAX_ROUNDS)  # of one step
     lane, one_round = sample(1, 0)
-    store = client_memories.open_store(sim.memories, sim.config, sim.state)
     evaluation = _seconds(lambda: run_chunks.evaluate(sim, programs, sim.state, store))
     chunk = max(0.0, one_round - per_round)
     if sim.memories.is_on_host:  # those of a chunk's clients are copied to the devices and back
-        chunk += 2 * _seconds(lambda: _state_of_chunk(sim))
+        chunk += 2 * _seconds(state_on_devices)
     return Rates(max(0.0, per_round - step * lane), step, group, chunk, evaluation)
 
 
@@ -132,12 +136,6 @@ def _shortened(schedule: Schedule, steps: int, executor: Executor) -> Schedule:
         fewer, executor.num_lanes, executor.lanes_together, lane_plan.block_size(schedule.plan)
     )
     return schedule._replace(num_steps=fewer, probe_steps=np.zeros_like(schedule.probe_steps), plan=plan)
-
-
-def _state_of_chunk(sim: simulation.Simulation) -> SimState:
-    """Returns the state before the first round as the devices hold it."""
-    store = client_memories.open_store(sim.memories, sim.config, sim.state)
-    return client_memories.take(sim.memories, store, sim.state, np.zeros(0, int))
 
 
 def slope(sample: Callable[[int], tuple[int, float]], most: int) -> float:

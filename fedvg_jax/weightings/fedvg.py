@@ -3,7 +3,7 @@
     G_k = mean over the group's layers of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
 
 Devkota et al., CVPR 2026. `inverse_norm_weights` is these equations, and `fedvg` measures the norms in a round. The
-other functions are their parts: `inverse` is s_k of G_k, and `weights_by_group` takes the mean over a group.
+other functions are their parts: `inverse` is s_k of G_k, and `NormParts.weights` takes the mean over a group.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def weights_of_norms(
     checks.stacked(measured.params, "norms", per_tensor=True)
     norms, present = finite_clients(tree.arrays(measured.params))
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
-    parts = NormParts(lambda *report: norms, grouping, block_of or first_component)
+    parts = NormParts(lambda *report: norms, grouping, block_of or groups.first_component)
     return parts.weights(weights_of_mean, norms, measured.stats, present)
 
 
@@ -175,7 +175,7 @@ def inverse_norms(parts: NormParts) -> Weighting:
     def is_above_noise(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         by_group = parts.group_numbers(measured, returns.variables.stats)
         members = groups.members(parts.layer_norms(measured), by_group)
-        above = groups_above_noise(members, returns.present, parts.floor)
+        above = parts.above_noise(members, returns.present)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
 
     # Which groups are above the noise depends on the whole cohort. A single group always is, or all its norms are 0.
@@ -200,62 +200,6 @@ def inverse(eps: float | Array) -> WeightsOfMean:
     return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
 
 
-def weights_by_group(
-    weights_of_mean: WeightsOfMean,
-    norms: LayerNorms,
-    by_group: Variables,
-    present: Array | bool = True,
-    floor: float = FLOOR,
-) -> Variables:
-    """Weights of every tensor: those of its group's mean norm.
-
-    A group whose norms are all below `floor` of the largest takes the weights of equal norms. Weights are computed in
-    at least float32 and returned in the dtype of the norms.
-
-    Args:
-        weights_of_mean: (mean norm of a group [K], present) -> weights [K].
-        norms: the layers with their norms [K].
-        by_group: the model's structure with a group number in every leaf; -1 takes the weights of equal norms.
-        present: bool [K].
-        floor: see `FLOOR`.
-    """
-    dtype = norms[0][1].dtype
-    norms = [(layer, tree.wide(norm)) for layer, norm in norms]
-    members = groups.members(norms, by_group)
-    is_above = groups_above_noise(members, present, floor)
-    weights = dict.fromkeys(jax.tree.leaves(by_group), weights_of_mean(jnp.ones_like(norms[0][1]), present))
-    for group, of_group in members.items():
-        mean = mean_over_tensors(of_group)
-        # equal norms for noise, not equal weights: the gradient of an inverse of 0 would be NaN
-        weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), present)
-    return jax.tree.map(lambda group: weights[group].astype(dtype), by_group)
-
-
-def groups_above_noise(
-    members: dict[int, list[Array]], present: Array | bool = True, floor: float = FLOOR
-) -> dict[int, Array]:
-    """Whether each group's largest norm over present clients exceeds `floor` times the largest of all groups.
-
-    Args:
-        members: group number -> the norms [K] of its layers.
-        present: bool [K].
-        floor: see `FLOOR`.
-
-    Returns:
-        Group number -> bool [].
-    """
-
-    def largest_norm(of_group: list[Array]) -> Array:
-        norms = jnp.stack(of_group)
-        return norms.max(where=jnp.broadcast_to(present, norms.shape), initial=0)
-
-    largest = {group: largest_norm(of_group) for group, of_group in members.items()}
-    if not largest:
-        return {}
-    noise = floor * jnp.stack(list(largest.values())).max()
-    return {group: norm > noise for group, norm in largest.items()}
-
-
 # --- the parts of a weighting by norms --------------------------------------------------------------------------------
 class NormParts(NamedTuple):
     """What a weighting by norms is made of."""
@@ -275,18 +219,64 @@ class NormParts(NamedTuple):
     def weights(
         self, weights_of_mean: WeightsOfMean, measured: Tree, stats: Tree, present: Array | bool = True
     ) -> Variables:
-        """The weights of norms with leaves [K], in the structure of the norms and of the running statistics."""
-        by_group = self.group_numbers(measured, stats)
-        return weights_by_group(weights_of_mean, self.layer_norms(measured), by_group, present, self.floor)
+        """The weights of every tensor: those of its group's mean norm.
+
+        A group whose norms are all noise takes the weights of equal norms. Weights are computed in at least float32 and
+        returned in the dtype of the norms.
+
+        Args:
+            weights_of_mean: (mean norm of a group [K], present) -> weights [K].
+            measured: norms [K] of every tensor.
+            stats: the running statistics, whose structure the weights also have.
+            present: bool [K].
+        """
+        by_group, layers = self.group_numbers(measured, stats), self.layer_norms(measured)
+        norms_of = [(layer, tree.wide(norm)) for layer, norm in layers]
+        members = groups.members(norms_of, by_group)
+        is_above = self.above_noise(members, present)
+        equal = weights_of_mean(jnp.ones_like(norms_of[0][1]), present)
+        weights = dict.fromkeys(jax.tree.leaves(by_group), equal)
+        for group, of_group in members.items():
+            mean = mean_over_tensors(of_group)
+            # equal norms for noise, not equal weights: the gradient of an inverse of 0 would be NaN
+            weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), present)
+        return jax.tree.map(lambda group: weights[group].astype(layers[0][1].dtype), by_group)
+
+    def above_noise(self, members: dict[int, list[Array]], present: Array | bool) -> dict[int, Array]:
+        """Whether each group's largest norm over present clients exceeds `floor` times the largest of all groups.
+
+        Args:
+            members: group number -> the norms [K] of its layers.
+            present: bool [K].
+
+        Returns:
+            Group number -> bool [].
+        """
+
+        def largest_norm(of_group: list[Array]) -> Array:
+            stacked = jnp.stack(of_group)
+            return stacked.max(where=jnp.broadcast_to(present, stacked.shape), initial=0)
+
+        largest = {group: largest_norm(of_group) for group, of_group in members.items()}
+        if not largest:
+            return {}
+        noise = self.floor * jnp.stack(list(largest.values())).max()
+        return {group: norm > noise for group, norm in largest.items()}
 
     def group_numbers(self, measured: Tree, stats: Tree) -> Variables:
         """A group number in every leaf."""
         return self.grouping(Variables(measured, stats), self.block_of)
 
     def layer_norms(self, measured: Tree) -> LayerNorms:
-        """Every layer with its norm [K]."""
-        layers = groups.layers(tree.take(measured, 0)) if self.layers is None else self.layers
-        return layer_norms(measured, layers, self.join)
+        """Every layer with its norm [K], joined from the norms of its tensors."""
+        norm_of = tree.by_path(measured)
+
+        def joined_norm(layer: groups.Layer) -> Array:
+            parts = [norm_of[path] for path in layer.tensors]
+            return parts[0] if len(parts) == 1 else jax.vmap(self.join, -1)(jnp.stack(parts))
+
+        layers = groups.layers(measured) if self.layers is None else self.layers
+        return [(layer, joined_norm(layer)) for layer in layers]
 
     def score(self, measured: Tree) -> Array:
         """G_k over all layers, [K]."""
@@ -374,17 +364,6 @@ def _check_groups(counted: set[str], included: set[str], by_group: Variables) ->
         )
 
 
-def layer_norms(measured: Tree, layers: Sequence[groups.Layer], join: Norm = norms.l1) -> LayerNorms:
-    """Every layer with its norm [K], joined from the norms of its tensors."""
-    norm_of = tree.by_path(measured)
-
-    def joined_norm(layer: groups.Layer) -> Array:
-        parts = [norm_of[path] for path in layer.tensors]
-        return parts[0] if len(parts) == 1 else jax.vmap(join, -1)(jnp.stack(parts))
-
-    return [(layer, joined_norm(layer)) for layer in layers]
-
-
 def layer_shares(norms: Array) -> Array:
     """Each layer's share of its client's sum of norms, [K, layers]; 0 where all are 0.
 
@@ -393,8 +372,3 @@ def layer_shares(norms: Array) -> Array:
     """
     total = norms.sum(-1, keepdims=True)
     return norms / jnp.where(total > 0, total, 1)
-
-
-def first_component(path: str) -> str:
-    """The default block of a tensor: "a/b/kernel" -> "a"."""
-    return path.partition("/")[0]

@@ -54,14 +54,11 @@ def select_terms(
         takes_first: (hyper, signals, returns) -> bool [] for every tensor: whether the first term's weights apply.
     """
 
-    def share(first: bool) -> Callable[[Hyper, Tree, Returns], Variables]:
-        def share_of_term(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-            is_first = takes_first(hyper, measured, returns)
-            return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, returns.variables)
+    def share(first: bool, hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+        is_first = takes_first(hyper, measured, returns)
+        return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, returns.variables)
 
-        return share_of_term
-
-    return Term(weigh, share(True)), Term(otherwise, share(False))
+    return Term(weigh, functools.partial(share, True)), Term(otherwise, functools.partial(share, False))
 
 
 def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:

@@ -11,6 +11,7 @@ import pytest
 import worlds
 
 import fedvg_jax as fv
+from fedvg_jax.core import groups
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import evaluate
 from fedvg_jax.models import gru
@@ -86,7 +87,7 @@ def test_loss_of_sequences_ignores_padded_rows_and_refuses_another_length():
 
 # --- the recurrent network
 
-GRU = tasks.next_character(gru.GRU(C, width=2, hidden=3), C, L, gru.blocks)
+GRU = tasks.next_character(gru.GRU(C, width=2, hidden=3), C, L, groups.first_component)
 
 
 def test_gru_equals_its_equations_in_numpy(x64):
@@ -112,7 +113,7 @@ def test_a_run_on_texts_records_accuracy_per_character(tmp_path, monkeypatch):
     for author in ("first", "second"):
         (tmp_path / f"{author}.txt").write_text("".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8")
     small = functools.partial(gru.GRU, width=2, hidden=3)
-    monkeypatch.setitem(registry.MODELS, "gru", registry.Model(small, gru.blocks))
+    monkeypatch.setitem(registry.MODELS, "gru", registry.Model(small, groups.first_component))
     settings = {"dataset": "text", "data_dir": tmp_path, "model": "gru", "partition": "group", "rounds": 1}
     settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
     settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.5}}

@@ -2,16 +2,14 @@
 
 import errno
 import os
-import resource
 import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from files import usage_error
+from files import disk_of, usage_error
 from processes import started
 
 from fedvg_jax import prepare, sim
@@ -21,17 +19,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
-
-
-@contextmanager
-def disk_of(size):
-    """Limits files to `size` bytes: longer writes fail as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.quick

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 import worlds
 from cases import naming
-from files import usage_error
+from files import disk_of, usage_error
 from processes import default_signals
 from small_sweeps import timeless
-from test_files import disk_of
 
 import fedvg_jax
 from fedvg_jax import config, sim, verify

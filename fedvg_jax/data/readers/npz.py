@@ -137,12 +137,6 @@ def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> 
     return members[pair[0]], members[pair[1]]
 
 
-def names(members: dict[str, np.ndarray], y: np.ndarray, file: Path) -> tuple[str, ...]:
-    """Returns the class names in `members`, or the numbers 0..max."""
-    given = members.get("class_names")
-    return tuple(numbers(int(y.max(initial=0))) if given is None else npy.texts(given, file))
-
-
 def _claimed(stream: IO[bytes], keys: Collection[str]) -> int:
     """Returns the unpacked size that the members claim; a small file may claim more than any memory."""
     with zipfile.ZipFile(stream) as archive:
@@ -190,7 +184,9 @@ def _decode_encoded(file: Path, **how: Unpack[images.Decoding]) -> Arrays:
         raise UsageError(f"{file}: holds no image; at least one is needed")
     x = images.stack(len(pieces), lambda i: pieces[i], **how)
     y = np.concatenate(labels)
-    return check(Arrays(file.stem, x, y, names(members, y, file), len(labels[0])), file)
+    is_named = "class_names" in members
+    names = npy.texts(members["class_names"], file) if is_named else numbers(int(y.max(initial=0)))
+    return check(Arrays(file.stem, x, y, tuple(names), len(labels[0])), file)
 
 
 def _pieces(members: dict[str, np.ndarray], split: str, kind: str, file: Path):

@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -199,16 +199,17 @@ def resolve(config: Config) -> Config:
     return dataclasses.replace(config, out=folder, resume=str(folder))
 
 
-def differences(stored: Config, config: Config) -> list[str]:
+def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CHANGES) -> list[str]:
     """Returns the settings that differ and may not, such as "lr 0.1 -> 0.2".
 
     Args:
         stored: the settings of the run.
         config: the settings to resume it with.
+        allowed: settings that may differ.
     """
     old, new = configs.flatten(stored), configs.flatten(config)
     # with a cosine schedule every learning rate depends on the number of rounds
-    allowed = RESUMABLE_CHANGES if config.lr_schedule != "cosine" else RESUMABLE_CHANGES - {"rounds"}
+    allowed = allowed if config.lr_schedule != "cosine" else allowed - {"rounds"}
     return [f"{name} {old[name]} -> {new[name]}" for name in old if name not in allowed and old[name] != new[name]]
 
 

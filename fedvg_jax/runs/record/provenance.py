@@ -30,11 +30,7 @@ PACKAGES = ("jax", "flax", "optax", "numpy")
 
 
 def sources(
-    arrays: Arrays,
-    partition: Partition,
-    pool: Batch | None = None,
-    hyper: Mapping[str, float] | None = None,
-    memory: Tree = (),
+    arrays: Arrays, partition: Partition, pool: Batch, hyper: Mapping[str, float], memory: Tree
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
@@ -54,14 +50,14 @@ def sources(
     digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
     if len(partition.val) == len(partition.test) == len(partition.train):
         digests["clients"] = cache.digest(_owners(partition, len(arrays.y)))
-    if pool is not None and len(pool.y) > len(arrays.y):
+    if len(pool.y) > len(arrays.y):
         external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
         digests["validation"] = cache.digest(*external)
     leaves = jax.tree.leaves(memory)
     return {
         **digests,
         "initial_model": cache.digest(*leaves) if leaves else "",
-        "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted((hyper or {}).items())),
+        "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted(hyper.items())),
     }
 
 

@@ -247,6 +247,7 @@ def open_run_folder(
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.held(folder))
         pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+        start, lines, writing = Start(state, []), b"", None
         if config.resume:
             start, lines = _find_start(config, folder, state, sources(), given, log)
             if start.summary is None and len(start.records) < config.rounds:
@@ -254,22 +255,16 @@ def open_run_folder(
                     _rewind(folder, len(start.records), lines, log)
                     run_folder.write_settings(folder, config, **documents)
                     provenance.write_manifest(folder, sources(), given, len(start.records), log)
-            destination = Destination(folder, pool, sources, provenance.document_digests(folder))
-            yield Recorder(config, start, destination, lines)
         else:
             run_folder.refuse_taken(folder)
             with files.writing(f"the run folder {folder}", "--out"):
                 run_folder.write_settings(folder, config, **documents)
-            writing = pool.submit(lambda: _write_manifest(folder, sources, given))
-            destination = Destination(folder, pool, sources, provenance.document_digests(folder))
-            yield Recorder(config, Start(state, []), destination)
+            write = as_usage_error(folder)(lambda: provenance.write_manifest(folder, sources(), given))
+            writing = pool.submit(write)
+        destination = Destination(folder, pool, sources, provenance.document_digests(folder))
+        yield Recorder(config, start, destination, lines)
+        if writing:
             writing.result()
-
-
-def _write_manifest(folder: Path, sources: Callable[[], dict[str, str]], given: Mapping[str, str]) -> None:
-    """Writes the manifest of a new run."""
-    with as_usage_error(folder):
-        provenance.write_manifest(folder, sources(), given)
 
 
 @contextlib.contextmanager

@@ -28,9 +28,7 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     """
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
-        cells = [study.cell(method, scenarios[0]) for method in study.methods]
-        first = [cell.runs[min(cell.runs)].records if cell.runs else [] for cell in cells]  # of the smallest seed
-        recorded = [cell for cell, records in zip(cells, first, strict=True) if any(r["clients"] for r in records)]
+        recorded = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
         cells = recorded[:MAX_PANELS]
         shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
         chosen = [min(shared or cell.runs) for cell in cells]

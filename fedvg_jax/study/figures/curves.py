@@ -45,8 +45,7 @@ def curve(study: Study, cell: Cell) -> Curve | None:
 
 def accuracy_against_bytes(study: Study, style: Style) -> list[Drawing] | str:
     """Returns the learning curves against the megabytes that clients received and sent so far, the mean over runs."""
-    runs = [run for cell in study.cells.values() for run in cell.runs.values()]
-    if not all(history.bytes_sent(run.records) for run in runs):
+    if not all(history.bytes_sent(run.records) for run in study.runs):
         return "some runs recorded no bytes; run them again with this version"
 
     def by_megabytes(study: Study, cell: Cell) -> Curve | None:
@@ -118,7 +117,7 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -
 
 def draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> None:
     """Draws the mean accuracy of always answering the largest class where it is within the axes' final limits."""
-    shares = [s for m in study.methods for c in scenarios if (s := cells.majority(study.cell(m, c))) is not None]
+    shares = [s for m in study.methods for c in scenarios if (s := cells.majority(study, m, c)) is not None]
     low, high = axes.get_ylim()
     if shares and low < np.mean(shares) < high:
         axes.axhline(float(np.mean(shares)), color=base.GREY, lw=0.9, ls=":", label="largest class")

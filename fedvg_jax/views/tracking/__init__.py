@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.config import Config, method_name
-from fedvg_jax.config.options import tracker_names
+from fedvg_jax.config.options import listed
 from fedvg_jax.config.uses import used, with_passed
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
@@ -74,7 +74,7 @@ def require(config: Config, has_folder: bool) -> None:
         config: settings.
         has_folder: whether the run will have a folder.
     """
-    for name in tracker_names(config):
+    for name in listed(config.track):
         if importlib.util.find_spec(name) is None:
             raise UsageError(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'")
         if name == "tensorboard" and not has_folder:
@@ -135,7 +135,7 @@ class Trackers:
         """
         from fedvg_jax.core import processes  # which imports jax
 
-        names = tracker_names(self._config)
+        names = listed(self._config.track)
         for name in names if names and processes.is_first() else ():
             with self._left_if_it_fails(name):
                 if self._folder is not None:

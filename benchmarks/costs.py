@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     description = machine.add_final_load(description)
     about = {name: description[name] for name in ("command", "commit", "date", "busy")}
     results |= {name: {"machine": about, "points": points} for name, points in sections.items()}
-    if set(AXES) & set(args.only):
+    if set(AXES) & set(args.only) or "machine" not in results:
         results["machine"] = description
     if args.out:
         machine.write(args.out, results)

@@ -38,16 +38,8 @@ class Net(NamedTuple):
 NETS = {"mlp": Net(40, 8), "tinycnn": Net(20, 8), "lenet5": Net(3, 4, 12_000), "resnet18": Net(2, 2, 3_000)}
 
 
-class Mode(NamedTuple):
-    """How the points of a sweep are computed."""
-
-    processes: int = 1
-
-
-MODES = {
-    "one after another": Mode(),
-    "two processes, one after another": Mode(processes=2),
-}
+MODES = {"one after another": 1, "two processes, one after another": 2}
+"""How the points of a sweep are computed -> processes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,7 +83,7 @@ def summarise(name: str, repeats: list[dict[str, float]]) -> dict[str, Any]:
 
 def measure(name: str, mode: str) -> dict[str, float]:
     """Runs a mode's processes at the same time; returns the seconds of the slowest one."""
-    children, num_processes = [], MODES[mode].processes
+    children, num_processes = [], MODES[mode]
     for share in range(num_processes):
         words = [sys.executable, "-m", "benchmarks.experiments", "--child", name, mode, str(share)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -103,17 +95,17 @@ def measure(name: str, mode: str) -> dict[str, float]:
     return {key: max(result[key] for result in results) for key in results[0]}
 
 
-def compute(name: str, mode: Mode, share: int) -> dict[str, float]:
+def compute(name: str, num_processes: int, share: int) -> dict[str, float]:
     """Computes one process's points; returns the seconds of their rounds and of compilation.
 
     Args:
         name: of the network.
-        mode: how to compute them.
+        num_processes: that share the points.
         share: index of the process, which determines its points and its cores.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[share :: mode.processes] or cores)
+        os.sched_setaffinity(0, cores[share::num_processes] or cores)
     import numpy as np
 
     import fedvg_jax
@@ -125,7 +117,7 @@ def compute(name: str, mode: Mode, share: int) -> dict[str, float]:
         rng = np.random.default_rng(0)
         data = rng.integers(0, 256, (net.images, 32, 32, 3), np.uint8), np.arange(net.images) % 10
         config = dataclasses.replace(config, local_epochs="2", clients=20, join_ratio=0.2, lr=0.01)
-    seeds = list(range(share, net.points, mode.processes))
+    seeds = list(range(share, net.points, num_processes))
     axes: dict[Any, Any] = {("seed", "partition_seed"): [(seed, seed) for seed in seeds]}
     results = [each.result for each in fedvg_jax.run_sweep(config, axes, data=data)]
     summaries = [result.summary for result in results if isinstance(result, fedvg_jax.History)]

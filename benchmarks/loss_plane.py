@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import fedvg_jax as fv
+from fedvg_jax.core import files
 from fedvg_jax.engine import schedule as schedules
 
 RULES = {"FedAvg": "samples", "uniform": "uniform", "FedVG": "fedvg"}
@@ -76,7 +76,7 @@ def plane_of(folder: Path, num_points: int) -> Plane:
         UsageError: the folder has no checkpoint, the run had objects from Python, or the updates lie on one line.
     """
     history = fv.History.load(folder)
-    if given := json.loads((folder / "manifest.json").read_text()).get("given"):
+    if given := files.read_object(folder / "manifest.json").get("given"):
         raise fv.UsageError(f"{folder} is of a run with its own {', '.join(given)}; name a run of the command line")
     assert history.config is not None
     config = dataclasses.replace(history.config, devices="1", pool="device", memories="device", record="")

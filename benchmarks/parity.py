@@ -26,6 +26,8 @@ import argparse
 import functools
 import json
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,9 +37,6 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-
-if not __package__:  # run as a file, which the README's command does
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine, torch_layout
 from fedvg_jax import config as configs
@@ -117,11 +116,11 @@ def read(path: Path) -> Recording:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
         meta = json.loads(str(arrays["meta"]))
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"--golden {path} is not a file of recorded rounds: {error}") from None
-    if meta["method"] not in METHODS or meta["model"] != "lenet5":
-        allowed = f"{', '.join(METHODS)} with lenet5"
-        raise UsageError(f"--golden {path} holds {meta['method']} {meta['model']}; this replays {allowed}")
+    method, model = meta.get("method"), meta.get("model")
+    if method not in METHODS or model != "lenet5":
+        raise UsageError(f"--golden {path} holds {method} {model}; this replays {', '.join(METHODS)} with lenet5")
     recording = Recording(meta, arrays)
     if missing := [key for key in required_keys(recording) if key not in arrays]:
         raise UsageError(f"--golden {path} lacks {', '.join(missing[:3])}; a replay needs {len(missing)} more arrays")

@@ -170,14 +170,18 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
 
     pretrained, random = (
         {
-            (name, alpha): {key: value - values[alpha, control][key] for key, value in values[alpha, FEDVG].items()}
+            (name, alpha): {
+                key: value - values[alpha, control][key]
+                for key, value in values[alpha, FEDVG].items()
+                if key in values[alpha, control]
+            }
             for name, control in CONTROLS.items()
             for alpha in ALPHAS
-            if (alpha, FEDVG) in values
+            if (alpha, FEDVG) in values and (alpha, control) in values
         }
         for values in map(read, (PRETRAINED[folder], folder))
     )
-    compared = {key: statistics.compare(pretrained[key], random[key]) for key in random}
+    compared = {key: statistics.compare(pretrained[key], random[key]) for key in random if key in pretrained}
     return {key: contrast_of(c, c.t_p) for key, c in compared.items()}
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import command_line
+from fedvg_jax.config import checks, command_line
+from fedvg_jax.config.options import ALGORITHMS
 from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
@@ -98,6 +99,8 @@ def run(command: CommandLine) -> int:
     console = Console()
     for line in opening_lines(command):
         say(console, line)
+    for config in (point.config for point in command.points.points):
+        checks.require_personal_models(config, ALGORITHMS[config.algorithm].has_personal_models)
     sweep_folder.check_sources(command.points.points)
     tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:

@@ -181,3 +181,5 @@ def test_command_writes_verdicts_values_and_figures(tmp_path, capsys):
     text = (out / "claims.md").read_text(encoding="utf-8")
     assert text.count("\n## ") == len(claims.claims()) and "configs/sweeps/paper/bars.toml" in text
     assert {path.name for path in (out / "a|b").iterdir()} >= {"paper.md", "paper.csv", "bars.png", "bars.csv"}
+    assert command.main([str(sweep / "points"), str(tmp_path / "c" / "points"), "--out", str(out)]) == 2
+    assert "two folders are called points, and each gets a folder of its name" in capsys.readouterr().err

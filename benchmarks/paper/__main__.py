@@ -18,6 +18,7 @@ from benchmarks.paper import claims, measures, values
 from benchmarks.paper.figures import FIGURES
 from fedvg_jax import sim
 from fedvg_jax.core import files
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import markup, report
 from fedvg_jax.study.cells import Study
 from fedvg_jax.study.collect import collect
@@ -41,6 +42,9 @@ def write(dirs: Sequence[Path], out: Path, figures: Sequence[str] = tuple(FIGURE
     Raises:
         UsageError: a folder holds no finished run, or the output cannot be written.
     """
+    names = [folder.resolve().name for folder in dirs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"two folders are called {twice}, and each gets a folder of its name; name them one at a time")
     studies = {folder: collect([folder], partial=True) for folder in dirs}
     results = [result for study in studies.values() for result in claims.results_of_study(study)]
     with files.writing(out, "--out"):

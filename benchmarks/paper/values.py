@@ -24,8 +24,8 @@ DIRICHLET = ("dirichlet", "official")
 OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
 """Groups of settings in which a run with a value of the paper has the paper's, see `paper_name`."""
 
-NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", "record", *REPLICATE)
-"""Settings that identify a value of the paper, seeds, and entries of the history on which no result depends."""
+NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", *REPLICATE)
+"""Settings that identify a value of the paper, and seeds."""
 
 PAPER_NAMES = {name: labels.method_label(name) for name in presets.METHODS if "+" not in name}
 """Part of a method's name -> the paper's spelling."""

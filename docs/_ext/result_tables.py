@@ -278,8 +278,11 @@ def overview() -> str:
     return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
 
 
-def contrasts(sets: Mapping[str, str], choice: str = "final") -> str:
-    """FedVG minus its four controls in folders of results, folder -> title, with the outcome of every hypothesis."""
+def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = True) -> str:
+    """FedVG minus its four controls in folders of results, folder -> title.
+
+    If it decides, with the outcome of every hypothesis; otherwise exploratory, without correction.
+    """
     from benchmarks import uses
 
     rows = []
@@ -287,9 +290,9 @@ def contrasts(sets: Mapping[str, str], choice: str = "final") -> str:
         found = uses.primary(uses.read(folder, choice))
         for alpha in uses.ALPHAS:
             of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
-            shown = [f"{_interval(*c[1:4])}, {c.outcome}" if c else "–" for c in of_alpha]
+            shown = [_interval(*c[1:4]) + f", {c.outcome}" * decides if c else "–" for c in of_alpha]
             rows += [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]] if any(of_alpha) else []
-        if found:
+        if found and decides:
             outcomes = [
                 uses.verdict([c for (name, _), c in found.items() if name == hypothesis])
                 for hypothesis in uses.CONTROLS

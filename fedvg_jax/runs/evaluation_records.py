@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.checks import require_personal_models
 from fedvg_jax.config.options import listed
 from fedvg_jax.core.types import Algorithm, Task, UsageError
 from fedvg_jax.data.partitions.split import Partition
@@ -41,11 +42,7 @@ def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> Non
         raise UsageError(
             f"record {by_client[0]} needs test rows of every client, and they are one set for all; {instead}"
         )
-    if PERSONAL in listed(config.record) and not (config.local or algorithm.personal):
-        raise UsageError(
-            f"record {PERSONAL} is of the clients' own models, and all have the global one; use --method ditto, name"
-            f" tensors that stay with clients by --local REGEX, or record {BY_CLIENT} or {FINETUNED}"
-        )
+    require_personal_models(config, bool(algorithm.personal))
 
 
 def check_sums(config: Config, task: Task, pool: Any) -> None:

@@ -14,9 +14,9 @@ from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import PLACES
 
 NO_RESULT = RESUMABLE_CHANGES - {"rounds", "stop_at", "patience"}  # which decide the last round
-NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir"}
-"""Settings that name a place or an implementation: runs that differ in them are compared. A folder of data that is an
-axis of a sweep names the data."""
+NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir", "record"}
+"""Settings that name a place, an implementation or entries of the history: runs that differ in them are compared. A
+folder of data that is an axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
 METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first")
@@ -239,7 +239,7 @@ def mixtures(placed: Sequence[Place], declared: Sequence[str]) -> list[str]:
         declared: axes of the sweeps; empty where there is none. Then a setting is an axis if every method has runs at
             each of its values.
     """
-    lines = []
+    lines, placed = [], [place for place in placed if place.method]
     for name in dict.fromkeys(name for place in placed for name, _ in place.scenario):
         by_method: dict[str, dict[Any, None]] = {}  # keys as an ordered set
         for place in placed:

@@ -208,6 +208,7 @@ def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
 def _values(name: str, given: Any, source: str) -> list[Any]:
     """Returns the values of a setting on an axis; ranges of seeds as their numbers."""
     check_name(name, source)
+    given = python_scalar(given)
     many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
     listed = [v for value in (given if many else [given]) for v in seeds(name, registered(name, python_scalar(value)))]
     if not listed:

@@ -60,11 +60,14 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0)
             raise UsageError("tune: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
         return None
     (seed_axis,) = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, "tune")
+    numbers = tuple(row[0] for row in seed_axis.values)
+    if wrong := [number for number in numbers if type(number) is not int]:
+        raise UsageError(f"tune: seeds must be whole numbers, or a range such as 1000:1002; got {wrong[0]!r:.100}")
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
     if useless := [name for name in settings if name in (*HOST, "deterministic")]:
         raise UsageError(f"tune: {useless[0]} changes no accuracy to choose by; give it one value")
-    return Tuning(tuple(sweep_points.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values), budget)
+    return Tuning(tuple(sweep_points.cross(settings, "tune")), numbers, budget)
 
 
 def cell_of(values: Mapping[str, Any]) -> str:

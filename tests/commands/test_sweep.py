@@ -102,6 +102,10 @@ REFUSED = {
     "tuned method": (["--tune", "method", "fedavg", "fedvg"], "method cannot be tuned; make it an axis"),
     "seeds of the points": (["--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"], "seed 2 is a seed of the"),
     "numbers with commas": (["--alpha", "0.05,0.5"], "separated by spaces: 0.05 0.5"),
+    "no own models": (
+        ["--method", "ditto", "fedavg", "--record", "personal_accuracy"],
+        "record personal_accuracy is of the clients' own models, and all have the global one",
+    ),
     "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
 }
 

@@ -1,5 +1,6 @@
 """Run folders become a study; mixed settings and missing runs are refused with a list."""
 
+import itertools
 import json
 
 import pytest
@@ -86,6 +87,7 @@ def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
 def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
     write_run(tmp_path / "a", method="scaffold")
     write_run(tmp_path / "v", method="fedvg", pool="host", devices="1", lanes="2", memories="host")
+    write_run(tmp_path / "d", method="ditto", record="accuracy_by_client,personal_accuracy")
     assert collect([tmp_path]).scenarios == ((),)
 
 
@@ -236,6 +238,21 @@ def test_a_report_whose_seeds_share_one_partition_says_so_first(tmp_path, partit
         write_run(tmp_path / f"fixed{seed}", method="fedavg", seed=seed, partition_seed=7, alpha=0.5)
     note = collect([tmp_path], partial=True).notes[0]
     assert note.startswith("all seeds share" if 42 in partitions else "all seeds at alpha 0.5 share")
+
+
+def test_a_report_whose_seeds_are_crossed_with_partitions_says_so(tmp_path):
+    for seed, partition in itertools.product((0, 1), (5, 6)):
+        write_run(tmp_path / f"{seed}{partition}", method="fedvg", seed=seed, partition_seed=partition)
+    (note,) = collect([tmp_path]).notes
+    assert note.startswith("several runs share a partition, so that differences and intervals are not of independent")
+
+
+def test_a_lost_run_folder_is_no_method_of_its_own(tmp_path):
+    sweep = write_sweep(tmp_path / "s", {"alpha": [0.05, 0.5], "seed": [0, 1]}, lambda v: (0.5,), method="fedvg")
+    (sweep / "points" / "alpha=0.5,seed=1" / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"config\.json is missing") as error:
+        collect([sweep / "points"])
+    assert "mixed settings" not in str(error.value)
 
 
 def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from files import usage_error
 from hypothesis import given, settings
@@ -140,6 +141,11 @@ REFUSED = {
         "point batch_size=1: batch_size must be >= 2 with single_rows skipped",
     ),
 }
+
+
+def test_a_value_without_an_axis_is_one_value():
+    for value in (0.25, np.float32(0.25), np.array(0.25)):
+        assert sweep_points.parse_axes({"lr": value})[0].values == ((0.25,),)
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)

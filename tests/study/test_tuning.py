@@ -30,6 +30,11 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
     return tuning.choose(out, points, grid)
 
 
+def test_tuning_seeds_are_whole_numbers():
+    with one_line(r"tune: seeds must be whole numbers, or a range such as 1000:1002; got \[1000, 1001\]"):
+        tuning.make_tuning({"lr": [0.1]}, [[1000, 1001]])
+
+
 def test_the_best_value_is_chosen_for_every_cell(tmp_path):
     """The best mean over the seeds, the first of equal ones, and none of which a run diverged."""
     table = {(0.1, 5): 0.9, (0.1, 6): 0.1, (0.2, 5): 0.6, (0.2, 6): 0.6, (0.3, 5): 0.9, (0.3, 6): 0.9}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Outputs, Task, Tree, UsageError
 
 
@@ -40,7 +41,7 @@ def features_of(outputs: Outputs) -> Array:
             "this algorithm needs features, and those of this model are not known: give task.forward Outputs.features,"
             " [B, ...] the input of the last layer"
         )
-    return outputs.features.reshape(len(outputs.features), -1)
+    return tree.wide(outputs.features).reshape(len(outputs.features), -1)
 
 
 def mean_over_rows(values: Array, mask: Array) -> Array:

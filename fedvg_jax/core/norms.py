@@ -110,7 +110,8 @@ def _segmented(norm: Norm, tensors: Tree) -> Tree:
     is_own = np.arange(len(leaves), dtype=np.int32)[:, None] == jnp.asarray(tensor_of_row)[None]
     sums = jnp.where(is_own, rows[None], 0).sum(1)
     if norm is l2:  # with gradient 0 at the zero tensor
-        sums = jnp.where(sums > 0, jnp.sqrt(jnp.where(sums > 0, sums, 1)), 0)
+        is_zero = sums == 0  # False for NaN, which stays NaN
+        sums = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, sums)))
     return jax.tree.unflatten(structure, list(sums))
 
 

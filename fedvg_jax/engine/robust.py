@@ -184,5 +184,7 @@ def _cuts(ratio: float, most: int) -> np.ndarray:
 
 def _squared_distances(clients: Tree, own: Tree) -> Array:
     """Returns ||theta_k - own||^2, [K], from squared differences: a Gram matrix would cancel for close models."""
-    squares = jax.tree.map(lambda stack, x: ((stack - x[None]) ** 2).reshape(len(stack), -1).sum(1), clients, own)
+    squares = jax.tree.map(
+        lambda stack, x: (tree.wide(stack - x[None]) ** 2).reshape(len(stack), -1).sum(1), clients, own
+    )
     return jnp.stack(jax.tree.leaves(squares)).sum(0)

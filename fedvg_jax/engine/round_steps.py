@@ -200,7 +200,7 @@ def train_and_score(parts: RoundParts, inputs: RoundInputs) -> tuple[ClientTable
     clients, finite, present = receive_models(parts, inputs, trained)  # theta_k
     measured = score_clients(parts, inputs, clients)  # of FedVG: ||g_k^(l)|| on D_val
     table = ClientTable(measured, probes, trained.loss, finite, present)
-    return drop_nonfinite(table, parts.weighting.decisive(measured)), clients, trained
+    return drop_nonfinite(table, (parts.weighting.decisive(measured), probes)), clients, trained
 
 
 def weigh_clients(

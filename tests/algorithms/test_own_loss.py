@@ -67,6 +67,8 @@ def test_features_are_the_input_of_the_last_layer_with_parameters():
     assert outputs.features.shape == (5, 6, 6, 4) and fv.algorithms.features_of(outputs).shape == (5, 6 * 6 * 4)
     expected = task.loss(*variables, batch, jnp.ones(5, bool), True, jax.random.key(2))[0]
     np.testing.assert_array_equal(outputs.loss, expected)
+    half = outputs._replace(features=outputs.features.astype(jnp.float16))
+    assert fv.algorithms.features_of(half).dtype == jnp.float32, "norms of features overflow in half precision"
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet5", "vit_s16", "gru"])

@@ -127,6 +127,15 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
     worlds.assert_close(gradients_of_segments, gradients, 1e-13)
 
 
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_the_norm_of_a_tensor_with_nan_is_nan(norm, platform):
+    hardware = hw.Hardware(platform, platform, num_devices=1, cores=1, memory_bytes=None)
+    with hw.assumed(hardware):
+        measured = norms.of_tensors(norms.BY_NAME[norm])({"bad": jnp.array([1.0, jnp.nan]), "good": jnp.ones(1)})
+    assert np.isnan(measured["bad"]) and measured["good"] == 1
+
+
 @pytest.mark.parametrize("name", ["l3", ["l1"], None])
 def test_a_norm_of_another_name_or_kind_is_refused(name):
     with pytest.raises(UsageError, match="unknown norm"):

@@ -117,6 +117,20 @@ def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     assert metrics.finite.tolist() == [k != bad for k in range(3)] and np.isnan(metrics.train_loss[bad])
 
 
+def test_a_client_with_a_nonfinite_probe_diverges(x64):
+    elastic, schedule = worlds.algorithm("elastic"), schedule_of(0, THREE)
+
+    def probe(hyper, probed):
+        is_bad = probed.position == 2
+        return jax.tree.map(lambda x: jnp.where(is_bad, jnp.nan, x), elastic.probe(hyper, probed))
+
+    start, hyper = worlds.shared_state(THREE, elastic), worlds.by_rule("samples")
+    expected, _ = worlds.shared_round(elastic)(start, without(schedule, [2]), WORLD.data(), hyper)
+    state, metrics = worlds.shared_round(elastic._replace(probe=probe))(start, schedule, WORLD.data(), hyper)
+    worlds.assert_close(state, expected, 1e-12)
+    assert metrics.finite.tolist() == [True, True, False]
+
+
 def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model(x64):
     """The loss -b x with b = 1e300 at x = 1e10."""
     world = worlds.quadratics(np.zeros((5, 3)), np.array([[1e300] * 3, *[[1.0] * 3] * 4]), [2] * 5, 3)

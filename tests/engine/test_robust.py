@@ -145,6 +145,17 @@ def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
     jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), joined_model.params, model.params)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1e3])
+def test_krum_orders_clients_of_half_precision(scale):
+    """Squares of 1e-4 are 0 in float16, and those of 1e3 infinite."""
+    offsets = jnp.array([9.0, 8.0, 2.0, 1.0, 1.5])
+    own = Variables({"w": jnp.zeros(4, jnp.float16)}, {})
+    clients = Variables({"w": (scale * jnp.broadcast_to(offsets[:, None], (5, 4))).astype(jnp.float16)}, {})
+    weights = Variables({"w": jnp.full(5, 0.2)}, {})
+    chosen = robust.krum(1, 1)({}, KEY, own, clients, weights).params["w"]
+    np.testing.assert_array_equal(chosen, clients.params["w"][4])
+
+
 def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
     for hundredths in range(50):
         cuts = robust._cuts(hundredths / 100, 200)

@@ -169,9 +169,11 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
             f"Config: export writes the models that a config names, and {config.export} would be of a task of your own;"
             " save History.variables instead"
         )
-    if config.export:
-        with processes.together():
+    with processes.together():
+        if config.export:
             files.export_target(config.export)
+        if config.export_partition:
+            files.export_target(config.export_partition, "export_partition")
 
 
 def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics, callbacks) -> History:

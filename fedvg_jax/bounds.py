@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import SETTINGS, Config, Corrupt, Validation, cohort_size, command_line, declare
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.views import output
@@ -131,12 +132,12 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
     rounds = max(1, round(config.rounds * cohort_size(config) / config.clients))
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
     single = _single(federated, alone)
-    width = simulation.fitting_width(alone.batch_size, max(len(rows) for *_, rows in jobs))
+    largest = max(len(rows) for *_, rows in jobs)
     program = single._replace(task=federated.task)
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])
-        schedule = simulation.make_schedule(alone, single.arrays, parts, program, width)
+        schedule = simulation.make_schedule(alone, single.arrays, parts, program, largest)
         return single._replace(schedule=schedule)
 
     programs = chunks.compile_programs(with_rows(jobs[0][-1]))
@@ -201,12 +202,15 @@ def _show(config: Config) -> int:
 
     with contextlib.ExitStack() as reserved, stop_signals.say_at_once(message):
         out = command.new_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"), reserved)
+        if not out.exists():
+            with files.writing(f"the folder {out}", "--out"):
+                out.mkdir(parents=True)
+            reserved.callback(run_folder.remove_unused, out)
         command.start_jax(config)
         console = Console()
         with Progress(console=console) as progress:
             bar = progress.add_task("bounds", total=None)
             bounds = measure(config, lambda bound, total: progress.update(bar, advance=1, total=total))
-        out.mkdir(parents=True, exist_ok=True)
         results = summary(bounds)
         run_folder.write_json(out / "bounds.json", {"summary": results, "bounds": [b._asdict() for b in bounds]})
     table = Table("bound", "test accuracy")

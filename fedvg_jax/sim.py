@@ -13,6 +13,7 @@ import functools
 import gc
 import importlib.util
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -250,7 +251,7 @@ def exit_message(out: Path) -> str:
     """
     if not out.is_dir():
         return f"stopped at once; there is no run folder {out}"
-    return f"stopped at once; {_saved_round(out)}: {PROG} --resume {out}"
+    return f"stopped at once; {_saved_round(out)}: {PROG} --resume {shlex.quote(str(out))}"
 
 
 def lost_message(config: Config) -> str:
@@ -300,8 +301,18 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
     if not finished.summary["interrupted"]:
         return 0
-    log(f"resume with: {PROG} --resume {out}")
+    log(f"resume with: {PROG} --resume {shlex.quote(str(out))}")
     return stop_signals.exit_code(finished.summary["stopped_by"])
+
+
+def _done(folder: Path, config: Config) -> list[history.Record]:
+    """Returns the records of the rounds that resuming a run keeps."""
+    path = folder / "summary.json"
+    summary = files.read_object(path) if path.exists() else {}
+    is_finished = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None  # also with `--keep 0`
+    num_done = config.rounds if is_finished else seals.newest_round(folder)
+    lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True) if num_done else []
+    return history.parse(b"".join(lines[:num_done]))
 
 
 def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
@@ -309,7 +320,8 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
 
     It writes only to the cache, which the real run reuses.
     """
-    num_done = seals.newest_round(Path(config.resume)) if config.resume else 0
+    done = _done(Path(config.resume), config) if config.resume else []
+    num_done = len(done)
     if config.resume:
         output.say(console, f"{config.resume}: {config.rounds - num_done} of {config.rounds} rounds are left")
     if num_done == config.rounds:
@@ -318,7 +330,6 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
     from fedvg_jax.runs import endings
     from fedvg_jax.views import display, dry_run
 
-    done = history.read(Path(config.resume))[:num_done] if config.resume else []
     if reason := endings.stop_reason(config, done):
         output.say(console, f"none of them would run: {reason}")
         return 0

@@ -139,6 +139,13 @@ def test_tables_of_nearly_as_many_rows_are_evaluated_by_one_program():
     assert fv.evaluate(task, model, (jnp.asarray(x[:5]), y[:5])) == fv.evaluate(task, model, (x[:5], y[:5]))
 
 
+def test_a_partition_that_cannot_be_written_is_refused_before_a_folder_is_taken(tmp_path):
+    for name in ("export", "export_partition"):
+        with pytest.raises(fv.UsageError, match=f"{name} .*nowhere"):
+            fv.run(replace(SMALL, out=tmp_path / "run", **{name: tmp_path / "nowhere" / "file.npz"}))
+        assert not (tmp_path / "run").exists()
+
+
 # --- runs and their folders
 
 

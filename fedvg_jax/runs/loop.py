@@ -167,7 +167,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
             for state, new in rounds:
                 with processes.together():
                     add_chunk(run, state, new)
-                    if len(run.records) > len(new):  # the first chunk is one round
+                    if len(run.records) - num_done > len(new):  # the first chunk is one round
                         tracing.close()
                 agreed = stop_signals.agree(requests, processes.largest)
                 is_over = "test_loss" in new[-1] and bool(endings.stop_reason(config, run.records))
@@ -254,7 +254,8 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 @contextlib.contextmanager
 def _caught_signals(run: Run) -> Iterator[stop_signals.Requests]:
     """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    with stop_signals.catch_signals(lambda: run.recorder.is_saved) as requests:
+    # of several processes only the first one knows, and the others end with it
+    with stop_signals.catch_signals(lambda: processes.is_first() and run.recorder.is_saved) as requests:
         try:
             yield requests
         finally:

@@ -525,27 +525,28 @@ def make_schedule(
     arrays: Arrays,
     parts: Partition,
     program: programs.Program | Simulation,
-    width: int | None = None,
+    largest: int | None = None,
     select: cohorts.Cohorts | None = None,
 ) -> Callable[..., Schedule]:
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
         program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
-        width: B, columns of the table of minibatches; defaults to `fitting_width` for the largest client.
+        largest: rows of the largest client, and of all whose schedules have one shape.
         select: the cohorts; by default those of the config's `cohorts`.
     """
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, sizes, program)
     size, epochs = cohort_size(config), epochs_range(config)
-    batch_size = width or fitting_width(config.batch_size, int(sizes.max()))
+    largest = largest or int(sizes.max())
+    batch_size = fitting_width(config.batch_size, largest)
     is_official = config.cohorts == "official"
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
     probed = registry.probe_ratio(config, program.algorithm)
 
     most_epochs = epochs[1] + (probed > 0)
-    capacity = schedule.capacity(len(arrays.y), size, most_epochs, batch_size, int(sizes.max()))
+    capacity = schedule.capacity(max(len(arrays.y), largest), size, most_epochs, batch_size, largest)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         return schedule.make(

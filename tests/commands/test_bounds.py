@@ -133,6 +133,24 @@ def test_bounds_train_for_the_rounds_that_a_client_takes_part_in(clients, monkey
     assert set(trained) == {{3: 10, 5: 12}[clients]}
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(bounds, "measure", lambda *_: pytest.fail("trains"))
+    assert bounds.main(["--out", str(tmp_path / "file" / "b")]) == 2
+    assert "Not a directory" in capsys.readouterr().err
+
+
+def test_clients_of_one_schedule_shape_may_be_larger_than_the_data():
+    """An external D_val has rows of its own."""
+    settings = replace(SETTINGS, local_epochs=60, clients=1, join_ratio=1.0)
+    sim = simulation.simulation(settings)
+    rows, made = np.arange(5000, dtype=np.int32), []
+    for train in (rows, rows[:32]):
+        parts = sim.partition._replace(train=[train])
+        made.append(simulation.make_schedule(settings, sim.arrays, parts, sim, len(rows))(0))
+    assert made[0].rows.shape == made[1].rows.shape
+
+
 def test_a_signal_leaves_no_empty_folder(tmp_path, monkeypatch):
     """With the line that the process would end with."""
     said = []

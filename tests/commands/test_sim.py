@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,14 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
     assert sim.main(["--resume", str(out), "--rounds", "8", "--stop-at", "val_accuracy 0.01", "--dry-run"]) == 0
     assert "none of them would run: val_accuracy" in capsys.readouterr().out and len(plans) == 1
     assert sorted(path for path in out.rglob("*")) == before
+    with (out / "history.jsonl").open("ab") as file:
+        file.write(bytes(9) + b"\n")  # after the newest checkpoint, as a power failure may leave it
+    assert sim.main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0 and plans[1].rounds == 5
+    shutil.rmtree(out / "checkpoints")
+    assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and "0 of 3 rounds are left" in capsys.readouterr().out
+    (out / "summary.json").unlink()
+    (out / "history.jsonl").unlink()
+    assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and plans[2].rounds == 3
 
 
 def test_run_folder_has_its_files_and_keys(folder):

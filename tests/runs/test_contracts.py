@@ -283,3 +283,4 @@ def test_a_history_is_two_tables():
     assert clients.reset_index().to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
     with pytest.raises(UsageError, match="per must be round or client; got layer"):
         run_history.to_pandas("layer")
+    assert history.History([], {}, None, None).to_pandas().empty, "of a run without a round"

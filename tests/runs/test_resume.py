@@ -190,6 +190,12 @@ def test_lines_behind_the_newest_checkpoint_are_computed_again(whole, run):
     assert_same(run, whole)
 
 
+def test_a_line_behind_a_finished_run_is_no_round(run):
+    path = run / "history.jsonl"
+    path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(True)[-1])
+    assert len(simulate(run, resume=str(run), rounds=8, log=pytest.fail).records) == 8
+
+
 def test_checkpoint_that_is_skipped_is_kept_aside(whole, run):
     """Else its seal, of a longer history, would refuse a run that is killed before it is there again."""
     kept = run / "checkpoints" / "000006"
@@ -370,6 +376,18 @@ def test_other_versions_and_instructions_are_logged(run):
     assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
 
 
+def test_another_number_of_devices_is_logged(run):
+    path, logged = run / "config.json", []
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"devices": "7"}))
+    for seal in run.glob("checkpoints/*/seal.json"):
+        entries = json.loads(seal.read_text())
+        entries.pop("crc")
+        entries["config"] |= {"devices": "7"}
+        seal.write_text(seals.seal_text(entries))
+    simulate(left_at(run, 4), resume=str(run), log=logged.append)
+    assert logged == ["later rounds may differ by rounding: devices 7 -> auto"]
+
+
 def test_version_of_a_checkout_that_is_not_installed_is_its_own(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", {name: "1" for name in loop.provenance.PACKAGES}.__getitem__)
     assert loop.provenance.versions.__wrapped__()["fedvg_jax"] == fedvg_jax.__version__
@@ -496,7 +514,8 @@ def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 1}, "has done 2 rounds already"),
+        ({"rounds": 1}, "has done 2 of 6 rounds; --rounds must be 3 or more, got 1"),
+        ({"rounds": 2}, "has done 2 of 6 rounds; --rounds must be 3 or more, got 2"),
         ({"out": Path("elsewhere")}, "leave out --out"),
         ({"resume": "nowhere"}, "nowhere is not a run folder"),
         ({"resume": "runs/bad"}, "is damaged"),
@@ -523,6 +542,17 @@ def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_t
     simulate(tmp_path / "run", callbacks=[at(3, lambda: saved.append(asked[0]()))], keep=9)
     assert [int(path.name) for path in seals.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert (saved, asked[0]()) == ([False], True)
+    monkeypatch.setattr("fedvg_jax.core.processes.is_first", lambda: False)
+    assert not asked[0](), "a process without a folder does not know what the first one has saved"
+
+
+def test_no_round_counts_as_saved_before_its_checkpoint_is_being_written(tmp_path, monkeypatch):
+    seen, versions = [], recorder.provenance.versions
+    asked, catch_signals = [], stop_signals.catch_signals
+    monkeypatch.setattr(stop_signals, "catch_signals", lambda ask: asked.append(ask) or catch_signals(ask))
+    monkeypatch.setattr(recorder.provenance, "versions", lambda: seen.append(asked and asked[0]()) or versions())
+    simulate(tmp_path / "run", checkpoint_every=1)
+    assert seen.count(False) >= 6 and True not in seen[:-1]
 
 
 # --- finished without a checkpoint

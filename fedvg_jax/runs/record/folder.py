@@ -227,8 +227,9 @@ def _newest_match(config: Config) -> Path | None:
 
 
 def _refuse_changed(folder: Path, config: Config) -> None:
-    """Raises UsageError if the run has other settings, or more rounds than `config` asks for."""
-    changed = differences(read_config(folder), config)
+    """Raises UsageError if the run has other settings, or no round is left of fewer rounds than it had."""
+    stored = read_config(folder)
+    changed = differences(stored, config)
     if changed:
         raise UsageError(
             f"{folder} ran with other settings: {', '.join(changed)}; repeat the settings it ran with, or start a new"
@@ -237,10 +238,10 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     num_done = 0
     with contextlib.suppress(OSError):
         num_done = files.read_regular(folder / "history.jsonl").count(b"\n")
-    if num_done > config.rounds:
-        raise UsageError(
-            f"{folder} has done {num_done} rounds already; --rounds must be {num_done} or more, got {config.rounds}"
-        )
+    least = min(num_done + 1, stored.rounds)  # the last round is evaluated, which one that was not the last need not be
+    if config.rounds < least:
+        done = f"{num_done} of {stored.rounds} rounds"
+        raise UsageError(f"{folder} has done {done}; --rounds must be {least} or more, got {config.rounds}")
 
 
 def refuse_other_sources(

@@ -159,7 +159,8 @@ class History(_Results):
         pandas = extras.load("pandas", "pandas", "History.to_pandas")
         if per not in _TABLES:
             raise UsageError(f"per must be round or client; got {per}")
-        return pandas.DataFrame.from_records(_TABLES[per](self.records)).set_index("round")
+        rows = _TABLES[per](self.records)
+        return pandas.DataFrame.from_records(rows, columns=None if rows else ["round"]).set_index("round")
 
 
 def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[], Variables]:

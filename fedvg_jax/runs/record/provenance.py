@@ -96,7 +96,7 @@ def write_manifest(
         "runs": [*parts, this_part],
     }
     run_folder.write_json(path, seals.with_digest(entries))
-    names = ("versions", "instructions", "backend", "device")
+    names = ("versions", "instructions", "backend", "device", "devices")
     if changed := [name for name in names if parts and parts[-1].get(name) != this_part[name]]:
         listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
         log(f"later rounds may differ by rounding: {listed}")

@@ -163,7 +163,6 @@ class Recorder:
         if self._destination is None or not self.keeps_checkpoints:
             return
         on_host = {"state": stored, "best": self.best.variables if self.best else None}
-        self._saved_round, self._saved_at = self._round, time.perf_counter()
         entries = {
             "config": to_json(self._config),
             "versions": provenance.versions(),
@@ -174,6 +173,7 @@ class Recorder:
         }
         arguments = (self._destination, self._round, on_host, entries, self._config.keep)
         self._pending = self._destination.pool.submit(_save, *arguments)
+        self._saved_round, self._saved_at = self._round, time.perf_counter()  # last: a stop reads `is_saved` meanwhile
 
     def wait(self) -> None:
         """Waits until the current checkpoint is written."""
@@ -251,6 +251,9 @@ def open_run_folder(
         if config.resume:
             start, lines = _find_start(config, folder, state, sources(), given, log)
             if start.summary is None and len(start.records) < config.rounds:
+                before = run_folder.read_config(folder).devices
+                if before != config.devices:
+                    log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
                 with as_usage_error(folder):
                     _rewind(folder, len(start.records), lines, log)
                     run_folder.write_settings(folder, config, **documents)
@@ -304,7 +307,7 @@ def _find_start(
     results = {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
     path = folder / "history.jsonl"
     lines = path.read_bytes() if path.exists() else b""
-    records = history.parse(lines) if summary else []
+    records = history.parse(lines[: summary["seal"]["history"][0]]) if summary else []
     is_over = len(records) == config.rounds or bool(endings.stop_reason(config, records))
     is_finished = is_over and summary.get("rounds") == len(records) and summary.get("stopped_by") is None
 

@@ -143,8 +143,9 @@ class Trackers:
                 stored = self._stored.setdefault(name, {"rounds": 0})
                 module = importlib.import_module(f"{__name__}.{name}_run")
                 writer = module.open_writer(_describe(self._config, self._folder, stored, self._given))
+                is_new = any(stored.get(key) != value for key, value in writer.stored.items())
                 self._writers[name] = writer
-                self._store(name, **writer.stored)
+                self._store(name, **writer.stored, **({"rounds": 0} if is_new else {}))
                 self._log(f"tracked by {name}: {writer.place}")
 
     def add(self, records: Sequence[Record]) -> None:
@@ -208,7 +209,8 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], gi
     out = config.out.resolve() if config.out else None
     method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
-    group = out.parent.parent.name if out and out.parent.name == "points" else ""
+    sweep = out.parent.parent if out and out.parent.name == "points" else Path()
+    group = f"{sweep.parent.name}-tuning" if sweep.name == "tuning" else sweep.name
     return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored))
 
 

@@ -226,17 +226,19 @@ def pooled_test_accuracy(task: Task) -> Signal:
 
 
 def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> Signal:
-    """One client's accuracy on a table of rows."""
+    """One client's accuracy on a table of rows; NaN if an output is."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
         params, stats = report.variables
 
         def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
-            predicted = jnp.argmax(task.predict(params, stats, batch), -1).astype(jnp.int32)
+            outputs = task.predict(params, stats, batch)
+            predicted = jnp.argmax(outputs, -1).astype(jnp.int32)  # of NaN the first class, which may be right
             is_correct = (predicted == batch.y.astype(jnp.int32)).reshape(len(mask), -1)
             share = is_correct.astype(tree.wide_dtype(params)).mean(1)  # over the places of a sequence
-            return jnp.where(mask, share, 0).sum()
+            is_nan = jnp.isnan(outputs).reshape(len(mask), -1).any(1)
+            return jnp.where(mask, jnp.where(is_nan, jnp.nan, share), 0).sum()
 
         return mean_over(num_correct, rows_of(data))
 

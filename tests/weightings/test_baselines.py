@@ -140,6 +140,14 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     np.testing.assert_allclose(weights_of()["val_accuracy"], accuracy / accuracy.sum(), rtol=1e-12)
 
 
+def test_a_model_whose_outputs_are_nan_has_no_accuracy():
+    """NaN has the first class as its largest score, which is that of some rows."""
+    reports, returns = returned()
+    lost = worlds.TASK._replace(predict=lambda *arguments: worlds.TASK.predict(*arguments) * jnp.nan)
+    for signal in (signals.validation_accuracy, signals.pooled_test_accuracy):
+        assert np.isnan(worlds.jit(signal(lost))({}, tree.take(reports, 0), returns.data))
+
+
 def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_length(x64):
     """The server trains on the 10 rows in batches of 4, 4 and 2; the fourth group is empty."""
     reports, returns = returned()

@@ -311,8 +311,7 @@ def _done(folder: Path, config: Config) -> list[history.Record]:
     summary = files.read_object(path) if path.exists() else {}
     is_finished = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None  # also with `--keep 0`
     num_done = config.rounds if is_finished else seals.newest_round(folder)
-    lines = (folder / "history.jsonl").read_bytes().splitlines(keepends=True) if num_done else []
-    return history.parse(b"".join(lines[:num_done]))
+    return history.read(folder, num_done) if num_done else []
 
 
 def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:

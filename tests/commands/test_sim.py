@@ -73,6 +73,9 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
     assert sim.main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0 and plans[1].rounds == 5
     shutil.rmtree(out / "checkpoints")
     assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and "0 of 3 rounds are left" in capsys.readouterr().out
+    lines = (out / "history.jsonl").read_bytes()
+    (out / "history.jsonl").write_bytes(lines.replace(b"1", b"2", 1))
+    assert sim.main(["--resume", str(out), "--dry-run"]) == 2 and "is damaged" in capsys.readouterr().err
     (out / "summary.json").unlink()
     (out / "history.jsonl").unlink()
     assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and plans[2].rounds == 3

@@ -299,14 +299,14 @@ def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
     return text
 
 
-def read(folder: Path) -> list[Record]:
-    """Returns the records of a run folder, without a last line that a crash cut short.
+def read(folder: Path, most: int | None = None) -> list[Record]:
+    """Returns the records of a run folder, at most that many, without a last line that a crash cut short.
 
     Raises:
         UsageError: there is no history, or it is damaged.
     """
     try:
-        return parse(files.read_regular(folder / "history.jsonl"))
+        return parse(b"".join(files.read_regular(folder / "history.jsonl").splitlines(keepends=True)[:most]))
     except OSError as error:
         raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
     except ValueError as error:

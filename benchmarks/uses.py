@@ -41,6 +41,7 @@ WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
 """Folder of results of clients that train all layers -> data set."""
 
 HIDDEN = {
+    "hidden_cifar10": "CIFAR-10",
     "hidden_dermamnist": "DermaMNIST, rebuilt",
     "hidden_covid": "chest X-rays",
     "hidden_tinyimagenet": "Tiny ImageNet, ten classes",

@@ -354,6 +354,7 @@ def evaluate(
         data = Batch(*data)
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
+    batch_size = int(batch_size)
     num_rows = checks.num_rows(data, "data")
     num_minibatches = -(-num_rows // batch_size)
     step = 1 << max(0, num_minibatches.bit_length() - 3)  # at most a quarter more, so that tables share programs

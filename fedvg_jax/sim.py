@@ -309,8 +309,9 @@ def _done(folder: Path, config: Config) -> list[history.Record]:
     """Returns the records of the rounds that resuming a run keeps."""
     path = folder / "summary.json"
     summary = files.read_object(path) if path.exists() else {}
-    is_finished = summary.get("rounds") == config.rounds and summary.get("stopped_by") is None  # also with `--keep 0`
-    num_done = config.rounds if is_finished else seals.newest_round(folder)
+    is_over = summary.get("rounds") == config.rounds or summary.get("stopped_early")
+    is_finished = is_over and summary.get("stopped_by") is None  # with `--keep 0` there is no checkpoint
+    num_done = summary["rounds"] if is_finished else seals.newest_round(folder)
     return history.read(folder, num_done) if num_done else []
 
 

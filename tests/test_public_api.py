@@ -137,6 +137,7 @@ def test_tables_of_nearly_as_many_rows_are_evaluated_by_one_program():
             assert fv.evaluate(task, model, (x[:n], y[:n]))["loss"] == pytest.approx(4, rel=1e-5)
     assert compiled.count("jit(evaluate)") == 1
     assert fv.evaluate(task, model, (jnp.asarray(x[:5]), y[:5])) == fv.evaluate(task, model, (x[:5], y[:5]))
+    assert fv.evaluate(task, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(4, rel=1e-5)
 
 
 def test_a_partition_that_cannot_be_written_is_refused_before_a_folder_is_taken(tmp_path):

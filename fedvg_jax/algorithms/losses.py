@@ -31,7 +31,7 @@ def forward(
 
 
 def features_of(outputs: Outputs) -> Array:
-    """Returns the features of the rows, flattened to [B, F].
+    """Returns the features of the rows, flattened to [B, F], in at least float32.
 
     Raises:
         UsageError: they are not known.

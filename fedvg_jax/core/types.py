@@ -460,7 +460,7 @@ class Metrics(NamedTuple):
     train_loss: Array
     """[K] mean loss over the client's steps: 0 without a step, NaN if the client diverged."""
     finite: Array
-    """bool [K] whether the client's model, loss, signals and weights are finite."""
+    """bool [K] whether the client's model, loss, signals, weights and probe are finite."""
     detail: dict[str, Array]
     """[K, ...] see `Weighting.detail`."""
     extremes: Tree = ()

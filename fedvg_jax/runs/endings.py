@@ -93,7 +93,7 @@ def divergence(records: Sequence[Record], variables: Variables | None = None, li
         )
         return f"round {number}: clients {clients} cannot train, because {culprit} not finite; {advice}"
     return (
-        f"round {number}: clients {clients} diverged (model, loss or score not finite);"
+        f"round {number}: clients {clients} diverged (model, loss, score, weight or probe not finite);"
         " use a smaller --lr, or --nonfinite skip to leave them out"
     )
 

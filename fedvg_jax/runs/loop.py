@@ -254,7 +254,7 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 @contextlib.contextmanager
 def _caught_signals(run: Run) -> Iterator[stop_signals.Requests]:
     """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    # of several processes only the first one knows, and the others end with it
+    # of several processes only the first one writes checkpoints; the others end when it does
     with stop_signals.catch_signals(lambda: processes.is_first() and run.recorder.is_saved) as requests:
         try:
             yield requests

@@ -532,7 +532,7 @@ def make_schedule(
 
     Args:
         program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
-        largest: rows of the largest client, and of all whose schedules have one shape.
+        largest: rows of the largest client of all partitions that share a program; by default of `parts`.
         select: the cohorts; by default those of the config's `cohorts`.
     """
     sizes = client_rows.sizes(parts.train)

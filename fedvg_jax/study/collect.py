@@ -91,19 +91,19 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
 
 
 def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns lines on scenarios with fewer partitions than runs; they come before all other notes."""
+    """Returns lines on scenarios in which seeds share a partition; they come before all other notes."""
     drawn: dict[Scenario, set[tuple[int, Any]]] = {}
     for (_, scenario), cell in cells.items():
         pairs = (
             (run.config.seed, run.manifest.get("partition", run.config.partition_seed)) for run in cell.runs.values()
         )
         drawn.setdefault(scenario, set()).update(pairs)
+    number = {scenario: len({partition for _, partition in pairs}) for scenario, pairs in drawn.items()}
     lines = []
     for is_one, who, outcome in (
         (True, "all seeds{} share one partition", "hold for that partition only"),
-        (False, "several runs{} share a partition", "are not of independent partitions"),
+        (False, "several seeds{} share a partition", "are not of independent partitions"),
     ):
-        number = {scenario: len({partition for _, partition in pairs}) for scenario, pairs in drawn.items()}
         shared = [s for s, pairs in drawn.items() if number[s] < len(pairs) and (number[s] == 1) == is_one]
         where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
         lines += [f"{who.format(where)}, so that differences and intervals {outcome}"] if shared else []

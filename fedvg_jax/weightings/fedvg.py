@@ -333,11 +333,12 @@ def layers_of(
     with jax.enable_x64(False):  # models start in single precision
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
-    candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
     try:
+        candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
         included = {path for path in candidates if re.search(include, path)}
     except NO_PATTERN as error:
-        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {include[:100]}") from None
+        got = " or ".join(filter(None, (include[:100], exclude[:100])))
+        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {got}") from None
     if not included:
         beside = f" beside those of local {exclude}, which no client sends" if exclude else ""
         raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")

@@ -79,6 +79,10 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
     (out / "summary.json").unlink()
     (out / "history.jsonl").unlink()
     assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and plans[2].rounds == 3
+    ended = tmp_path / "ended"
+    assert sim.main([*SHORT, "--keep", "0", "--stop-at", "val_accuracy 0", "--out", str(ended)]) == 0
+    assert sim.main(["--resume", str(ended), "--dry-run"]) == 0 and len(plans) == 3
+    assert "none of them would run: val_accuracy" in capsys.readouterr().out
 
 
 def test_run_folder_has_its_files_and_keys(folder):
@@ -174,10 +178,16 @@ def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     assert sim.parse([]) == Config(cache_dir=sim.parse([]).cache_dir)
 
 
+def events_of(folder, name=""):
+    """Returns the events with times of a trace for Perfetto, of one name or all."""
+    (perfetto,) = folder.rglob("perfetto_trace.json.gz")
+    events = json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"]
+    return [e for e in events if e.get("ph") == "X" and name in ("", e["name"])]
+
+
 def check_trace(folder):
     """Checks that a trace is one for Perfetto, of events with times, and one for xprof, which jax can read."""
-    (perfetto,) = folder.rglob("perfetto_trace.json.gz")
-    events = [e for e in json.loads(gzip.decompress(perfetto.read_bytes()))["traceEvents"] if e.get("ph") == "X"]
+    events = events_of(folder)
     assert {"chunk of rounds", "draw schedules", "evaluate"} <= {e["name"] for e in events}
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events)
     (xplane,) = folder.rglob("*.xplane.pb")
@@ -200,6 +210,9 @@ def test_arrays_in_a_file_train(traced, tmp_path, capsys):
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3
     check_trace(tmp_path / "trace")
+    more = ["--rounds", "6", "--profile", str(tmp_path / "later")]
+    assert sim.main(["--resume", str(tmp_path / "out"), *more]) == 0
+    assert len(events_of(tmp_path / "later", "chunk of rounds")) == 2, "the first chunk of a part is one round"
     assert "mine: 240 images 16 x 16 x 1, 3 classes" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.fedvg import NormParts, inverse_norm_weights, inverse_norms
+from fedvg_jax.weightings.fedvg import NormParts, fedvg, inverse_norm_weights, inverse_norms
 
 K = 4
 WORLD = worlds.small()
@@ -111,8 +111,9 @@ def test_only_tensors_that_match_the_expression_count(x64):
 def test_an_expression_without_a_tensor_is_refused_when_built():
     with pytest.raises(UsageError, match="matches no tensor; there are bn1/bias"):
         make(include="nosuch")
-    with pytest.raises(UsageError, match=r"fedvg.include is not a regular expression: .*; got \["):
-        make(include="[")
+    for name in ("include", "exclude"):
+        with pytest.raises(UsageError, match=r"not a regular expression: .*; got \["):
+            fedvg(worlds.TASK, **{name: "["})
 
 
 def test_vectors_are_left_out_of_the_mean_of_spectral_norms(x64):

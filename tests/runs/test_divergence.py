@@ -17,7 +17,11 @@ from fedvg_jax.runs.record.history import History
     [
         (2, np.nan, "round 2: clients [1, 2] cannot train, because the server's step of round 1 was not finite; use a"),
         (1, np.inf, "round 1: clients [1, 2] cannot train, because the initial model is not finite; correct it"),
-        (2, 1.0, "round 2: clients [1, 2] diverged (model, loss or score not finite); use a smaller --lr"),
+        (
+            2,
+            1.0,
+            "round 2: clients [1, 2] diverged (model, loss, score, weight or probe not finite); use a smaller --lr",
+        ),
     ],
 )
 def test_the_message_names_the_global_model_that_is_not_finite(number, bad, message):

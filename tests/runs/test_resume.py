@@ -543,7 +543,7 @@ def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_t
     assert [int(path.name) for path in seals.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert (saved, asked[0]()) == ([False], True)
     monkeypatch.setattr("fedvg_jax.core.processes.is_first", lambda: False)
-    assert not asked[0](), "a process without a folder does not know what the first one has saved"
+    assert not asked[0](), "only the first process has a folder"
 
 
 def test_no_round_counts_as_saved_before_its_checkpoint_is_being_written(tmp_path, monkeypatch):

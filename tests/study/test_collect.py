@@ -244,7 +244,7 @@ def test_a_report_whose_seeds_are_crossed_with_partitions_says_so(tmp_path):
     for seed, partition in itertools.product((0, 1), (5, 6)):
         write_run(tmp_path / f"{seed}{partition}", method="fedvg", seed=seed, partition_seed=partition)
     (note,) = collect([tmp_path]).notes
-    assert note.startswith("several runs share a partition, so that differences and intervals are not of independent")
+    assert note.startswith("several seeds share a partition, so that differences and intervals are not of independent")
 
 
 def test_a_lost_run_folder_is_no_method_of_its_own(tmp_path):

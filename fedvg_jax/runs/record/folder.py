@@ -227,7 +227,7 @@ def _newest_match(config: Config) -> Path | None:
 
 
 def _refuse_changed(folder: Path, config: Config) -> None:
-    """Raises UsageError if the run has other settings, or no round is left of fewer rounds than it had."""
+    """Raises UsageError if the run has other settings, or if `config` asks for fewer rounds, of which none is left."""
     stored = read_config(folder)
     changed = differences(stored, config)
     if changed:
@@ -238,7 +238,7 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     num_done = 0
     with contextlib.suppress(OSError):
         num_done = files.read_regular(folder / "history.jsonl").count(b"\n")
-    least = min(num_done + 1, stored.rounds)  # the last round is evaluated, which one that was not the last need not be
+    least = min(num_done + 1, stored.rounds)  # the last round is evaluated, and one before it may not be
     if config.rounds < least:
         done = f"{num_done} of {stored.rounds} rounds"
         raise UsageError(f"{folder} has done {done}; --rounds must be {least} or more, got {config.rounds}")

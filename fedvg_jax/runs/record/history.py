@@ -175,7 +175,7 @@ def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[],
 
 
 class DivergedError(UsageError):
-    """A client's model, loss or score is not finite, and `nonfinite` is "raise"."""
+    """A client's model, loss, score, weight or probe is not finite, and `nonfinite` is "raise"."""
 
     def __init__(self, message: str, history: History):
         super().__init__(message)

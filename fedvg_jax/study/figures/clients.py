@@ -28,8 +28,8 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     """
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
-        recorded = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
-        cells = recorded[:MAX_PANELS]
+        with_runs = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
+        cells = with_runs[:MAX_PANELS]
         shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
         chosen = [min(shared or cell.runs) for cell in cells]
         if not cells:
@@ -42,13 +42,13 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
             rows += [(where, cell.method, *replicate, *row) for row in _panel(panel, run, bold, style)]
             names = (cell.method, "" if shared else replicate_text(replicate), f"bold: client {bold}")
             panel.set(xlabel="round", title=base.plain(", ".join(filter(None, names)), 40))
-        part = f"first {len(cells)} of {len(recorded)} methods" if len(recorded) > len(cells) else ""
+        part = f"first {len(cells)} of {len(with_runs)} methods" if len(with_runs) > len(cells) else ""
         seeds = replicate_text(chosen[0]) if shared else ""
         title = ", ".join(filter(None, ("Weights of clients; 1 is an equal weight", where, seeds, part)))
         figure.supylabel("weight × cohort size", fontsize=style.font)
         stem = "weights" if i == 0 else f"weights-{i + 1}"
         drawn.append(Drawing(stem, title, figure, WEIGHTS, rows))
-    return drawn or "no record has clients"
+    return drawn or "no method has runs in the first scenario"
 
 
 def bold_client(run: Run) -> int:

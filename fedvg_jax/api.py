@@ -364,10 +364,10 @@ def evaluate(
         return _metrics(task, _jitted_evaluate(task)(variables, data, rows))
 
 
-def _padded(leaf: Any, num_rows: int) -> Any:
-    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    widths = [(0, num_rows - len(array)), *[(0, 0)] * (array.ndim - 1)]
-    return (jax.numpy if array is leaf else np).pad(array, widths)
+def _padded(leaf: Any, num_rows: int) -> np.ndarray:
+    """Returns an array with further rows of 0, made by NumPy: JAX would compile for every number of rows."""
+    array = np.asarray(leaf)
+    return np.pad(array, [(0, num_rows - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
 def _metrics(task: Task, sums: Tree) -> dict[str, float]:

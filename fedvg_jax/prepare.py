@@ -186,12 +186,13 @@ def write_features(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from fedvg_jax.data.images import parse_size
-    from fedvg_jax.runs import feature_file, simulation
+    from fedvg_jax.runs import compilation, feature_file, simulation
     from fedvg_jax.views import display
 
     config, size = parse_features(argv)
     console = Console(markup=False, emoji=False)
-    files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
+    files.private_folder(folder := config.cache_dir or default_cache_dir(), config.trust_cache)
+    compilation.use_cache(folder)
     with display.preparation_progress(console) as bar:
         arrays = simulation.load_data(config, bar("decoding images"))
     assert config.out is not None, "it is given"

@@ -365,21 +365,13 @@ def start_jax(config: Config) -> None:
     except (RuntimeError, AssertionError) as error:
         platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
         raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
-    if jax.config.values["jax_compilation_cache_dir"] is None and _is_writable(cache_dir):
-        jax.config.update("jax_compilation_cache_dir", str(cache_dir / "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    from fedvg_jax.runs import compilation
 
+    if not compilation.use_cache(cache_dir):
+        from fedvg_jax.data.arrays import OWN_WARNING
 
-def _is_writable(cache_dir: Path) -> bool:
-    """Returns whether the cache folder can be written; prints a line if not."""
-    if cache_dir.is_dir() and os.access(cache_dir, os.W_OK):
-        return True
-    from fedvg_jax.data.arrays import OWN_WARNING
-
-    print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
-    warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it
-    return False
+        print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
+        warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from fedvg_jax.runs import (
     client_memories,
     cohorts,
     communication,
+    compilation,
     contracts,
     endings,
     evaluation_records,
@@ -248,6 +249,7 @@ def _check_settings(config: Config) -> Config:
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
     assert config.cache_dir is not None, "it is set above"
     files.private_folder(config.cache_dir, config.trust_cache)
+    compilation.use_cache(config.cache_dir)
     if config.pretrained:  # checked before the data are read, which may take minutes
         pretrained.read(config.pretrained)
     return config

@@ -87,3 +87,15 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     programs._compiled.store.cache_clear()
     alone = fedvg_jax.run(other)
     assert_equal_runs(shared, alone)
+
+
+@pytest.mark.parametrize("configured", [None, "/elsewhere"])
+def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, traced, configured):
+    before = {name: jax.config.values[name] for name in jax.config.values if "cache_dir" in name or "cache_min" in name}
+    jax.config.update("jax_compilation_cache_dir", configured)
+    try:
+        simulation.simulation(replace(SMALL, cache_dir=tmp_path / "cache"))
+        assert jax.config.values["jax_compilation_cache_dir"] == (configured or str(tmp_path / "cache" / "xla"))
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

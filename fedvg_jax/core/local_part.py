@@ -25,7 +25,7 @@ class LocalPart(NamedTuple):
     """path of a tensor, "a/b/kernel" -> whether it stays with the client"""
     first: float = 0.0
     """Share of a client's local steps, the first ones, that train only the local part, and then only the other tensors.
-    0 trains all tensors in all steps."""
+    Both have a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
 
     def of(self, variables: Variables) -> dict[str, Array]:
         """Returns the local tensors by path."""
@@ -45,16 +45,21 @@ class LocalPart(NamedTuple):
         return self.within(Variables(params, {}), self.of(Variables(original, {}))).params
 
     def steps_alone(self, num_steps: Array) -> Array:
-        """Returns how many of a client's local steps train only the local part."""
-        return jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
+        """Returns how many of a client's local steps train only the local part: round(first * n), from 1 to n - 1.
+
+        It is 0 without phases, and for a single step, which trains all tensors.
+        """
+        share = jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
+        return jnp.minimum(jnp.maximum(share, 1), num_steps - 1) if self.first else share
 
     def of_phase(self, step: Array, num_steps: Array, updates: Tree) -> Tree:
         """Returns gradients or updates of the parameters, with zeros for those that this local step does not train."""
         if not self.first:
             return updates
-        is_first = step < self.steps_alone(num_steps)
+        is_first, is_single = step < self.steps_alone(num_steps), num_steps == 1
         zeros = tree.zeros_like(updates)
-        return tree.where(is_first, self.restored(zeros, updates), self.restored(updates, zeros))
+        of_local, of_others = tree.where(is_first | is_single, updates, zeros), tree.where(is_first, zeros, updates)
+        return self.restored(of_others, of_local)
 
 
 def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> LocalPart:

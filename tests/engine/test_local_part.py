@@ -127,14 +127,21 @@ def heavy(hyper, round):
     return worlds.with_momentum(hyper | {"momentum": jnp.float64(0.9)}, round)
 
 
-@pytest.mark.parametrize(("first", "moves"), [(0.999, (True, False)), (0.5, (True, True))])
-def test_the_first_local_steps_train_local_tensors_and_the_others_the_rest(x64, first, moves):
+@pytest.mark.parametrize("first", [0.999, 0.5, 0.001])
+def test_every_share_of_the_local_steps_trains_the_local_tensors_and_the_others(x64, first):
     local, before = local_part.local_part("^classifier/", first), start()
     state, _ = after("fedavg", local, plan_of(1), optimiser=heavy)[0]
     heads, body = worlds.by_path(state.clients.local), worlds.by_path(state.variables.params)
-    head = np.abs(heads["params/classifier/bias"] - before["classifier/bias"][None]).max()
-    body = np.abs(body["fc1/kernel"] - before["fc1/kernel"]).max()
-    assert (bool(head > 1e-6), bool(body > 1e-6)) == moves
+    assert np.abs(heads["params/classifier/bias"] - before["classifier/bias"][None]).max() > 1e-6
+    assert np.abs(body["fc1/kernel"] - before["fc1/kernel"]).max() > 1e-6
+
+
+@pytest.mark.parametrize(("num_steps", "expected"), [(1, (1, 1)), (2, (1, 1)), (3, (2, 1)), (10, (5, 5)), (11, (6, 5))])
+def test_both_phases_have_a_step_and_a_single_step_trains_all_tensors(num_steps, expected):
+    """Steps of the local tensor and of the other one, at half of the steps."""
+    part, ones = local_part.local_part("^head/", 0.5), {"body": jnp.ones(()), "head": {"w": jnp.ones(())}}
+    steps = [part.of_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)]
+    assert (sum(step["head"]["w"] for step in steps), sum(step["body"] for step in steps)) == expected
 
 
 # --- runs

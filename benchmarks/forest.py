@@ -2,7 +2,7 @@
 
     python -m benchmarks.forest [--out docs/pictures/forest.png]
 
-The rows are those of docs/results.md, from the files in benchmarks/results: points of test accuracy in the final round,
+The rows are those of benchmarks/results/README.md: points of test accuracy in the final round,
 means over paired seeds, and 95 % intervals.
 """
 

@@ -64,7 +64,8 @@ def pages(results: Path) -> dict[Path, dict[str, str]]:
 
     pieces = {**generated.pieces(), "speed": render(results), "gpu": render_gpus(results)}
     of_pages = {README: {"speed": summary(results), "demo": demo(results)}}
-    for page in sorted(DOCS.rglob("*.md")):
+    written = (page for page in DOCS.rglob("*.md") if page.parent.name != "studies")
+    for page in sorted([*written, *RESULTS.rglob("README.md")]):
         names = re.findall(r"^<!-- (\S+): begin -->$", page.read_text(encoding="utf-8"), re.M)
         files = {name: _listing(ROOT / name.removeprefix("file:")) for name in names if name.startswith("file:")}
         of_pages[page] = files | {name: pieces[name].strip("\n") for name in names if name in pieces}

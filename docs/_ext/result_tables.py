@@ -469,6 +469,28 @@ def _source_of_run(name: str) -> str:
     return "\n".join(f"- {line}" for line in lines) if len(lines) > 1 else lines[0]
 
 
+def index_of_studies() -> str:
+    """Every folder of results with its title, its number of runs and its commands."""
+    lines = []
+    for page in sorted(RESULTS.glob("*/README.md")):
+        title, name = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), page.parent.name
+        written = load(f"{name}/run")
+        parts = written if isinstance(written, list) else [written]
+        commands = "; ".join(dict.fromkeys(f"`{part['command']}`" for part in parts))
+        lines.append(f"- [{title}]({name}/README.md), {sum(part['runs'] for part in parts):,} runs: {commands}")
+    return "\n".join(lines) + "\n"
+
+
+def index_of_measurements() -> str:
+    """Every JSON file of results with its command."""
+    lines = []
+    for path in sorted(RESULTS.glob("*.json")):
+        file = load(path.stem)
+        command = file.get("command") or file.get("machine", {}).get("command", f"python -m benchmarks.{path.stem}")
+        lines.append(f"- `{path.name}`: `{command}`")
+    return "\n".join(lines) + "\n"
+
+
 def _short(commits: str) -> str:
     """The first digits of a commit; several, which are named in words, as they are."""
     return commits[:7] if len(commits) == 40 else commits
@@ -488,18 +510,44 @@ SCALES = {
 
 
 def claims() -> str:
-    """The paper's claims with the verdicts of committed runs, and what decides them."""
+    """The paper's claims with the evidence of the largest study and its verdict."""
     from benchmarks.paper import claims as judged
 
-    folder = RESULTS / "claims"
-    results = judged.from_csv((folder / "claims.csv").read_text(encoding="utf-8")) + results_of_controls()
-    columns, rows = judged.table(results)[2:4]
-    lines = [table([column.title for column in columns], [[escape(e.text) for e in row] for row in rows])]
-    lines += ["", _source_of_run("claims"), "", "## What decides each claim"]
-    for statement, (rule, *numbers, command) in judged.details(results):
+    rows = []
+    for claim, results in judged.by_claim(results_of_claims()).items():
+        largest = judged.largest(results)
+        ours = largest.finding.text if largest else "–"
+        cells = (claim.statement, judged.papers_numbers(claim), ours, judged.verdict(results))
+        rows.append([escape(cell) for cell in cells])
+    return table(["claim", "the paper", "largest study here", "verdict"], rows)
+
+
+def claims_by_data_set() -> str:
+    """The paper's claims with the verdict of every data set, and the commands that computed them."""
+    from benchmarks.paper import claims as judged
+
+    columns, rows = judged.table(results_of_claims())[2:4]
+    shown = [[escape(entry.text) for entry in row[:-1]] for row in rows]
+    return f"{table([column.title for column in columns[:-1]], shown)}\n{_source_of_run('claims')}\n"
+
+
+def claims_in_detail() -> str:
+    """What decides each of the paper's claims, and the numbers of every study."""
+    from benchmarks.paper import claims as judged
+
+    lines = []
+    for statement, (rule, *numbers, command) in judged.details(results_of_claims()):
         lines += ["", f"**{escape(statement)}.** {escape(rule)}", ""]
         lines += [*(f"- {escape(line)}" for line in numbers), f"- Its sweep: `{command}`"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines[1:]) + "\n"
+
+
+def results_of_claims() -> list[Any]:
+    """What committed runs show of the paper's claims."""
+    from benchmarks.paper import claims as judged
+
+    text = (RESULTS / "claims" / "claims.csv").read_text(encoding="utf-8")
+    return judged.from_csv(text) + results_of_controls()
 
 
 def results_of_controls() -> list[Any]:

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import exchanged
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-import worlds
 
 from benchmarks.targets import devices as targets
 from benchmarks.targets import plan as target_plan
 from benchmarks.targets import programs as target_programs
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware, tree
-from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import chunks, simulation
+from fedvg_jax.runs import chunks
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = Config(rounds=3, eval_every=2, local_epochs=2, clients=4, join_ratio=0.5)
@@ -53,20 +49,6 @@ def test_the_estimate_of_a_run_has_its_rounds_and_its_evaluations(planned):
         evaluations = 2 * minibatches * plan.parts["evaluation"].seconds[end]
         assert plan.seconds[end] == pytest.approx(3 * plan.seconds_per_round[end] + evaluations)
     assert plan.seconds_per_round[0] < plan.seconds_per_round[1]
-
-
-def test_a_round_with_the_choices_of_a_gpu_equals_one_with_those_of_a_cpu(compiled):
-    """Lanes side by side, clients as one vector, the weighted mean and the norms as one reduction, wide scoring."""
-    (for_gpu, of_gpu), here = compiled, simulation.simulation(SETTINGS)
-    assert (for_gpu.executor.lanes_together, here.executor.lanes_together) == (2, 1)
-
-    def round_of(sim, chunk):
-        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-        state, metrics = chunk(jax.tree.map(jnp.copy, here.state), np.int32(1), rounds, here.data, here.hyper)
-        return state.variables, jax.tree.map(lambda leaf: leaf[0], metrics)
-
-    actual = round_of(for_gpu, of_gpu.chunk)
-    worlds.assert_close(actual, round_of(here, chunks.compile_programs(here).chunk), 1e-4)
 
 
 MOST_KERNELS = {"step": 26, "segment": 12, "scoring pass": 26}

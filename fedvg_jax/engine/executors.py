@@ -27,16 +27,16 @@ DEVICES = "devices"
 """The axis of a mesh of `sharded`."""
 
 
-def lanes(num_lanes: int, num_mapped: int = 1) -> Executor:
+def lanes(num_lanes: int, num_mapped: int | None = None) -> Executor:
     """Returns an executor of L clients side by side, without padding or masks; trip counts are data.
 
     Lanes load and store clients only between the segments of the plan.
 
     Args:
         num_lanes: L.
-        num_mapped: clients that scoring computes together, where they are more than the lanes.
+        num_mapped: clients that scoring computes together; None for L.
     """
-    num_mapped = max(num_mapped, num_lanes)
+    num_mapped = num_mapped or num_lanes
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
@@ -65,7 +65,9 @@ def vmapped() -> Executor:
     return Executor(1, train, lambda f, shared, xs: jax.vmap(lambda x: f(shared, x))(xs))
 
 
-def sharded(num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None, num_mapped: int = 1) -> Executor:
+def sharded(
+    num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None, num_mapped: int | None = None
+) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.

@@ -68,7 +68,7 @@ class Program(NamedTuple):
     """The pure functions of a run and their jitted compositions; `Simulation` has the same fields."""
 
     task: Task
-    """its loss jitted, so that training and scoring share one trace"""
+    """its loss jitted, so that training and scoring share one trace, unless scoring has convolutions of its own"""
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
@@ -115,12 +115,14 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     if (local := registry.make_local(config)) is not None:
         local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
+    scored = registry.scoring_task(config, *model) if isinstance(model, Images) else None
+    scored = task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
     algorithm = algorithm or registry.ALGORITHMS[config.algorithm](config)
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative
-    weighting = weighting or registry.make_weighting(config, task, algorithm)
-    weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, task)
+    weighting = weighting or registry.make_weighting(config, scored, algorithm)
+    weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, scored)
     measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
     weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor = registry.make_executor(config, devices)
@@ -129,10 +131,11 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure)
     of_state = cohort_memories.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
+    jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
         *parts,
-        jax.jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=of_chunk),
-        jax.jit(evaluate.make_evaluate(task, executor), out_shardings=executor.placement),
+        jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=of_chunk),
+        jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
     )
 
 

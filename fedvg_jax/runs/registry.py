@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -140,6 +141,18 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
     task = transforms.compute_in(task, config.precision)
     max_rows = hw.choices().microbatch_rows.get(config.model)
     return transforms.accumulate_gradients(task, max_rows) if max_rows else task
+
+
+def scoring_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task | None:
+    """Returns `named_task` with the convolutions of scoring passes; None where they are those of training."""
+    conv = _scoring_conv(config)
+    return None if conv is None else named_task(dataclasses.replace(config, conv=conv), shape, num_classes)
+
+
+def _scoring_conv(config: Config) -> str | None:
+    """Returns the convolution that scoring has of its own; None for none."""
+    is_chosen = config.conv == "auto" and config.lanes != "all" and NETWORKS[config.model].has_convolutions
+    return hw.choices().scoring_conv if is_chosen else None
 
 
 def make_variables(
@@ -347,7 +360,7 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     chosen = hw.choices()
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
-    num_mapped = chosen.clients_per_scoring_pass.get(config.model, 1)
+    num_mapped = 1 if _scoring_conv(config) else max(num_lanes, chosen.clients_per_scoring_pass.get(config.model, 1))
     if count > 1:
         return executors.sharded(count, num_lanes, devices, num_mapped)
     return executors.lanes(num_lanes, num_mapped)

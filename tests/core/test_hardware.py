@@ -1,13 +1,17 @@
 """The choices that depend on hardware, also for hardware other than this machine's."""
 
 import dataclasses
+import functools
 
 import jax
+import numpy as np
 import pytest
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
-from fedvg_jax.runs import registry
+from fedvg_jax.core.types import Batch
+from fedvg_jax.models.conv.rewrite import remaining_operations
+from fedvg_jax.runs import programs, registry
 
 CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
@@ -50,6 +54,23 @@ def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
     for hardware, expected in ((CPU, 1), (GPU._replace(num_devices=1), 4)):
         with hw.assumed(hardware):
             assert registry.make_executor(config).lanes_together == expected
+
+
+def test_scoring_passes_may_have_convolutions_of_their_own(monkeypatch):
+    """Training keeps patches and matmuls; scoring passes, one client after the other, keep XLA's convolutions."""
+    monkeypatch.setattr(hw, "ACCELERATOR", hw.ACCELERATOR._replace(scoring_conv="lax", launch_graphs=""))
+    config = Config(clients=4, join_ratio=1.0, model="tinycnn")
+    shapes = jax.eval_shape(registry.named_task(config, (8, 8, 1), 3).init, jax.random.key(0))
+    batch = Batch(jax.ShapeDtypeStruct((2, 8, 8, 1), np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
+    with hw.assumed(GPU._replace(num_devices=1, kind="with convolutions of scoring")):
+        program = programs.make_program(config, programs.Images((8, 8, 1), 3))
+        scored = registry.scoring_task(config, (8, 8, 1), 3)
+        for task, is_left in ((program.task, False), (scored, True)):
+            loss = functools.partial(task.loss, train=True)
+            assert bool(remaining_operations(loss, *shapes, batch, np.ones(2, bool))) == is_left
+        assert registry.scoring_task(dataclasses.replace(config, conv="gemm"), (8, 8, 1), 3) is None
+        assert hw.compiler_options() == {"xla_gpu_enable_command_buffer": ""}
+    assert (program.executor.lanes_together, hw.compiler_options()) == (4, None)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max\n", None), ("4096\n", 4096)])

@@ -1,0 +1,234 @@
+"""The program of an accelerator computes what a CPU's does: its choices, taken here, in double precision.
+
+Three rounds of five of six clients: one without a step, one with non-finite rows, one that drops out in the second
+round. D_val fills neither its last group nor its last pass.
+"""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from cases import naming
+
+from fedvg_jax import config as configs
+from fedvg_jax.core import groups, norms, tree
+from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.engine import federated_round, local_training, schedule
+from fedvg_jax.models import norm, resnet, vit
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.conv.rewrite import fast_task
+from fedvg_jax.runs import programs, registry
+from fedvg_jax.weightings import signals
+from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
+
+SIZES, BATCH, ROUNDS = [11, 2, 5, 0, 8, 3], 4, 3
+ONE_CPU = hw.Hardware("cpu", "", num_devices=1, cores=1, memory_bytes=None)
+
+ROWS_AND_CONV = (8, None), (1024, "lax")
+"""Rows of a scoring pass, and its convolution where that is not training's."""
+
+SIDE = {"lanes": ["1", "4"], "hold": [0, 2], "scoring": ROWS_AND_CONV}
+"""Factors that are the accelerator's. Cohort blocks of two clients have two lanes of the four."""
+
+
+def covering(factors, is_valid=lambda case: True, tries=30):
+    """Cases in which every two levels of two factors meet, if a valid case has both; greedily few."""
+    rng, names = np.random.default_rng(0), list(factors)
+    left = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i, j in itertools.product(range(len(factors[a])), range(len(factors[b])))
+    }
+    while left:
+        wanted = min(left, key=str)
+        drawn = ({name: int(rng.integers(len(factors[name]))) for name in names} | dict(wanted) for _ in range(tries))
+        pairs = [set(itertools.combinations(case.items(), 2)) for case in drawn]
+        cases = {frozenset(p): {name: factors[name][i] for pair in p for name, i in pair} for p in pairs}
+        valid = [p for p, case in cases.items() if is_valid(case)]
+        best = max(valid, key=lambda p: len(p & left), default=None)
+        left -= best or {wanted}
+        if best:
+            yield cases[best]
+
+
+# --- the data
+
+
+@functools.cache
+def world(image):
+    """The clients; pixels are floats, NaN in those of client 4."""
+    made = worlds.world(SIZES, batch_size=BATCH, cohort_size=5, local_epochs=2)
+    x = np.random.default_rng(1).uniform(size=(len(made.pool.y), *image))
+    x[made.train[4]] = np.nan
+    return made._replace(pool=Batch(x, made.pool.y))
+
+
+def rounds_of(config, executor, image):
+    """The schedules of a config on an executor; client 0 drops out in the second round."""
+    options = {"probe_ratio": 0.5, "lanes_together": executor.lanes_together}
+    if config.hold:
+        options["block_size"] = configs.block_size(config)
+    rounds = [world(image).schedule(number, executor.num_lanes, **options) for number in range(ROUNDS)]
+    rounds[1] = rounds[1]._replace(heard=rounds[1].clients != 0)
+    return schedule.stack(rounds, ROUNDS)
+
+
+def play(config, image, hardware, program_of, rules=(0,)):
+    """The state after the rounds and their metrics, for every rule and two sizes of D_val, on this hardware.
+
+    Args:
+        program_of: (config, image) -> (task, algorithm, executor, jitted chunk).
+    """
+    made, hyper = world(image), worlds.hyper(lr=0.05)
+    with jax.numpy_dtype_promotion("standard"), hw.assumed(hardware):
+        task, algorithm, executor, chunk = program_of(config, image)
+        start = worlds.random_variables(task)
+        state = federated_round.init_state(task, algorithm, len(SIZES), hyper, variables=start)
+        planned = rounds_of(config, executor, image)
+        cases = [
+            (made._replace(scoring=schedule.table(made.val[:count], BATCH, 5), val=made.val[:count]).data(), rule)
+            for count in (7, 10)
+            for rule in rules
+        ]
+
+        def arguments(data, rule):
+            return tree.copies(state), np.int32(ROUNDS), planned, data, hyper | {"rule": jnp.int32(rule)}
+
+        run = chunk.lower(*arguments(*cases[0])).compile(compiler_options=worlds.HASTE)
+        return [jax.device_get(run(*arguments(*case))) for case in cases]
+
+
+def accelerator(monkeypatch, case):
+    """A GPU with the choices of a case, which its name has: stored programs are those of their hardware."""
+    rows, conv = case["scoring"]
+    values = {"rows_per_scoring_pass": {"": rows}, "scoring_conv": conv}
+    monkeypatch.setattr(hw, "ACCELERATOR", hw.ACCELERATOR._replace(**values))
+    return hw.Hardware("gpu", repr(values), num_devices=1, cores=1, memory_bytes=None)
+
+
+def settings(**changes):
+    size = {"clients": len(SIZES), "join_ratio": 0.85, "batch_size": BATCH, "local_epochs": 2, "min_samples": 1}
+    return replace(configs.Config(**size), **changes)
+
+
+def compare(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
+        assert not one[1].finite.all() and one[1].finite.any()
+        worlds.assert_close(one, other, 1e-9)
+
+
+# --- in the suite: the accelerator's factors on one network
+
+
+class ConvNet(nn.Module):
+    """Convolution, BatchNorm, ReLU, dense."""
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool):
+        x = nn.Conv(2, (2, 2), name="conv1")(x)
+        x = nn.relu(norm.BatchNorm(name="bn1")(x, mask, train))
+        return nn.Dense(worlds.CLASSES, name="classifier")(x.reshape(len(x), -1))
+
+
+NORMS = ("l1", "l2")
+
+
+def menu(task):
+    """FedVG by the L1 norm, modelwise, and by L2, layerwise, of one gradient."""
+    gradient = signals.validation_gradient(task, True, functools.partial(hw.groups_per_scoring_pass, BATCH, "tinycnn"))
+    rules = [
+        inverse_norms(NormParts(gradient, grouping, task.block_of)) for grouping in (groups.modelwise, groups.layerwise)
+    ]
+
+    def signal(*report):
+        of_client = gradient(*report)
+        return [norms.of_tensors(norms.BY_NAME[name])(of_client) for name in NORMS]
+
+    return worlds.any_of(rules)._replace(signal=signal)
+
+
+def small_program(config, image):
+    """The round of every part of an algorithm, with `menu`."""
+    written = tasks.classification(ConvNet(), worlds.CLASSES, image)
+    task, scored = (fast_task(written, conv or "auto") for conv in (None, hw.choices().scoring_conv))
+    algorithm, executor = worlds.full_algorithm(), registry.make_executor(config)
+    step = federated_round.make_round(task, algorithm, menu(scored), executor, local_training.sgd, len(SIZES))
+    return task, algorithm, executor, jax.jit(federated_round.make_chunk(step), donate_argnums=0)
+
+
+def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64, monkeypatch):
+    image, rules = (3, 2, 2), range(len(NORMS))
+    expected = play(settings(model="tinycnn"), image, ONE_CPU, small_program, rules)
+    for case in covering(SIDE):
+        config = settings(model="tinycnn", lanes=case["lanes"], hold=case["hold"])
+        with naming(case):
+            compare(play(config, image, accelerator(monkeypatch, case), small_program, rules), expected)
+
+
+# --- the campaign: every model, norm, algorithm and weighting, by the programs of runs
+
+
+NARROW = {
+    "resnet18": registry.MODELS["resnet18"]._replace(
+        make=lambda classes, stem, norm: resnet.ResNet(classes, (1, 1), width=4, stem=stem, norm=norm)
+    ),
+    "vit_s16": registry.MODELS["vit_s16"]._replace(
+        make=lambda classes: vit.ViT(classes, patch=4, width=8, depth=1, heads=2, image_size=8)
+    ),
+}
+"""Narrower networks under the names of the package's, whose choices they take."""
+
+IMAGES = {"resnet18": (9, 12, 3), "vit_s16": (6, 9, 3), "tinycnn": (6, 4, 2), "lenet5": (16, 16, 1), "cnn": (16, 16, 1)}
+IMAGES |= {"efficientnet_lite0": (32, 32, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1)}
+
+CAMPAIGN = {
+    "model": list(IMAGES),
+    "algorithm": list(registry.ALGORITHMS),
+    "weighting": ["native", *registry.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
+    "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"],
+    "granularity": ["modelwise", "layerwise", "blockwise"],
+    "mode": ["train", "eval"],
+    "lanes": ["1", "2", "4"],
+    "hold": [0, 2],
+    "scoring": list(itertools.product((8, 1024), (None, "lax"))),
+}
+
+
+def config_of(case):
+    """The settings of a case of the campaign."""
+    values = {name: level for name, level in case.items() if name != "scoring"}
+    of_fedvg = {name: values.pop(name) for name in ("norm", "granularity", "mode")}
+    return settings(**values, **{"fedvg": configs.FedVG(**of_fedvg)} if "fedvg" in values["weighting"] else {})
+
+
+@functools.cache
+def is_allowed(config):
+    try:
+        configs.check(config)
+    except UsageError:
+        return False
+    return True
+
+
+def program_of_run(config, image):
+    program = programs.make_program(config, programs.Images(image, worlds.CLASSES))
+    return program.task, program.algorithm, program.executor, program.chunk
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_every_pair_of_settings_runs_on_an_accelerator_as_on_a_cpu(x64, monkeypatch, part):
+    monkeypatch.setattr(registry, "MODELS", registry.MODELS | NARROW)
+    cases = list(covering(CAMPAIGN, lambda case: is_allowed(config_of(case))))
+    for case in cases[part::20]:
+        config, image = config_of(case), IMAGES[case["model"]]
+        with naming(case):
+            expected = play(replace(config, hold=0, lanes="auto"), image, ONE_CPU, program_of_run)
+            compare(play(config, image, accelerator(monkeypatch, case), program_of_run), expected)

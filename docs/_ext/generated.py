@@ -25,6 +25,8 @@ CONTROLS = (
     *("cifar10_resnet18_batch", "cifar10_resnet18_group", "breast_cancer", "literature"),
 )
 """Comparisons of FedVG with its controls."""
+USES = (*uses.SETS, *uses.WHOLE, *uses.HIDDEN, *uses.RANDOM)
+"""Folders of results with the uses of a validation set."""
 
 
 def pieces() -> dict[str, str]:

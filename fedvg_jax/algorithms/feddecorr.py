@@ -7,6 +7,10 @@ Z [B, d], K = Z^T Z / B has the norm of Z Z^T / B, which is [B, B]: minibatches 
 
 Source: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning",
 ICLR 2023, equations 6 and 7, with weights n_k / sum_j n_j. Features are the input of the network's last layer.
+
+The derivative by a feature is about 1 / sqrt(var + eps). The published code has eps = 1e-8: a ReLU that is barely
+active in a minibatch then has derivatives up to 1e4, which amplify rounding. After a round of 8 clients of the digits,
+1 and 4 lanes differ by 1.4e-3 in float32 (1e-8 for FedAvg), and by 1.5e-8 at eps = 1e-5.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task,
 DEFAULTS = (Hyperparameter("decorr_beta", 0.1, 0.0, doc="beta, weight of the penalty"),)
 
 EPS = 1e-8
-"""Added to the variance of a feature, which a ReLU that is never active has at 0."""
+"""eps of the published code, added to the variance of a feature, which a ReLU that is never active has at 0."""
 
 
 def feddecorr() -> Algorithm:

@@ -572,8 +572,8 @@ class Config:
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
     local_first: float = setting(0.0, BELOW_1, used=(_LOCAL,))
-    """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others. Both
-    get a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
+    """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others.
+    Both get a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
     batch_size: int = setting(32, COUNT, is_common=True, also="bs")
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     single_rows: str = setting("trained", ("trained", "skipped"), "data")

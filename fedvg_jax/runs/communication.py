@@ -6,7 +6,8 @@
 
 Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) and
 personal models are not sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and
-configs are not counted, and neither is compression: arrays have their own dtypes.
+configs are not counted, and neither is compression: arrays have their own dtypes. Every message counts, also one that
+the server could compute from theta_k: FedDyn's -delta_k, and FedNova's delta_k / D_k but for the number D_k.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import checks, tree
+from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Probe, Selection, SimState, Task, Tree
 from fedvg_jax.engine import local_training
@@ -56,10 +57,8 @@ def of_round(
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     is_read, messages = _traced(program.algorithm, program.task, stats_too, structure, shapes)
-    # the server's memory comes first among the arguments
-    memory, of_memory = jax.tree.flatten(state.server)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
-    read = of_memory.unflatten(leaf if used else unread for leaf, used in zip(memory, is_read, strict=False))
+    read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
     params, paths = jax.tree.structure(state.variables.params), tree.paths(state.variables.params)
 
     def size(part: Tree) -> int:
@@ -89,12 +88,10 @@ def entries(traffic: Traffic, record: Record) -> Record:
 
 
 @stored
-def _traced(
-    algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple
-) -> tuple[list[bool], Tree]:
-    """Returns which arguments the algorithm's client functions read, in leaf order, and the shapes of what is sent."""
+def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple) -> tuple[tuple, Tree]:
+    """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
 
-    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> tuple[Tree, Tree]:
+    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> dict[str, Tree]:
         theta = model if stats_too else model.params
         anchor = Anchor(theta, server, client.memory if isinstance(client, local_training.Kept) else client)
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
@@ -107,9 +104,9 @@ def _traced(
         memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
         probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted)
         measured = algorithm.probe(hyper, probe)
-        return (grads, memory), (*messages, measured if stats_too else tree.params_of(measured))
+        sent = (*messages, measured if stats_too else tree.params_of(measured))
+        return {"all": (grads, memory, sent)}
 
     with checks.without_notes():
-        closed, (_, sent) = jax.make_jaxpr(on_client, return_shape=True)(*jax.tree.unflatten(structure, leaves))
-    _, is_read = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.out_avals))
-    return is_read, sent
+        is_read, shapes = reads(on_client, *jax.tree.unflatten(structure, leaves))
+    return is_read["all"], shapes["all"][2]

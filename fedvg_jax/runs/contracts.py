@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedvg_jax.algorithms.fedntd import loss as ntd_loss
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core import hardware as hw
+from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
@@ -31,6 +33,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import local_training
 from fedvg_jax.models.conv.rewrite import MAX_TAPS, remaining_operations
+from fedvg_jax.models.features import recorded_features
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import streaming
 
@@ -474,6 +477,83 @@ def check_forward(task: Task, pool: Tree) -> None:
             f"task.forward has the loss {of_forward:.6g} where task.loss has {own:.6g}, on the same rows; algorithms"
             " with a loss of their own use forward: replace it together with the loss"
         )
+
+
+def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, name: str = "the algorithm") -> None:
+    """Raises UsageError where a loss reads features that no trained tensor affects, or that do not fix the output.
+
+    Args:
+        algorithm: whose loss may read features.
+        task: the model. Features that its `forward` has from elsewhere than a Linen layer need not fix the output.
+        pool: the examples, leaves [T, ...].
+        hyper: the hyperparameters of the run.
+        name: of the algorithm, in errors.
+    """
+    if algorithm.loss is not None and task.forward is not None:
+        leaves, structure = jax.tree.flatten((_shapes_of_batch(pool)[0], tree.arrays(dict(hyper))))
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        with checks.without_notes():
+            problem = _problem_of_features(algorithm, task, structure, shapes)
+        if problem:
+            raise UsageError(f"{name} {problem}")
+
+
+@stored
+def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leaves: tuple) -> str:
+    """Returns what is wrong with the features that a loss reads, "" if nothing is, by traces of the forward pass."""
+    model, (batch, hyper) = jax.eval_shape(task.init, jax.random.key(0)), structure.unflatten(leaves)
+    mask, key, recorded = jnp.ones(_ROWS, bool), jax.random.key(0), []
+
+    def forward(model: Variables, batch: Tree) -> dict[str, Tree]:
+        with recorded_features() as last:
+            outputs, stats = task.forward(*model, batch, mask, True)  # pyright: ignore[reportOptionalCall]
+        recorded.append(last)
+        others = outputs._replace(features=None), stats
+        return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
+
+    def forward_with(features: jax.Array, model: Variables, batch: Tree) -> dict[str, Tree]:
+        with recorded_features(recorded[0].call, features):
+            return forward(model, batch)
+
+    def loss_of(features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper) -> dict[str, Tree]:
+        known = task._replace(forward=lambda *_, **__: (others[0]._replace(features=features), others[1]))
+        anchor = Anchor(model.params, *algorithm.init(hyper, model.params))
+        return {"loss": algorithm.loss(hyper, known, *model, batch, mask, key, anchor)[0]}  # pyright: ignore
+
+    read, shapes = reads(forward, model, batch)
+    features, last = shapes["features"], recorded[0]
+    if features is None or not reads(loss_of, features, shapes["others"], model, batch, hyper)[0]["loss"][0]:
+        return ""
+    which, remedy = f"the input of {last.layer or 'the last layer'}", "call the head as the last layer"
+    if not any(jax.tree.leaves(read["features"][0].params)):
+        return (
+            f"would equal FedAvg: this model's features are {which}, which no trained tensor affects; use a model with"
+            f" a hidden layer, such as mlp, or {remedy}"
+        )
+    if last.value is None:
+        return ""
+    read, _ = reads(forward_with, jax.ShapeDtypeStruct(last.value.shape, last.value.dtype), model, batch)
+    if any(jax.tree.leaves(read["features"][1:])):  # they are not those of the layer
+        return ""
+    _, of_model, of_batch = read["outputs"]
+    tensors = zip(tree.by_path(model.params).items(), jax.tree.leaves(of_model.params), strict=True)
+    # scales [C] or [1, C] behind the layer are no layer
+    layers = [path for (path, leaf), used in tensors if used and leaf.ndim > 1 and leaf.shape[0] > 1]
+    beside = [path for path in layers if not path.startswith(f"{last.layer}/")]
+    if not beside and not any(jax.tree.leaves(of_batch)):
+        return ""
+    return (
+        f"needs features that fix the output: this model's are {which}, beside which"
+        f" {f'tensor {beside[0]}' if beside else 'x'} affects the output; {remedy}, or give task.forward"
+        " Outputs.features"
+    )
+
+
+def effect_hint(algorithm: Algorithm, task: Task, pool: Tree) -> str:
+    """Returns that FedNTD is FedAvg where there are two classes, "" elsewhere."""
+    if algorithm.loss is not ntd_loss or _shape_of_output(task, _shapes_of_batch(pool)[0]).shape[-1] != 2:
+        return ""
+    return "FedNTD with two classes is FedAvg: a row has one class that is not true"
 
 
 def _check_scalar(loss: Any, what: str) -> None:

@@ -145,6 +145,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     if config.local and evaluation_records.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
+    if hint := contracts.effect_hint(sim.algorithm, sim.task, sim.data.pool):
+        observers.log(hint)
     for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
         if hint := hint_of(sim.task, sim.data.pool):
             observers.log(hint.removeprefix("; "))

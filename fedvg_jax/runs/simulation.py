@@ -317,6 +317,8 @@ def _check_own(
         facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
         for message in problems_of_algorithm(config, "the algorithm", facts) if own.algorithm else ():
             raise UsageError(message)
+    name = "the algorithm" if own.algorithm else f"algorithm {config.algorithm}"
+    contracts.check_features(program.algorithm, program.task, tables.pool, hyper, name)
 
 
 def _check_accuracies(

@@ -1,6 +1,7 @@
 """Algorithms with a loss that sees the minibatch: the shipped ones on the oracle's network, and a user's own."""
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -12,8 +13,10 @@ from flax import nnx
 
 import fedvg_jax as fv
 from fedvg_jax import config
+from fedvg_jax.algorithms.feddecorr import mean_squared_correlation
 from fedvg_jax.core.types import Anchor, Batch
 from fedvg_jax.runs import registry
+from fedvg_jax.runs.contracts import check_features, effect_hint
 
 WORLD = worlds.small()
 SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
@@ -101,6 +104,92 @@ def test_a_module_with_layers_is_no_layer_and_a_layer_may_be_called_by_keyword()
     variables = jax.eval_shape(task.init, jax.random.key(0))
     outputs, _ = jax.eval_shape(lambda v: task.forward(*v, batch, jnp.ones(4, bool), True), variables)
     assert outputs.features.shape == (4, 7)
+
+
+class Ending(nn.Module):
+    """Two layers, and what `end` makes of (module, input, hidden [B, 5])."""
+
+    end: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        return self.end(self, x, nn.relu(nn.Dense(5, name="hidden")(x)))
+
+
+def matrix(module, shape):
+    return module.param("w", nn.initializers.lecun_normal(), shape)
+
+
+FEATURES = {
+    "the input": (
+        lambda module, x, h: h @ matrix(module, (5, 3)),
+        "would equal FedAvg: .* the input of hidden, which no",
+    ),
+    "a gate": (
+        lambda module, x, h: nn.Dense(3)(h) * nn.sigmoid(nn.Dense(1)(x)),
+        "would equal FedAvg: .* of Dense_1, wh",
+    ),
+    "a hidden layer": (
+        lambda module, x, h: nn.Dense(4, name="second")(h) @ matrix(module, (4, 3)),
+        "needs features that fix the output: .* the input of second, beside which tensor w affects the output; call",
+    ),
+    "one of two branches": (
+        lambda module, x, h: nn.Dense(3)(nn.relu(nn.Dense(4)(x))) + nn.Dense(3)(h),
+        "the input of Dense_2, beside which tensor Dense_0/kernel affects",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_features_that_are_not_trained_or_do_not_fix_the_output_are_refused(kind):
+    end, message = FEATURES[kind]
+    x, y = np.ones((80, 6), np.float32), np.arange(80) % 3
+    task = fv.linen_task(Ending(end), cross_entropy, x[:1])
+    with pytest.raises(fv.UsageError, match=message):
+        fv.simulation(SETTINGS, data=(x, y), task=task, algorithm=fv.algorithms.feddecorr())
+    check_features(fv.algorithms.fedntd(), task, Batch(x, y), worlds.hyper())  # reads none
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda module, x, h: nn.LayerNorm()(nn.Dense(3)(h)),
+        lambda module, x, h: nn.Embed(3, 5).attend(h),
+        lambda module, x, h: nn.Dense(3)(h) * module.param("scale", nn.initializers.ones, (1, 3)),
+    ],
+    ids=["LayerNorm", "Embed.attend", "scale"],
+)
+def test_features_are_the_input_of_the_last_layer_that_mixes_entries(end):
+    """Not that of a LayerNorm behind it."""
+    task, batch = (
+        fv.linen_task(Ending(end), cross_entropy, np.ones((1, 6), np.float32)),
+        Batch(jnp.ones((4, 6)), jnp.zeros(4, int)),
+    )
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    outputs, _ = jax.eval_shape(lambda v: task.forward(*v, batch, jnp.ones(4, bool), True), model)
+    assert outputs.features.shape == (4, 5)
+    check_features(fv.algorithms.moon(), task, Batch(np.ones((9, 6)), np.zeros(9, int)), worlds.hyper())
+
+
+@pytest.mark.parametrize("algorithm", ["moon", "feddecorr"])
+def test_a_linear_model_has_no_trained_features(algorithm):
+    with pytest.raises(fv.UsageError, match=f"algorithm {algorithm} would equal FedAvg: .* use a model with a hidden"):
+        fv.simulation(fv.Config(model="linear", algorithm=algorithm, clients=4))
+
+
+def test_fedntd_of_two_classes_is_said_to_be_fedavg():
+    for classes, start in ((2, "FedNTD with two classes is FedAvg"), (3, "")):
+        task = fv.models.classification(fv.models.MLP(classes, hidden=(4,)), classes, (6,))
+        hint = effect_hint(fv.algorithms.fedntd(), task, Batch(np.ones((9, 6)), np.zeros(9, int)))
+        assert hint.startswith(start) and bool(hint) == bool(start)
+    assert not effect_hint(fv.algorithms.fedavg(), task, Batch(np.ones((9, 6)), np.zeros(9, int)))
+
+
+def test_the_derivative_of_feddecorr_grows_as_features_shrink(x64):
+    """Correlations do not depend on the unit of features, so the derivative has its inverse: lanes differ by more."""
+    x, mask = jax.random.normal(jax.random.key(0), (6, 3)), jnp.ones(6, bool)
+    large, small = (jax.grad(mean_squared_correlation)(scale * x, mask) for scale in (1.0, 0.1))
+    np.testing.assert_allclose(small, 10 * large, rtol=1e-3)
 
 
 @pytest.mark.usefixtures("traced")

@@ -72,6 +72,7 @@ def write(argv: Sequence[str]) -> int:
         print(path)
     for name, reason in written.left_out.items():
         print(f"no figure {name}: {reason}")
+    print(*written.findings, sep="\n")
     return 0
 
 

@@ -294,7 +294,10 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
         else:
             try:
                 with console.status("writing the report"):
-                    line = f"report: {report.write([out], out / 'report').paths[-1]}"
+                    written = report.write([out], out / "report")
+                for finding in written.findings:
+                    say(console, finding)
+                line = f"report: {written.paths[-1]}"
             except UsageError as error:
                 line, refusal = "no report", error
     say(console, line)

@@ -103,6 +103,11 @@ class Study(NamedTuple):
         return self.metric == "accuracy"
 
     @property
+    def sign(self) -> int:
+        """1 where a larger value of the metric is better, otherwise -1."""
+        return 1 if self.more_is_better else -1
+
+    @property
     def runs(self) -> list[Run]:
         """All finished runs."""
         return [run for cell in self.cells.values() for run in cell.runs.values()]
@@ -151,6 +156,11 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
     return {r: study.unit * s[key] for r, s in sorted(summaries.items()) if s.get(key) is not None}
 
 
+def choice_name(study: Study, choice: Choice) -> str:
+    """Returns the name of a choice of the round; the best loss is a minimum."""
+    return CHOICES[choice] if study.more_is_better else CHOICES[choice].replace("max", "min")
+
+
 def evaluations(study: Study, run: Run) -> tuple[list[int], list[float]]:
     """Returns the rounds with an evaluation, and the metric on test rows at each, accuracy in percent."""
     key = f"test_{study.metric}"
@@ -171,9 +181,8 @@ def rounds_to(study: Study, run: Run, target: float) -> int | None:
         run: a run folder.
         target: test accuracy in percent, or loss.
     """
-    sign = 1 if study.more_is_better else -1
-    reached = sign * target - ROUNDING * abs(target)
-    return next((r for r, v in zip(*evaluations(study, run), strict=True) if sign * v >= reached), None)
+    reached = study.sign * target - ROUNDING * abs(target)
+    return next((r for r, v in zip(*evaluations(study, run), strict=True) if study.sign * v >= reached), None)
 
 
 def seconds(run: Run) -> float | None:

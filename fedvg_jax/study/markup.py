@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.core.types import one_line
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MAX_NOTES = 12
 """Most notes below a table in the terminal; a count of the others follows."""
-
-Mark = Literal["", "best", "second"]
 
 
 class Column(NamedTuple):
@@ -35,7 +33,7 @@ class Entry(NamedTuple):
     text: str
     numbers: tuple[float | int | None, ...] = ()
     """What the CSV file holds; the text where it is empty."""
-    mark: Mark = ""
+    is_bold: bool = False
     footnotes: str = ""
     """Symbols of the cell's footnotes, behind the text; the CSV file has none."""
     key: str = ""
@@ -88,30 +86,12 @@ def p_value(value: float) -> Entry:
     return Entry("< 0.001" if value < 0.001 else f"{value:.3f}", (value,))
 
 
-def rank(entries: Sequence[Entry], more_is_better: bool) -> list[Entry]:
-    """Returns entries with the best and the second best value marked, as the table shows them; ties share a mark.
-
-    >>> [entry.mark for entry in rank([number(1.0), number(3.0), number(2.0), number(None)], True)]
-    ['', 'best', 'second', '']
-    """
-    shown = [_leading_number(entry) for entry in entries]
-    order = sorted({value for value in shown if value is not None}, reverse=more_is_better)
-    marks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
-    return [e._replace(mark="" if v is None else marks.get(v, "")) for e, v in zip(entries, shown, strict=True)]
-
-
-def _leading_number(entry: Entry) -> float | None:
-    """Returns the first number of an entry, rounded as it is shown."""
-    text = re.match(r"[+-]?[\d.,]+", entry.text)
-    return float(text[0].replace(",", "")) if text and entry.numbers and entry.numbers[0] is not None else None
-
-
 # --- formats
 
 
 def markdown(table: Table) -> str:
-    """Returns a table in Markdown; best values are bold, second best underlined."""
-    rows = [[_marked(e, plain_markdown, "**{}**", "<u>{}</u>") for e in row] for row in table.rows]
+    """Returns a table in Markdown."""
+    rows = [[_marked(e, plain_markdown, "**{}**") for e in row] for row in table.rows]
     header = [plain_markdown(column.title) for column in table.columns]
     lines = [
         f"**{plain_markdown(table.title)}**",
@@ -126,7 +106,7 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """Returns a `table` environment with a `tabular` of booktabs' rules."""
     alignment = "".join("lr"[right] for right in _right(table))
-    rows = [[_marked(e, _latex, r"\textbf{{{}}}", r"\underline{{{}}}") for e in row] for row in table.rows]
+    rows = [[_marked(e, _latex, r"\textbf{{{}}}") for e in row] for row in table.rows]
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -178,7 +158,7 @@ def hypertext(table: Table) -> str:
     """Returns a `table` element with its caption, and its notes as paragraphs."""
     classes = ["" if right else " class=text" for right in _right(table)]
     head = "".join(f"<th{c}>{plain_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
-    rows = [[_marked(e, plain_html, "<b>{}</b>", "<u>{}</u>") for e in row] for row in table.rows]
+    rows = [[_marked(e, plain_html, "<b>{}</b>") for e in row] for row in table.rows]
     body = "".join(
         "<tr>" + "".join(f"<td{c}>{text}</td>" for c, text in zip(classes, row, strict=True)) + "</tr>\n"
         for row in rows
@@ -191,7 +171,7 @@ def hypertext(table: Table) -> str:
 
 
 def terminal(table: Table) -> Group:
-    """Returns a table for the terminal; best values are bold, second best underlined."""
+    """Returns a table for the terminal."""
     import rich.table
     from rich.console import Group
     from rich.text import Text
@@ -200,9 +180,8 @@ def terminal(table: Table) -> Group:
     shown = rich.table.Table()
     for column, right in zip(table.columns, _right(table), strict=True):
         shown.add_column(Text(one_line(column.title)), justify="right" if right else "left")
-    styles = {"best": "bold", "second": "underline"}
     for row in table.rows:
-        shown.add_row(*(Text(one_line(e.text + e.footnotes), styles.get(e.mark, "")) for e in row))
+        shown.add_row(*(Text(one_line(e.text + e.footnotes), "bold" * e.is_bold) for e in row))
     lines = [Text(one_line(line)) for line in (table.title, *table.notes[:MAX_NOTES], *more)]
     return Group(lines[0], shown, *lines[1:])
 
@@ -216,9 +195,9 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 """Suffix of a file -> the function that returns its text."""
 
 
-def _marked(entry: Entry, escape: Callable[[str], str], best: str, second: str) -> str:
+def _marked(entry: Entry, escape: Callable[[str], str], bold: str) -> str:
     text = escape(entry.text + entry.footnotes)
-    return {"best": best, "second": second}.get(entry.mark, "{}").format(text)
+    return bold.format(text) if entry.is_bold else text
 
 
 def _right(table: Table) -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import importlib.util
 import re
@@ -16,13 +17,14 @@ from typing import Any, NamedTuple, cast
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study import tables
+from fedvg_jax.study import effects, tables
 from fedvg_jax.study.cells import CHOICES, Choice, Study, scenario_text, value_text
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base
+from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base, differences
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Column, Entry, Table, hypertext, plain_html
 from fedvg_jax.study.sweep_folder import count
+from fedvg_jax.views.labels import method_label
 
 PAGE = "report.html"
 EXTRA = ("scipy", "matplotlib")
@@ -37,6 +39,8 @@ class Written(NamedTuple):
     """All files, in the order in which they were written."""
     left_out: dict[str, str]
     """Figure -> why it is not drawn."""
+    findings: list[str]
+    """A sentence for every setting, and how they are decided."""
 
 
 def write(
@@ -81,20 +85,23 @@ def write(
             raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
-    names = FIGURES if figures is None else figures
     study = collect(dirs, partial)
-    made = tables.all_tables(study, tables.options(study, baseline, target, cast("Choice", choice)))
+    chosen = tables.options(study, baseline, target, cast("Choice", choice))
+    made = tables.all_tables(study, chosen)
+    found = effects.findings(study, chosen.baseline, chosen.choice)
+    drawings = FIGURES | {"differences": functools.partial(differences.differences, chosen=chosen)}
+    names = FIGURES if figures is None else figures
     folder = Path(out) if out else Path(dirs[0]) / "report"
     with files.writing(folder, "--out"):
         paths = [path for table in made for path in write_table(table, folder / "tables")]
         paths += write_table(tables.runs(study), folder / "tables", ("csv",))
         drawn, left_out = write_figures(
-            study, folder / "figures", base.STYLES[style], {name: FIGURES[name] for name in names}
+            study, folder / "figures", base.STYLES[style], {name: drawings[name] for name in names}
         )
         paths += [path for _, several in drawn for path in several]
-        files.replace(folder / PAGE, page(study, made, drawn, left_out, command or _command(dirs)))
+        files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or _command(dirs)))
         _remove_stale(folder, paths)
-    return Written(made, [*paths, folder / PAGE], left_out)
+    return Written(made, [*paths, folder / PAGE], left_out, found)
 
 
 def missing_packages() -> list[str]:
@@ -161,7 +168,12 @@ th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; border-bo
 thead th { border-bottom: 1.5px solid #8a93a0; white-space: normal; vertical-align: bottom; }
 .text { text-align: left; } .wide td.text { white-space: normal; }
 .note { color: #4b5460; margin: .15rem 0; font-size: .9rem; max-width: 60rem; }
-figure { margin: 1.2rem 0; } figure img { width: 100%; max-width: 64rem; height: auto; } figcaption { color: #4b5460; }
+.scroll caption, .scroll .note { position: sticky; left: 0; max-width: min(60rem, calc(100vw - 2.5rem)); }
+@media (max-width: 40rem) { body { margin: 1rem auto; padding: 0 .75rem; } h1 { font-size: 1.25rem; }
+  table { font-size: .85rem; } th, td { padding: .2rem .4rem; } th.text, td.text { min-width: 5rem;
+  white-space: normal; }
+  .scroll tr > :first-child { position: sticky; left: 0; background: #fff; } }
+figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: #4b5460; }
 details { margin: .6rem 0; } summary { cursor: pointer; font-weight: 600; } code { font-size: .9em; }
 """
 
@@ -178,9 +190,11 @@ TEMPLATE = string.Template("""<!DOCTYPE html>
 <body>
 <h1>$title</h1>
 <p>$summary</p>
-<nav><a href="#tables">Tables</a><a href="#figures">Figures</a><a href="#settings">Settings</a>
-<a href="#provenance">Provenance</a></nav>
+<nav><a href="#findings">Findings</a><a href="#tables">Tables</a><a href="#figures">Figures</a>
+<a href="#settings">Settings</a><a href="#provenance">Provenance</a></nav>
 $notes
+<h2 id="findings">Findings</h2>
+$findings
 <h2 id="tables">Tables</h2>
 $tables
 <h2 id="figures">Figures</h2>
@@ -198,6 +212,7 @@ $provenance
 def page(
     study: Study,
     made: Sequence[Table],
+    found: Sequence[str],
     drawn: Sequence[tuple[Drawing, Sequence[Path]]],
     left_out: Mapping[str, str],
     command: str,
@@ -207,19 +222,23 @@ def page(
     Args:
         study: what is reported.
         made: the tables, in their order.
+        found: the findings.
         drawn: figures with the files of each, the PNG first.
         left_out: figure -> why it is not drawn.
         command: that writes this report again.
     """
     absent = [f"No figure {name}: {reason}." for name, reason in left_out.items()]
+    of_findings = [_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name == "differences"]
     return TEMPLATE.substitute(
         policy=html.escape(POLICY),
-        title=plain_html(study.title),
+        title=plain_html(f"{study.title}: {described(study)}"),
+        findings="".join(f"<p>{plain_html(line)}</p>\n" for line in found) + "".join(of_findings),
         style=STYLE,
         summary=plain_html(summary(study)),
         notes=_notes(f"Note: {note}." for note in study.notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),
-        figures="".join(_figure(drawing, png) for drawing, (png, *_) in drawn) + _notes(absent),
+        figures="".join(_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name != "differences")
+        + _notes(absent),
         settings=settings(study),
         command=plain_html(command),
         provenance=provenance(study),
@@ -231,7 +250,19 @@ def summary(study: Study) -> str:
     scenarios = [text for s in study.scenarios if (text := scenario_text(s))]
     where = f" in {len(scenarios)} settings ({'; '.join(scenarios)})" if len(scenarios) > 1 else ""
     runs, methods = count(len(study.runs), "run"), count(len(study.methods), "method")
-    return f"{runs} of {methods} ({'; '.join(study.methods)}){where}."
+    return f"{runs} of {methods} ({'; '.join(map(method_label, study.methods))}){where}."
+
+
+def described(study: Study) -> str:
+    """Returns data set, model, clients, rounds and seeds of the runs, with several values where they vary."""
+
+    def values(name: str, given: str = "", own: str = "") -> str:
+        each = (own if given in run.given else value_text(getattr(run.config, name)) for run in study.runs)
+        return " or ".join(dict.fromkeys(each))
+
+    what = [values("dataset", "data", "own data"), values("model", "task", "own model")]
+    seeds = count(len({run.config.seed for run in study.runs}), "seed")
+    return ", ".join([*what, *(f"{values(name)} {name}" for name in ("clients", "rounds")), seeds])
 
 
 def _notes(lines: Iterable[str]) -> str:
@@ -244,8 +275,9 @@ def _figure(drawing: Drawing, path: Path) -> str:
     title = plain_html(drawing.title)
     caption = CAPTIONS[re.sub(r"-\d+$", "", drawing.name)]  # the second of a name has a number
     heading = "" if drawing.figure.get_suptitle() else f"{title}. "
+    width = round(130 * drawing.figure.get_figwidth())
     return (
-        f'<figure><img alt="{title}" src="data:image/png;base64,{data}">'
+        f'<figure><img width="{width}" alt="{title}" src="data:image/png;base64,{data}">'
         f"<figcaption>{heading}{plain_html(caption)}</figcaption></figure>\n"
     )
 
@@ -257,7 +289,7 @@ def settings(study: Study) -> str:
     """Returns the settings that all runs share, and the runs with their folders, as elements that open."""
     shared = [(name, value_text(value)) for name, value in sorted(study.settings.items())]
     runs = [
-        (cell.method, scenario_text(cell.scenario), *replicate, run.folder.name)
+        (method_label(cell.method), scenario_text(cell.scenario), *replicate, run.folder.name)
         for cell in study.cells.values()
         for replicate, run in sorted(cell.runs.items())
     ]

@@ -147,6 +147,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def leads(best: Mapping[Replicate, float], others: Sequence[Mapping[Replicate, float]]) -> bool:
+    """Returns whether one method differs significantly from every other one, by paired t tests corrected by Holm.
+
+    >>> best, near, far = (dict(zip([(0, 0), (1, 0), (2, 0)], row)) for row in ([9, 8, 8], [9, 7, 9], [1, 0, 1]))
+    >>> leads(best, [far]), leads(best, [near, far])
+    (True, False)
+    """
+    return all(p < LEVEL for p in holm([compare(best, other).t_p for other in others]))  # not so for nan
+
+
 def warning(n: int, tests: int) -> str:
     """Returns a line where no signed-rank test of n pairs can be significant; empty where one can be.
 

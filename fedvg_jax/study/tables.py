@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedvg_jax.config import shorthands
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import CHOICES, Cell, Choice, Scenario, Study
-from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, rank, spread
+from fedvg_jax.study.effects import compare_all
+from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, spread
 from fedvg_jax.study.scenarios import OF_BASE, base_name
 from fedvg_jax.views import labels
 
@@ -117,25 +120,29 @@ def accuracy(study: Study, choice: Choice = "final") -> Table:
             rows.append((*lead, Entry("always the largest class"), *largest))
     headers = [f"{column} {cells.value_text(value)}" if column else metric_name(study) for value in values]
     columns = (*_lead(len(groups) > 1), *(Column(h, (f"{h} mean", f"{h} std", f"{h} n")) for h in headers))
-    title = f"{study.title}: {metric_name(study)}, {choice_name(study, choice)}, mean ± standard deviation over runs"
+    title = (
+        f"{study.title}: {metric_name(study)}, {cells.choice_name(study, choice)}, mean ± standard deviation over runs"
+    )
     return Table("accuracy", title, columns, tuple(rows), (_counts(study, choice), *footnotes(study)))
 
 
-def choice_name(study: Study, choice: Choice) -> str:
-    """Returns the name of a choice of the round; the best loss is a minimum."""
-    return CHOICES[choice] if study.more_is_better else CHOICES[choice].replace("max", "min")
-
-
 def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Entry]:
-    """Returns the entries of all methods in a scenario, the best two of those that have all their runs marked."""
+    """Returns the entries of all methods in a scenario, the best in bold where its lead over all others is significant.
+
+    Cells that lack runs are neither bold nor compared with.
+    """
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
     of_scenario = [study.cell(method, scenario) for method in study.methods]
     entries = [spread_of(study, cell, choice)._replace(footnotes=marks(cell)) for cell in of_scenario]
-    if sum(bool(cell.runs) for cell in of_scenario) == 1:
-        return entries
-    whole = iter(rank([entry for entry in entries if not entry.footnotes], study.more_is_better))
-    return [entry if entry.footnotes else next(whole) for entry in entries]
+    whole = {
+        i: values for i, c in enumerate(of_scenario) if not marks(c) and (values := cells.results(study, c, choice))
+    }
+    if len(whole) > 1:
+        best = max(whole, key=lambda i: study.sign * statistics.mean_and_std(list(whole[i].values()))[0])
+        others = [values for i, values in whole.items() if i != best]
+        entries[best] = entries[best]._replace(is_bold=statistics.leads(whole[best], others))
+    return entries
 
 
 def spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
@@ -161,8 +168,11 @@ def _counts(study: Study, choice: Choice) -> str:
     counts = sorted({len(cells.results(study, cell, choice)) for cell in study.cells.values()})
     text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     lost = any(marks(cell) for cell in study.cells.values())
-    ranked = " of the cells that have all their runs" if lost else ""
-    return f"n = {text} runs per cell. Bold is the best, underlined the second best{ranked}."
+    whole = " of the cells that have all their runs" if lost else ""
+    return (
+        f"n = {text} runs per cell. Bold{whole}: ahead of every other method, paired t tests after Holm's correction,"
+        f" p < {statistics.LEVEL:g}."
+    )
 
 
 def footnotes(study: Study) -> list[str]:
@@ -214,7 +224,7 @@ def per_cell(
 
 def choices(study: Study) -> Table:
     """Returns the final round, the round best on validation and the maximum side by side."""
-    names = {choice: choice_name(study, choice) for choice in CHOICES}
+    names = {choice: cells.choice_name(study, choice) for choice in CHOICES}
     columns = [Column(name, (f"{choice} mean", f"{choice} std", f"{choice} n")) for choice, name in names.items()]
     columns += [Column("always the largest class", ("majority",))] if study.metric == "accuracy" else []
 
@@ -270,26 +280,17 @@ def clients(study: Study) -> Table | None:
 
 def effects(study: Study, chosen: Options) -> Table:
     """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
-    compared = {
-        (method, scenario): statistics.compare(
-            *(cells.results(study, study.cell(name, scenario), chosen.choice) for name in (method, chosen.baseline))
-        )
-        for scenario in study.scenarios
-        for method in study.methods
-        if method != chosen.baseline
-    }
-    corrected_t = dict(zip(compared, statistics.holm([each.t_p for each in compared.values()]), strict=True))
-    corrected_w = dict(zip(compared, statistics.holm([each.wilcoxon_p for each in compared.values()]), strict=True))
+    compared = compare_all(study, chosen.baseline, chosen.choice)
 
     def entries(cell: Cell) -> list[Entry]:
         key = cell.method, cell.scenario
-        comparison = compared[key]
+        comparison, p_t, p_wilcoxon = compared[key]
         difference, low, high = (
             number(value, study.digits, signed=True) for value in (comparison.mean, *comparison.t_interval)
         )
         has_limits = low.numbers != (None,)
         interval = Entry(f"[{low.text}, {high.text}]", (*low.numbers, *high.numbers)) if has_limits else NO_NUMBERS
-        p_values = (comparison.t_p, corrected_t[key], comparison.wilcoxon_p, comparison.greater_p, corrected_w[key])
+        p_values = (comparison.t_p, p_t, comparison.wilcoxon_p, comparison.greater_p, p_wilcoxon)
         return [number(comparison.n, 0), difference, interval, *map(p_value, p_values)]
 
     columns = [
@@ -304,14 +305,13 @@ def effects(study: Study, chosen: Options) -> Table:
     ]
     baseline = labels.method_label(chosen.baseline)
     header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
-    counts = [comparison.n for comparison in compared.values() if comparison.n]
+    counts = [effect.comparison.n for effect in compared.values() if effect.comparison.n]
     # Holm multiplies only the smallest p by the size of the family, and more pairs may have it
     family = len(counts) if len(set(counts)) == 1 else 1
     warnings = [text for n in sorted(set(counts)) if (text := statistics.warning(n, family))]
     notes = (
-        f"Differences are method minus {baseline}, {choice_name(study, chosen.choice)}, paired by seed and partition"
-        " seed."
-        " Holm corrects over the comparisons of this table that have a p value."
+        f"Differences are method minus {baseline}, {cells.choice_name(study, chosen.choice)}, paired by seed and"
+        " partition seed. Holm corrects over the comparisons of this table that have a p value."
         " One-sided tests whether the method's values are larger than the baseline's.",
         *warnings,
         *footnotes(study),
@@ -341,7 +341,7 @@ def cost(study: Study, chosen: Options) -> Table:
         return [
             spread_of(study, cell),
             number(target, study.digits),
-            _rounds(reached, len(runs)) if math.isfinite(target) else NO_NUMBERS,
+            _rounds(reached, len(runs)) if runs and math.isfinite(target) else NO_NUMBERS,
             number(cells.mean(map(cells.seconds, runs)), 1),
             number(None if None in sent else cells.mean(size and size / 1e6 for size in sent), 1),
         ]
@@ -350,18 +350,24 @@ def cost(study: Study, chosen: Options) -> Table:
     default = f"the mean final result of {baseline}; a dash where it has none"
     target = default if chosen.target is None else "the one given"
     notes = (
-        f"The target is {target}. Seconds and MB sent are means over runs, of all rounds.",
+        f"The target is {target}. Rounds to the target are medians over runs; those that never reach it count as later"
+        " than all. Seconds and MB sent are means over runs, of all rounds.",
         *footnotes(study),
     )
     return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
 
 
-def _rounds(reached: Sequence[int], runs: int) -> Entry:
-    """Returns the mean round of the runs that reach the target, with their number where it is not all."""
-    first = cells.mean(reached)
-    if first is None:
-        return Entry("not reached" if runs else "–", (None, 0))
-    return Entry(f"{first:.1f}" + f" ({len(reached)} of {runs})" * (len(reached) < runs), (first, len(reached)))
+def _rounds(reached: Sequence[int], num_runs: int) -> Entry:
+    """Returns the median round over all runs, of which some may not reach the target, and their number.
+
+    >>> _rounds([12, 20], 2).text, _rounds([12, 20], 3).text, _rounds([12], 3).text
+    ('16', '20, not reached by 1 of 3', 'not reached by 2 of 3')
+    """
+    never = num_runs - len(reached)
+    median = float(np.median([*reached, *[math.inf] * never]))
+    lead = f"{median:g}" if math.isfinite(median) else ""
+    text = ", ".join(filter(None, (lead, f"not reached by {never} of {num_runs}" if never else "")))
+    return Entry(text, (median if lead else None, len(reached)))
 
 
 # --- runs

@@ -278,9 +278,10 @@ def test_a_history_is_two_tables():
     pytest.importorskip("pandas", reason="History.to_pandas needs the extra pandas, which the extra test installs")
     run_history = history.History(RECORDS, {}, None, None)
     rounds, clients = run_history.to_pandas(), run_history.to_pandas("client")
-    assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == ["loss", "test_loss"]
+    assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == ["round", "loss", "test_loss"]
     assert rounds.loc[2, "test_loss"] == 1 and rounds["test_loss"].isna().tolist() == [True, False]
-    assert clients.reset_index().to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
+    assert clients.to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
+    assert clients.groupby("round")["weight"].sum().tolist() == [1, 1] and clients.index.tolist() == [1, 1, 2]
     with pytest.raises(UsageError, match="per must be round or client; got layer"):
         run_history.to_pandas("layer")
     assert history.History([], {}, None, None).to_pandas().empty, "of a run without a round"

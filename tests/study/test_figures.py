@@ -15,6 +15,7 @@ from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, ro
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import CAPTIONS, FIGURES, base, clients
+from fedvg_jax.views.labels import method_label
 
 LACKING = {
     "classes": "--record confusion", "bytes": "recorded no bytes",
@@ -72,7 +73,7 @@ def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
     figure = draw(study, "curves", base.STYLES["paper"])[0]
     base.save(figure, tmp_path, base.STYLES["paper"])
     (legend,) = figure.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*study.methods, "largest class"]
+    assert [text.get_text() for text in legend.get_texts()] == [*map(method_label, study.methods), "largest class"]
     box = legend.get_window_extent()
     assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
 

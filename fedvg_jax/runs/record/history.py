@@ -127,16 +127,13 @@ class History(_Results):
         return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def _repr_html_(self) -> str:
-        """A table, and test accuracy from 0 to 1 over rounds, which need no script, style sheet or network."""
+        """A table, and test accuracy or loss over rounds, which need no script, style sheet or network."""
         entries = [*self._results(), ("run folder", str(self.folder))]
         rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
         table = f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
-        points = [(r["round"], r["test_accuracy"]) for r in self.records if r.get("test_accuracy") is not None]
-        if len(points) < 2:
-            return table
-        line = " ".join(f"{400 * number / points[-1][0]:.1f},{120 * (1 - v):.1f}" for number, v in points)
-        curve = f'<polyline points="{line}" fill="none" stroke="currentColor"/>'
-        return f'{table}<svg viewBox="-2 -2 404 124" width="404">{curve}</svg>'
+        metric = next((m for m in _METRICS if any(r.get(f"test_{m}") is not None for r in self.records)), "loss")
+        points = [(r["round"], v) for r in self.records if (v := r.get(f"test_{metric}")) is not None]
+        return table + (_curve(points, metric) if len(points) > 1 else "")
 
     def _title(self) -> str:
         stopped_by = self.summary.get("stopped_by")
@@ -150,8 +147,9 @@ class History(_Results):
         """Returns the records as a `pandas.DataFrame`.
 
         Args:
-            per: "round": a row per round, indexed by it, with a column per number (evaluations are NaN between); or
-                "client": a row per client of every round's cohort, with `weight`, `score` and `num_samples`.
+            per: "round": a row per round, with a column per number (evaluations are NaN between); or "client": a row
+                per client of every round's cohort, with `weight`, `score` and `num_samples`. The round is a column,
+                and the index.
 
         Raises:
             UsageError: without pandas, or for another `per`.
@@ -160,7 +158,28 @@ class History(_Results):
         if per not in _TABLES:
             raise UsageError(f"per must be round or client; got {per}")
         rows = _TABLES[per](self.records)
-        return pandas.DataFrame.from_records(rows, columns=None if rows else ["round"]).set_index("round")
+        return (
+            pandas.DataFrame.from_records(rows, columns=None if rows else ["round"])
+            .set_index("round", drop=False)
+            .rename_axis(index=None)
+        )  # of one name, `groupby("round")` would be ambiguous
+
+
+def _curve(points: Sequence[tuple[int, float]], metric: str) -> str:
+    """Returns a curve over rounds with labelled axes as an `svg` element: accuracy from 0 to 1, a loss in its range."""
+    values = [value for _, value in points]
+    low, high = (0.0, 1.0) if metric == "accuracy" else (min(values), max(values))
+    span, last = high - low or 1.0, points[-1][0]
+    line = " ".join(f"{400 * number / last:.1f},{120 * (high - v) / span:.1f}" for number, v in points)
+    ticks = [(-6, 124, "end", low), (-6, 4, "end", high), (0, 136, "middle", 0), (400, 136, "middle", last)]
+    labels = [(x, y, anchor, f"{value:.4g}") for x, y, anchor, value in ticks]
+    labels += [(200, 136, "middle", "round"), (0, -8, "start", f"test {metric}")]
+    texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in labels)
+    return (
+        '<svg viewBox="-60 -22 480 164" width="480" font-size="12" fill="currentColor">'
+        f'<path d="M0 0V120H400" fill="none" stroke="gray"/>{texts}'
+        f'<polyline points="{line}" fill="none" stroke="currentColor"/></svg>'
+    )
 
 
 def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[], Variables]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedvg_jax.study.cells import Study
-from fedvg_jax.study.figures import answers, clients, curves
+from fedvg_jax.study.figures import answers, clients, curves, differences
 from fedvg_jax.study.figures.base import Drawing, Style
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
 """Draws a study, or returns one line that says what its runs lack."""
 
 FIGURES: dict[str, Figure] = {
+    "differences": differences.differences,
     "curves": curves.learning_curves,
     "bytes": curves.accuracy_against_bytes,
     "alphas": curves.accuracy_against_alpha,
@@ -24,6 +25,8 @@ FIGURES: dict[str, Figure] = {
 """Value of --figures -> the function that draws them."""
 
 CAPTIONS: dict[str, str] = {
+    "differences": "Means of paired differences with 95 % intervals; ahead or behind where the t test is significant"
+    " after Holm's correction.",
     "curves": "Means over runs, with bands of one standard deviation.",
     "bytes": "Means over runs, with bands of one standard deviation, against what clients received and sent so far.",
     "alphas": "Means over runs, with one standard deviation.",

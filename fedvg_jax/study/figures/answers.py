@@ -11,6 +11,7 @@ from fedvg_jax.study.cells import Cell, Study, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.study.tables import MODELS
+from fedvg_jax.views.labels import method_label
 
 MATRIX = "test_confusion"
 """Key of a record: the confusion matrix of the test set, [true, predicted]."""
@@ -52,7 +53,7 @@ def recalls(study: Study, style: Style) -> list[Drawing] | str:
         panel.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=100, interpolation="nearest")
         run = next(iter(study.cell(methods[0], scenario).runs.values()))
         names = [str(name) for name in run.partition.get("class_names", range(values.shape[1]))]
-        panel.set_yticks(range(len(methods)), [base.plain(method, 34) for method in methods])
+        panel.set_yticks(range(len(methods)), [base.plain(method_label(method), 34) for method in methods])
         if len(names) <= MAX_NUMBERS:
             short = [base.plain(name, 10) for name in names]
             panel.set_xticks(range(len(names)), short, rotation=0 if max(map(len, short)) <= 3 else 60)

@@ -12,6 +12,7 @@ from fedvg_jax.core import files
 from fedvg_jax.core.types import one_line
 from fedvg_jax.study.markup import csv_text
 from fedvg_jax.views import plots
+from fedvg_jax.views.labels import method_label
 from fedvg_jax.views.plots import plain
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         dashed = base == method and with_fedvg(base) in methods
         marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
         look = {"color": COLOURS[index], "ls": DASHES[cycle % len(DASHES)][dashed], "marker": marker}
-        styles[method] = {**look, "label": plain(method, 32)}
+        styles[method] = {**look, "label": plain(method_label(method), 32)}
     return styles
 
 

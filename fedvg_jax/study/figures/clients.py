@@ -12,7 +12,7 @@ from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, 
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.views import plots
-from fedvg_jax.views.labels import partition_label
+from fedvg_jax.views.labels import method_label, partition_label
 
 MAX_PANELS = 8
 
@@ -40,7 +40,7 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
             run = cell.runs[replicate]
             bold = bold_client(run)
             rows += [(where, cell.method, *replicate, *row) for row in _panel(panel, run, bold, style)]
-            names = (cell.method, "" if shared else replicate_text(replicate), f"bold: client {bold}")
+            names = (method_label(cell.method), "" if shared else replicate_text(replicate), f"bold: client {bold}")
             panel.set(xlabel="round", title=base.plain(", ".join(filter(None, names)), 40))
         part = f"first {len(cells)} of {len(with_runs)} methods" if len(with_runs) > len(cells) else ""
         seeds = replicate_text(chosen[0]) if shared else ""

@@ -26,6 +26,7 @@ from fedvg_jax.config.options import (
     default_cache_dir,
     method_name,
     num_corrupt,
+    registered,
 )
 from fedvg_jax.config.presets import DATASETS
 from fedvg_jax.config.suggestions import suggestion

@@ -133,7 +133,7 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "norm frozen keeps statistics of a trained model; name one by --pretrained or --init, or use --norm batch"
     if config.stop_at and options.stop_target(config) is None:
         got = _shorten(config.stop_at)
-        yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9; got {got}"
+        yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9 or val_mae < 0.1; got {got}"
     if config.test_ratio + config.val_ratio >= 1:
         yield (
             "test_ratio + val_ratio must be below 1, so that rows are left to train on;"

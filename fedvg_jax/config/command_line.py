@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions
 from fedvg_jax.config.io import SYNONYMS
-from fedvg_jax.config.options import SETTINGS, WEIGHTINGS, Config, registered
+from fedvg_jax.config.options import ALGORITHMS, SETTINGS, WEIGHTINGS, Config, registered
 from fedvg_jax.config.suggestions import closest, several_values
+from fedvg_jax.core.files import user_path
 from fedvg_jax.core.types import UsageError
 
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
@@ -24,8 +25,10 @@ ALL = (*presets.SHORTHANDS, *SETTINGS)
 
 NUMBERS = {int: "an integer", float: "a number"}
 
+_METHODS = dict.fromkeys(name for name in (*presets.METHODS, *ALGORITHMS, *presets.PERSONAL) if "+" not in name)
+
 OPEN_CHOICES = {
-    "method": (*(name for name in presets.METHODS if "+" not in name), "uniform", "ALGORITHM+WEIGHTING"),
+    "method": (*_METHODS, "WEIGHTING", "ALGORITHM+WEIGHTING"),
     "fidelity": tuple(presets.FIDELITY),
     "dataset": (*presets.DATASETS, *presets.OUTSIDE.values()),
     "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
@@ -182,7 +185,7 @@ def _with_pairs(words: list[str]) -> list[str]:
     paired = {flag_of(name) for name, setting in SETTINGS.items() if " " in setting.facts.word}
     joined = list(words)
     for i, (flag, first, second) in reversed([*enumerate(zip(words, words[1:], words[2:]))]):  # noqa: B905  of two less
-        if flag in paired and " " not in first and not second.startswith("--"):
+        if flag in paired and not re.search("[ <>]", first) and not second.startswith("--"):
             joined[i : i + 3] = [f"{flag}={first} {second}"]
     return joined
 
@@ -209,7 +212,7 @@ def parse_path(text: str) -> Path:
     """Returns the path that a word names, for argparse; an empty one, which Python takes for ".", is refused."""
     if not text:
         raise argparse.ArgumentTypeError("must not be empty; name a file or a folder, or . for the current folder")
-    return Path(text)
+    return user_path(text)
 
 
 class FoldersParser(argparse.ArgumentParser):

@@ -599,8 +599,9 @@ class Config:
     eval_every: int = setting(5, COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
     stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy")
-    """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss or error end it at or
-    below the value, others at or above. A task's own metrics have val_ before their name."""
+    """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss, error, mae, mse,
+    perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" or "val_x > 0.1" says which.
+    A task's own metrics have val_ before their name."""
     patience: int = setting(0, FROM_0, "data", also="early_stopping")
     """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
     never."""
@@ -693,14 +694,19 @@ SETTINGS = table(Config)
 """Dotted name -> setting, in the order of `--help-all`."""
 
 _NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", *(n for n, s in SETTINGS.items() if s.names)}
+_PATHS = {"resume", *(n for n, s in SETTINGS.items() if Path in s.types)}
 
 
 def registered(setting: str, value: Any) -> Any:
-    """Returns a name in lower case, as all are registered; papers write FedAvg, SCAFFOLD and FedAvg + FedVG.
+    """Returns a name in lower case, as all are registered, and a path with its ~ expanded.
+
+    Papers write FedAvg, SCAFFOLD and FedAvg + FedVG.
 
     >>> registered("method", "FedAvg + FedVG"), registered("dataset", "hf:Birds"), registered("fedvg.include", "Fc")
     ('fedavg+fedvg', 'hf:Birds', 'Fc')
     """
+    if setting in _PATHS and isinstance(value, str | Path):
+        return type(value)(os.path.expanduser(value))
     is_name = setting in _NAMED and isinstance(value, str)
     return re.sub(r"\s*\+\s*", "+", value.lower()) if is_name and ":" not in value else value
 
@@ -737,18 +743,37 @@ def listed(names: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
-def stop_target(config: Config) -> tuple[str, float] | None:
-    """Returns the metric and the value of `stop_at`; None where they are not a name and a number.
+FALLING = ("mae", "mse", "rmse", "nmse", "mape", "smape", "medae", "nll", "perplexity", "ppl", "brier", "ece")
+FALLING += ("deviance", "divergence", "kl", "entropy", "bpc", "wer", "cer", "fid", "regret")
+"""Last words of metrics that are better when smaller, beside those that end in loss or error."""
+
+
+class StopTarget(NamedTuple):
+    """A target of `stop_at`."""
+
+    metric: str
+    sign: int
+    """1 where the run ends at or above the value, -1 where at or below."""
+    value: float
+
+
+def stop_target(config: Config) -> StopTarget | None:
+    """Returns the target of `stop_at`; None where it is not a metric of D_val, < or > or neither, and a number.
 
     >>> stop_target(Config(stop_at="val_accuracy 0.9")), stop_target(Config(stop_at="0.9"))
-    (('val_accuracy', 0.9), None)
+    (StopTarget(metric='val_accuracy', sign=1, value=0.9), None)
+    >>> [stop_target(Config(stop_at=text)).sign for text in ("val_mae 0.1", "val_x<0.1", "val_mae > 0.1")]
+    [-1, -1, 1]
     """
-    name, _, text = config.stop_at.strip().partition(" ")
+    match = re.fullmatch(r"(val_\S+?)(?:\s+|\s*([<>])=?\s*)([^\s<>=]+)", config.stop_at.strip())
     try:
-        value = float(text)
+        value = float(match[3]) if match else math.nan
     except ValueError:
+        value = math.nan
+    if match is None or not math.isfinite(value):
         return None
-    return (name, value) if name.startswith("val_") and math.isfinite(value) else None
+    is_falling = match[1].endswith(("loss", "error")) or match[1].rpartition("_")[2] in FALLING
+    return StopTarget(match[1], -1 if match[2] == "<" or (is_falling and not match[2]) else 1, value)
 
 
 def cohort_size(config: Config) -> int:

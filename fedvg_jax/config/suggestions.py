@@ -41,12 +41,15 @@ def several_values(text: str, is_value: Callable[[str], bool]) -> str:
 
     >>> several_values("0.1,0.5", str.isdecimal), several_values("3,4", str.isdecimal)
     ('', 'several values are for python -m fedvg_jax.sweep, separated by spaces: 3 4')
+    >>> several_values("0-3", str.isdecimal)
+    'a range is for seeds of python -m fedvg_jax.sweep, without its end: 0:3'
     """
-    parts = [part.strip() for part in re.split("[,:]", text)]
+    if re.fullmatch(r"\d{1,9}[-:]\d{1,9}", text, re.ASCII):
+        return f"a range is for seeds of python -m fedvg_jax.sweep, without its end: {text.replace('-', ':')}"
+    parts = [part.strip() for part in text.split(",")]
     if len(parts) < 2 or not all(map(is_value, parts)):
         return ""
-    shown = text if "," not in text else " ".join(parts)
-    return f"several values are for python -m fedvg_jax.sweep, separated by spaces: {shown[:100]}"
+    return f"several values are for python -m fedvg_jax.sweep, separated by spaces: {' '.join(parts)[:100]}"
 
 
 def closest(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = {}) -> str | None:

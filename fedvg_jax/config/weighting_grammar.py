@@ -6,7 +6,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.options import WEIGHTINGS
+from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
@@ -50,9 +50,17 @@ def parse_weighting(text: str) -> Rule:
     if inner:
         return Permuted(parse_weighting(inner[1]))
     if text not in WEIGHTINGS:
-        allowed = (*WEIGHTINGS, "permuted(NAME)")
-        raise UsageError(f"unknown weighting '{text}'{suggestion(text, allowed)}")
+        hint = _algorithm_hint(text) or suggestion(text, (*WEIGHTINGS, "permuted(NAME)"))
+        raise UsageError(f"unknown weighting '{text}'{hint}")
     return text
+
+
+def _algorithm_hint(text: str) -> str:
+    """Returns how the weights of an algorithm are called; "" for another text."""
+    if text in ("fedavg", "fedsgd"):
+        return "; the weights of FedAvg and FedSGD, n_k / sum_j n_j, are called samples"
+    own = f"; {text} is an algorithm: use --method {text}, or --algorithm {text} --weighting native"
+    return own if text in ALGORITHMS else ""
 
 
 def rule_names(text: str) -> list[str]:

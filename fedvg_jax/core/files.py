@@ -237,6 +237,11 @@ def make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def user_path(path: str | os.PathLike) -> Path:
+    """Returns a path with a leading ~ or ~USER expanded, which only a shell does, and not after an equals sign."""
+    return Path(os.path.expanduser(path))
+
+
 def private_folder(folder: Path, is_trusted: bool) -> None:
     """Makes a cache folder, and refuses one that another user may have written to.
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.core.files import user_path
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
@@ -86,6 +87,7 @@ def load(
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
+    data_dir = data_dir and user_path(data_dir)
     source, options = check(name, data_dir, size=size, splits=splits, columns=columns)
     if name in BUILT_IN:
         return BUILT_IN[name]()
@@ -93,7 +95,7 @@ def load(
         options["progress"] = progress
     try:
         with quiet_libraries():
-            arrays = source.load(data_dir and Path(data_dir), cache_dir, **options)
+            arrays = source.load(data_dir, cache_dir, **options)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or data_dir
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error

@@ -48,7 +48,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, settings are mixed or
             runs are missing. The message lists them.
     """
-    run_folders, sweeps = _read_all([Path(folder) for folder in folders])
+    run_folders, sweeps = _read_all([files.user_path(folder) for folder in folders])
     if not any(folder.run for folder in run_folders):
         reasons = [folder.missing or folder.failure for folder in run_folders]
         where = ", ".join(map(str, folders))

@@ -91,7 +91,7 @@ def write(
     found = effects.findings(study, chosen.baseline, chosen.choice)
     drawings = FIGURES | {"differences": functools.partial(differences.differences, chosen=chosen)}
     names = FIGURES if figures is None else figures
-    folder = Path(out) if out else Path(dirs[0]) / "report"
+    folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
     with files.writing(folder, "--out"):
         paths = [path for table in made for path in write_table(table, folder / "tables")]
         paths += write_table(tables.runs(study), folder / "tables", ("csv",))

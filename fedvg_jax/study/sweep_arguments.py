@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import command_line
+from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import sweep_folder, sweep_points, workers
 from fedvg_jax.study.sweep_points import Axis, Layer, Points, Sweep, cross
@@ -70,7 +71,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
     file = sweep_points.SweepFile({})
     if "config" in own:
-        file = sweep_points.read_file(Path(own["config"]), own.get("scale", "full"))
+        file = sweep_points.read_file(files.user_path(own["config"]), own.get("scale", "full"))
     elif "scale" in own:
         raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
     if (tuned or file.tune) and flags.get("select") == ["val"]:
@@ -85,7 +86,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         file.tune_seeds if seeds is None else seeds,
         _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
     )
-    out = Path(own["out"]) if "out" in own else default_folder(points, tuning)
+    out = files.user_path(own["out"]) if "out" in own else default_folder(points, tuning)
     return CommandLine(
         points=points,
         out=out,

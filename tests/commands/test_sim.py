@@ -80,7 +80,7 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
     (out / "history.jsonl").unlink()
     assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and plans[2].rounds == 3
     ended = tmp_path / "ended"
-    assert sim.main([*SHORT, "--keep", "0", "--stop-at", "val_accuracy 0", "--out", str(ended)]) == 0
+    assert sim.main([*SHORT, "--eval-every", "1", "--keep", "0", "--patience", "1", "--out", str(ended)]) == 0
     assert sim.main(["--resume", str(ended), "--dry-run"]) == 0 and len(plans) == 3
     assert "none of them would run: val_accuracy" in capsys.readouterr().out
 

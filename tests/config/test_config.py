@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from files import usage_error
+from files import one_line, usage_error
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvg_jax import config
-from fedvg_jax.config import Config, Robust, presets
+from fedvg_jax.config import Config, Robust, command_line, presets
 from fedvg_jax.config.weighting_grammar import MAX_CHARACTERS, WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import datasets
 from fedvg_jax.engine import robust
+from fedvg_jax.runs.record.history import History
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
@@ -84,6 +86,22 @@ def test_mistake_in_a_file_names_the_file_and_the_remedy(tmp_path, text, message
     path.write_text(text)
     with usage_error(str(path), message):
         config.apply(Config(), config.read_toml(path), str(path))
+
+
+def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = [name for name, setting in config.SETTINGS.items() if Path in setting.types] + ["resume"]
+    file = tmp_path / "c.toml"
+    for name in paths:
+        file.write_text(f'{name} = "~/x"\n')
+        flag, stored = command_line.parse([f"--{name}=~/x"], "sim"), config.read_toml(file)
+        for settings in (flag, stored, {name: "~/x"} if name == "resume" else {name: Path("~/x")}):
+            assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(tmp_path / "x")
+    assert command_line.parse_path("~/x") == tmp_path / "x"
+    with one_line(f"{tmp_path}/x: no such folder; hf:FOLDER"):
+        datasets.load("hf:~/x")
+    with one_line(f"{tmp_path}/x is not a run folder"):
+        History.load("~/x")
 
 
 def test_files_are_read_with_a_mark_of_utf_8_and_refused_if_missing_or_without_end(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from fedvg_jax.core import extras
-from fedvg_jax.core.files import reason
+from fedvg_jax.core.files import reason, user_path
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, numbers, reading, with_groups
@@ -96,7 +96,7 @@ def find(data_dir: Path | None, name: str) -> Path:
     Raises:
         UsageError: there is no such folder.
     """
-    folder = (data_dir or Path()) / name
+    folder = (data_dir or Path()) / user_path(name)
     if not name or not folder.is_dir():
         raise UsageError(
             f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is given; fetch one of"

@@ -129,7 +129,7 @@ def best_variables(run: Path | str, template: Variables | None = None) -> Variab
     fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); ...
     """
     remedy = "--keep 1 or more and an evaluation leave one"
-    return _read_model(Path(run), "best.", "model best on validation", remedy, template)
+    return _read_model(run, "best.", "model best on validation", remedy, template)
 
 
 def final_variables(run: Path | str, template: Variables | None = None) -> Variables:
@@ -150,16 +150,16 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
         ...
     fedvg_jax.UsageError: nowhere holds no global model (no checkpoint in nowhere/checkpoints); ...
     """
-    return _read_model(Path(run), "state.variables.", "global model", "--keep 1 or more leaves one", template)
+    return _read_model(run, "state.variables.", "global model", "--keep 1 or more leaves one", template)
 
 
-def _read_model(run: Path, prefix: str, what: str, remedy: str, template: Variables | None) -> Variables:
+def _read_model(given: Path | str, prefix: str, what: str, remedy: str, template: Variables | None) -> Variables:
     """Returns the variables whose paths start with `prefix`, from the newest checkpoint that has them intact.
 
     Args:
         what, remedy: for the message where there are none.
     """
-    reasons = []
+    run, reasons = files.user_path(given), []
     for path in [run] if (run / seals.SEAL).is_file() else reversed(seals.checkpoint_folders(run)):
         try:
             read = _read_leaves(path, seals.read_seal(path)).items()

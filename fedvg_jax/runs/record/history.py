@@ -101,7 +101,7 @@ class History(_Results):
         """
         if not isinstance(folder, str | os.PathLike):
             raise UsageError(f"History.load takes the folder of a run, a path; got {folder!r:.99}")
-        folder = Path(folder)
+        folder = files.user_path(folder)
         config = dataclasses.replace(run_folder.read_config(folder), config=None)
         records = read(folder) if (folder / "history.jsonl").exists() else []
         path = folder / "summary.json"

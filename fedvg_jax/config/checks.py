@@ -258,6 +258,8 @@ def _validation_problems(config: Config) -> Iterator[str]:
     validation = config.validation
     if validation.source == "clients" and config.val_ratio == 0:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
+    if validation.source != "clients" and config.normalise == "columns":
+        yield f"normalise columns scales the clients' rows only, and validation.source is {validation.source}; use none"
     if validation.source != "clients" and validation.data_dir is None:
         yield f"validation.source {validation.source} needs --validation.data-dir DIR with its files"
     if validation.size > 0 and validation.fraction < 1:

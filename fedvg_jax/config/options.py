@@ -487,9 +487,10 @@ class Config:
     name."""
     group_column: str = setting("", kind="data", used=(_HUB_SET, is_one("partition", "group")))
     """Column of a set hf:FOLDER that partition group divides the rows by, such as writer."""
-    normalise: str = setting("none", ("none", "imagenet", "half"))
+    normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
-    mean and deviation 1/2."""
+    mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over
+    the clients' training rows."""
     augment: str = setting("none", ("none", "flip", "crop", "flip_crop"))
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
     model: str = setting("mlp", MODELS, topic="Model", is_common=True, also="arch network")

@@ -95,9 +95,12 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
     images = len(shape) == 3
     if not MODELS[config.model].takes_rows and not images:
         others = " or ".join(name for name, network in MODELS.items() if network.takes_rows)
+        grey = "x[..., None] for grey ones, " if len(shape) == 2 else ""
         raise UsageError(
-            f"model {config.model} takes images [T, H, W, D], x is {_shape(arrays.x)}; use {others}, or {own}"
+            f"model {config.model} takes images [T, H, W, D], x is {_shape(arrays.x)}; use {grey}{others}, or {own}"
         )
+    if not MODELS[config.model].takes_rows:
+        _refuse_channels_first(arrays, named)
     if not arrays.x[0].size:
         raise UsageError(f"{named} takes rows of one value or more, x is {_shape(arrays.x)}; give at least one")
     if not shape:
@@ -109,6 +112,17 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
     if (channels := MODELS[config.model].channels) and shape[-1] not in channels:
         allowed = " or ".join(map(str, channels))
         raise UsageError(f"{named} is for images of {allowed} channels, x is {_shape(arrays.x)}; use another model")
+
+
+def _refuse_channels_first(arrays: Arrays, consumer: str) -> None:
+    """Raises a UsageError for rows [1, S, S], [3, H, W] or [4, H, W], as few images are."""
+    first, *others = arrays.x.shape[1:]
+    is_grey = first == 1 and len({*others}) == 1
+    if (is_grey or first in (3, 4)) and min(others) > 4:
+        raise UsageError(
+            f"{consumer} takes images [T, H, W, D], and the channels of x seem to be first, {_shape(arrays.x)}; use"
+            " np.moveaxis(x, 1, -1)"
+        )
 
 
 def is_images(arrays: Arrays) -> bool:
@@ -129,6 +143,8 @@ def _pairs_of_integers(arrays: Arrays) -> bool:
 
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
     """Raises a UsageError if a setting changes pixels and there are none."""
+    if arrays.x.ndim == 4:
+        _refuse_channels_first(arrays, setting)
     if not is_images(arrays):
         raise UsageError(
             f"{setting} is for images, uint8 [T, H, W, D]; x of {arrays.name} is {_shape(arrays.x)}; {instead}"
@@ -155,10 +171,35 @@ def _check_sequences(arrays: Arrays, config: Config) -> None:
 
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config augments or normalises images and there are none."""
+    """Raises a UsageError if the config augments or normalises rows that are of another kind."""
+    if config.normalise == "columns" and (is_images(arrays) or is_sequences(arrays) or arrays.x.ndim < 2):
+        raise UsageError(
+            f"normalise columns is for tables and float images [T, ..., D], x is {_shape(arrays.x)}; use none, or half"
+            " or imagenet for images"
+        )
     for name, value in (("augment", config.augment), ("normalise", config.normalise)):
-        if value != "none" and arrays.x.ndim != 4:
+        if value in ("none", "columns"):
+            continue
+        if arrays.x.ndim != 4:
             raise UsageError(f"{name} {value} is for images [T, H, W, D], x is {_shape(arrays.x)}; use none")
+        _refuse_channels_first(arrays, f"{name} {value}")
+
+
+def scaled_columns(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns float32 (x - mean) / deviation, of every column over some rows; a constant column becomes 0 there.
+
+    Args:
+        x: [T, ..., D]; a column is one of the D entries of the last axis.
+        rows: int [n], numbers of the rows that mean and deviation are taken of.
+
+    >>> scaled_columns(np.array([[0.0, 7.0], [4.0, 7.0], [8.0, 7.0]]), np.array([0, 1])).tolist()
+    [[-1.0, 0.0], [1.0, 0.0], [3.0, 0.0]]
+    """
+    some = np.asarray(x[rows], np.float64)
+    axes = tuple(range(x.ndim - 1))
+    mean, deviation = some.mean(axes), some.std(axes)
+    is_constant = deviation <= 1e-9 * np.abs(mean)  # the deviation of equal numbers may be rounded to more than 0
+    return ((x - mean) / np.where(is_constant, 1, deviation)).astype(np.float32)
 
 
 def _as_array(values: Any, name: str) -> np.ndarray:

@@ -99,6 +99,21 @@ def divergence(records: Sequence[Record], variables: Variables | None = None, li
     )
 
 
+def range_hint(pool: Any) -> str:
+    """Returns the range of inputs that are too large to train on as they are; "" for others, and bytes.
+
+    >>> import collections
+    >>> range_hint(collections.namedtuple("Batch", "x")(np.array([[3.0, 1680.0]])))
+    '; x is from 3 to 1680: scale it, as --normalise columns does'
+    """
+    x = getattr(pool, "x", None)
+    if x is None or getattr(x, "dtype", np.dtype(bool)).kind != "f":
+        return ""
+    least, most = float(x.min()), float(x.max())
+    scale = "scale it, as --normalise columns does"
+    return f"; x is from {least:.4g} to {most:.4g}: {scale}" if max(-least, most) > 20 else ""
+
+
 def no_client_warning(records: Sequence[Record]) -> str:
     """Returns the warning for the first round that averaged no client, "" if there is none."""
     record = next((r for r in records if averaged_no_client(r)), None)

@@ -207,7 +207,8 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     limit = endings.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = endings.divergence(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = endings.until_first(new, limit) if error else new
-    error = error and f"{error}{contracts.label_hint(sim.task, sim.data.pool)}"
+    pool = sim.data.pool
+    error = error and f"{error}{endings.range_hint(pool)}{contracts.label_hint(sim.task, pool)}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)

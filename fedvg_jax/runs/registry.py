@@ -113,6 +113,7 @@ def make_task(config: Config, arrays: Arrays) -> Task:
 
 def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these images."""
+    user_data.check_pixel_settings(arrays, config)
     user_data.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
     if min(shape[:2]) < least:

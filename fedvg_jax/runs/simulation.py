@@ -267,6 +267,8 @@ def _make_population(
     arrays = spaced(arrays, config.max_rows)
     user_data.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
+    if config.normalise == "columns":
+        arrays = arrays._replace(x=user_data.scaled_columns(arrays.x, np.concatenate(parts.train)))
     return _Population(arrays, parts, make_shared(config, arrays, parts))
 
 
@@ -367,7 +369,7 @@ def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_name
         return
     settings, defaults = flatten(config), flatten(Config())
     for name in MODEL_SETTINGS:
-        if settings[name] != defaults[name] and unmet(config, name) is None:
+        if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
             raise UsageError(
                 f"{name} {settings[name]} has no effect beside task=, which replaces the config's model; use {name}"
                 f" {defaults[name]}, and build the task accordingly"

@@ -7,11 +7,14 @@ import pytest
 from files import one_line
 
 import fedvg_jax as fv
+from fedvg_jax import config
 from fedvg_jax.data import user_data
 from fedvg_jax.runs import simulation
 
 FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
+ROTATED = {"corrupt.kind": "rotate90", "corrupt.clients": 1.0}
+CHANNELS_FIRST = np.zeros((6, 3, 32, 32), np.uint8)
 TOKENS = np.arange(12).reshape(6, 2) % 3
 PARTS = ([[0], [1, 2]], [[3], []], [[], [4]])
 
@@ -59,6 +62,16 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((FLOATS, LABELS), {"normalise": "half"}, "normalise half is for images"),
         ((np.zeros((6, 2, 2, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "images of 1 or 3 channels"),
         ((np.zeros((6, 4, 4, 2), np.uint8), LABELS), {"model": "vit_s16"}, "vit_s16 is for images of 1 or 3 channels"),
+        (
+            (CHANNELS_FIRST, LABELS),
+            {"model": "resnet18"},
+            r"channels of x seem to be first.*np.moveaxis\(x, 1, -1\)",
+        ),
+        ((CHANNELS_FIRST[:, :1], LABELS), {"model": "cnn"}, "model cnn takes images .*np.moveaxis"),
+        ((CHANNELS_FIRST, LABELS), {"augment": "flip"}, "augment flip takes images .*np.moveaxis"),
+        ((CHANNELS_FIRST, LABELS), ROTATED, "corrupt.kind rotate90 takes images .*np.moveaxis"),
+        ((CHANNELS_FIRST[:, 0], LABELS), {"model": "resnet18"}, r"use x\[..., None\] for grey ones, mlp or linear"),
+        ((CHANNELS_FIRST, LABELS), {"normalise": "columns"}, "normalise columns is for tables and float images"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((FLOATS, TARGETS), {}, r"mlp needs class labels, integers \[T\] from 0; y of data is float64 \[6\]; "),
@@ -74,7 +87,23 @@ def test_unusable_data_are_refused_in_one_line(data, message):
 def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(data, settings, message):
     settings = {"clients": 2, "join_ratio": 1.0} | settings
     with one_line(message):
-        simulation.simulation(dataclasses.replace(fv.Config(), **settings), data=data, partition=PARTS)
+        simulation.simulation(config.apply(fv.Config(), settings, "test"), data=data, partition=PARTS)
+
+
+def test_columns_are_scaled_by_the_training_rows_of_all_clients_alone():
+    x = np.random.default_rng(0).normal([3, -900, 4e5], [1, 50, 2e4], (6, 3))
+    settings = fv.Config(normalise="columns", clients=2, join_ratio=1.0, model="linear")
+    sim = simulation.simulation(settings, data=(x, LABELS), partition=([[0], [1, 2]], [[3], []], [[5], [4]]))
+    np.testing.assert_allclose(sim.arrays.x, (x - x[:3].mean(0)) / x[:3].std(0), rtol=1e-5)
+    np.testing.assert_array_equal(sim.data.pool.x, sim.arrays.x)
+
+
+def test_a_run_that_diverges_names_the_range_of_large_inputs_and_scaled_ones_train():
+    x = np.random.default_rng(0).normal(0, 1, (80, 2))
+    data, settings = (x * [1.0, 2e4], np.arange(80) % 2), fv.Config(clients=2, rounds=2, model="mlp", partition="iid")
+    with pytest.raises(fv.DivergedError, match=r"x is from -\d.* to \d.*: scale it, as --normalise columns does"):
+        fv.run(settings, data=data)
+    assert fv.run(dataclasses.replace(settings, normalise="columns"), data=data).records[-1]["train_loss"] < 1
 
 
 def test_sequences_with_names_of_their_characters_fit_the_model_that_asks_for_them():

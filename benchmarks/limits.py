@@ -1,4 +1,4 @@
-"""Measures start-up, sweeps, planning, idle lanes and errors of `--dry-run`, beside targets in docs/performance.md.
+"""Measures start-up, sweeps, planning, idle lanes and errors of `--dry-run`, beside their targets.
 
     python -m benchmarks.limits [--sections NAME ...] [--repeats 5] [--data-dir DIR] [--out FILE.json]
 

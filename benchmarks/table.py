@@ -63,6 +63,7 @@ def pages(results: Path) -> dict[Path, dict[str, str]]:
     import generated
 
     pieces = {**generated.pieces(), "speed": render(results), "gpu": render_gpus(results)}
+    pieces["limits"] = render_limits(results)
     of_pages = {README: {"speed": summary(results), "demo": demo(results)}}
     written = (page for page in DOCS.rglob("*.md") if page.parent.name != "studies")
     for page in sorted([*written, *RESULTS.rglob("README.md")]):
@@ -115,9 +116,13 @@ def demo(results: Path) -> str:
 def render(results: Path) -> str:
     """Returns the tables of rounds on CPUs of docs/performance.md, one per machine."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    sections = ["\n".join(rounds(file)) for file in files if "cases" in file]
-    sections += ["\n".join(limits(file)) for file in files if LIMITS & set(file)]
-    return "\n\n".join(sections)
+    return "\n\n".join("\n".join(rounds(file)) for file in files if "cases" in file)
+
+
+def render_limits(results: Path) -> str:
+    """Returns what `benchmarks.limits` measured, one list per machine."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    return "\n\n".join("\n".join(limits(file)) for file in files if LIMITS & set(file))
 
 
 def render_gpus(results: Path) -> str:

@@ -48,7 +48,7 @@ def test_every_link_of_a_page_resolves():
                 assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
-OF_OTHERS = {"speed", "gpu", "demo", "one_round"}
+OF_OTHERS = {"speed", "limits", "gpu", "demo", "one_round"}
 """Parts of pages between markers that `generated.pieces` does not make."""
 
 

@@ -123,14 +123,14 @@ def pages() -> dict[str, str]:
 
 
 def index() -> str:
-    """Every public name with the first line of its docstring."""
+    """Every public name: those of `fv` with the first line of the docstring, those of its namespaces by name."""
     parts = []
     for title, names in sections().values():
         parts += [f"## {title}", "", *(f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names), ""]
+    parts += ["## Namespaces", ""]
     for name in namespaces():
-        module = getattr(fedvg_jax, name)
-        names = public_names(module)
-        parts += [f"## `fv.{name}`", "", *(f"- `fv.{name}.{n}`: {summary(getattr(module, n))}" for n in names), ""]
+        names = (n for n in public_names(getattr(fedvg_jax, name)) if n not in fedvg_jax.__all__)
+        parts.append(f"- `fv.{name}`: " + ", ".join(f"`{n}`" for n in names) + ".")
     return "\n".join(parts)
 
 

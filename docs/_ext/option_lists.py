@@ -59,13 +59,14 @@ def official() -> str:
 
 
 def presets_of_data_sets() -> str:
-    """`--dataset NAME` -> the settings that differ from the defaults."""
+    """`--dataset NAME` -> the settings that differ from the defaults; a row for all data sets with the same ones."""
     names = [name for name in SETTINGS if any(name in settings for settings in presets.DATASETS.values())]
     default = Config()
-    rows = [
-        [f"`{name}`", *(f"`{settings.get(key, getattr(default, key))}`" for key in names)]
-        for name, settings in presets.DATASETS.items()
-    ]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, settings in presets.DATASETS.items():
+        row = tuple(f"`{settings.get(key, getattr(default, key))}`" for key in names)
+        alike.setdefault(row, []).append(f"`{name}`")
+    rows = [[", ".join(data_sets), *row] for row, data_sets in alike.items()]
     return table(["`--dataset`", *(f"`{name}`" for name in names)], rows)
 
 
@@ -80,5 +81,5 @@ def settings_table(title: str, named: dict[str, dict]) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"

@@ -1,11 +1,15 @@
-"""Measures federated rounds of ResNet-18 on a GPU, and PyTorch's steps on the same GPU, in less than 9 minutes.
+"""Measures ResNet-18's federated rounds on a GPU beside the strongest PyTorch, or runs the study of the paper's cell.
 
-    python -m benchmarks.gpu [--minutes 8.7] [--sections NAME ...] [--cpu-smoke] [--out FILE.json]
+    python -m benchmarks.gpu [--minutes 9] [--sections NAME ...] [--cpu-smoke] [--out FILE.json]
+    python -m benchmarks.gpu study [--minutes 9] [--data-dir DIR] [--cpu-smoke] --out DIR
 
 The section `torch` needs PyTorch. Each section of `benchmarks.gpu_sections` runs in its own process with a time limit.
-FILE.json is written after every section, with the error of a section that failed or ran out of time. Compiled programs
-stay in --cache-dir, so that a second run of the command gets further. --cpu-smoke tests the command with tiny sizes on
-the CPU; its numbers are meaningless.
+FILE.json gains a session, whose sections are written one by one, with the error of a section that failed or ran out
+of time; its earlier sessions stay. The sections `round_chosen` and `run` take the fastest choices that `score` and
+`step` have measured on the same card. Compiled programs stay in --cache-dir, so that a second run of the command gets
+further.
+--cpu-smoke tests the command with tiny sizes on the CPU; its numbers are meaningless. The study is
+`benchmarks.gpu_study`.
 """
 
 from __future__ import annotations
@@ -17,90 +21,118 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import gpu_study, machine
 
 SECTIONS = {
-    "peaks": 20,
-    "agree": 45,
-    "loop": 12,
-    "run": 120,
-    "parts": 50,
-    "score": 45,
-    "torch": 25,
-    "lanes": 100,
-    "models": 50,
-    "graphs": 55,
+    "peaks": 15,
+    "score": 100,
+    "step": 80,
+    "step_off": 80,
+    "step_while": 80,
+    "torch": 90,
+    "round": 40,
+    "round_chosen": 40,
+    "run": 60,
+    "models": 60,
 }
-"""name -> seconds of a section, the most important first; what one leaves goes to the next"""
+"""Section -> its share of the time, the most important first; what one leaves goes to the next."""
 
-GRAPHS = {
-    "as XLA does by default": None,
-    "no command buffers": "--xla_gpu_enable_command_buffer=",
-    "with WHILE": "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE",
-}
-"""Ways to launch the kernels of a step -> XLA flags."""
+GRAPHS = {"step": None, "step_off": "", "step_while": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"}
+"""Section -> `hardware.Choices.launch_graphs` that it measures."""
+
+STEPS = (115, 410)
+"""Local steps of the largest client and of all in the round that is timed."""
+
+MEASURED_ON = ("accelerator", "commit", "versions", "date")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the sections; exit code 1 if none had a result."""
+    """Runs the sections, or the study; exit code 1 without any result."""
     args = parse(argv)
+    if args.command == "study":
+        return gpu_study.run(args)
     command = ["python", "-m", "benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)]
-    results: dict[str, Any] = {"machine": machine.describe(command), "smoke": args.cpu_smoke, "sections": {}}
+    file = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sessions": []}
+    run: dict[str, Any] = {"machine": machine.describe(command), "smoke": args.cpu_smoke, "sections": {}}
+    file |= {"command": run["machine"]["command"], "sessions": [*file["sessions"], run]}
     start, total = time.monotonic(), sum(SECTIONS[name] for name in args.sections)
     for i, name in enumerate(args.sections):
         later = sum(SECTIONS[following] for following in args.sections[i + 1 :])
         limit = args.minutes * 60 * (1 - later / total) - (time.monotonic() - start)
-        results["sections"][name] = run_section(name, limit, args) if limit > 5 else {"failed": "no time was left"}
-        results["machine"] |= results["sections"].get("peaks", {}).get("device", {})
-        print(f"{name}: {json.dumps(results['sections'][name])[:2000]}", flush=True)
-        machine.write(args.out, results)
-    results["machine"] = machine.add_final_load(results["machine"])
-    machine.write(args.out, results)
+        chosen = choose(file["sessions"], run["machine"].get("accelerator"))
+        result = run_section(name, limit, args, chosen) if limit > 5 else {"failed": "no time was left"}
+        run["machine"] |= result.pop("device", {})
+        measured_on = {key: run["machine"][key] for key in MEASURED_ON if key in run["machine"]}
+        run["sections"][name] = result | {"on": measured_on | {"peaks": run["sections"].get("peaks", {})}}
+        print(f"{name}: {json.dumps(result)[:2000]}", flush=True)
+        machine.write(args.out, file)
+    run["machine"] = machine.add_final_load(run["machine"])
+    machine.write(args.out, file)
     print(f"{time.monotonic() - start:.0f} s; {args.out}")
-    return 0 if any("failed" not in s for s in results["sections"].values()) else 1
+    return 0 if any("failed" not in s for s in run["sections"].values()) else 1
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8.7, help="wall time of the whole command")
+    parser.add_argument("command", nargs="?", choices=("sections", "study"), default="sections")
+    parser.add_argument("--minutes", type=float, default=9.0, help="wall time of the whole command")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--cpu-smoke", action="store_true")
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "fedvg_jax" / "xla")
+    parser.add_argument("--data-dir", type=Path, help="of the study: a folder with cifar10.npz, or its pieces part-*")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     return parser.parse_args(argv)
 
 
-def run_section(name: str, limit: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the results of a section; "graphs" runs one process for each of `GRAPHS`.
+def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[str, Any]:
+    """Returns the fields of `hardware.Choices` that were fastest on this card, as far as they were measured.
+
+    With L lanes a round takes max(largest client's steps, all steps / L) steps of L clients.
+
+    >>> steps = {"milliseconds": {"4 lanes, gemm": 0.3, "10 lanes, lax": 0.1}}
+    >>> choose([{"machine": {}, "sections": {"step": steps}}], None)
+    {'max_lanes': 10, 'small_image_conv': 'lax', 'launch_graphs': None}
+    """
+    steps: dict[tuple[str | None, int, str], float] = {}
+    rates: dict[tuple[str, int], float] = {}
+    for run in sessions:
+        if run["machine"].get("accelerator") != accelerator:
+            continue
+        for section, graphs in GRAPHS.items():
+            for way, milliseconds in run["sections"].get(section, {}).get("milliseconds", {}).items():
+                lanes, conv = way.split(" lanes, ")
+                if isinstance(milliseconds, float):
+                    num_steps = max(STEPS[0], STEPS[1] / int(lanes))
+                    steps[graphs, int(lanes), conv] = num_steps * int(lanes) * milliseconds
+        for conv, rows_of in run["sections"].get("score", {}).get("rows per second", {}).items():
+            rates |= {(conv, int(rows)): rate for rows, rate in rows_of["default"].items() if isinstance(rate, float)}
+    chosen: dict[str, Any] = {}
+    if steps:
+        graphs, lanes, conv = min(steps, key=lambda way: steps[way])
+        chosen |= {"max_lanes": lanes, "small_image_conv": conv, "launch_graphs": graphs}
+    if rates:
+        conv, rows = max(rates, key=lambda way: rates[way])
+        chosen |= {"scoring_conv": conv, "rows_per_scoring_pass": {"": rows}, "values_per_scoring_pass": rows * 3072}
+    return chosen
+
+
+def run_section(name: str, limit: float, args: argparse.Namespace, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Runs a section's process; returns the last result it printed, because each line extends the earlier ones.
 
     Args:
         name: of the section.
         limit: seconds.
         args: the command line.
+        chosen: fields of `hardware.Choices`.
     """
-    if name != "graphs":
-        return run_process(name, limit, args, os.environ.get("XLA_FLAGS", ""))
-    share = limit / len(GRAPHS)
-    ways = {way: run_process(name, share, args, _add_flags(flags, args)) for way, flags in GRAPHS.items()}
-    return ways | ({"failed": "every way did"} if all("failed" in result for result in ways.values()) else {})
-
-
-def run_process(name: str, limit: float, args: argparse.Namespace, flags: str) -> dict[str, Any]:
-    """Runs a section's process; returns the last result it printed, because each line extends the earlier ones."""
     command = [sys.executable, "-m", "benchmarks.gpu_sections", name, "--seconds", f"{limit:.0f}"]
-    command += ["--cpu-smoke"] * args.cpu_smoke
-    environment = os.environ | {
-        "XLA_FLAGS": flags,
-        "JAX_COMPILATION_CACHE_DIR": str(args.cache_dir),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]),
-    }
-    environment |= {"JAX_PLATFORMS": "cpu"} if args.cpu_smoke else {}
+    command += ["--chosen", json.dumps(chosen), *["--cpu-smoke"] * args.cpu_smoke]
+    environment = environment_of(args)
     start = time.monotonic()
     process = subprocess.Popen(
         command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -121,10 +153,17 @@ def run_process(name: str, limit: float, args: argparse.Namespace, flags: str) -
     return result | {"wall_seconds": round(time.monotonic() - start, 1)}
 
 
-def _add_flags(flags: str | None, args: argparse.Namespace) -> str:
-    """Returns XLA_FLAGS with these GPU flags added, except on a CPU."""
-    extra = "" if args.cpu_smoke else flags or ""
-    return " ".join(filter(None, [os.environ.get("XLA_FLAGS", ""), extra]))
+def environment_of(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the environment of a process that uses the GPU, or the CPU in a smoke test."""
+    root = str(Path(__file__).parent.parent)
+    return {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(args.cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        **({"JAX_PLATFORMS": "cpu"} if args.cpu_smoke else {}),
+    }
 
 
 if __name__ == "__main__":

@@ -1,65 +1,44 @@
 """The sections of `benchmarks.gpu`, which runs each in its own process.
 
-python -m benchmarks.gpu_sections NAME [--seconds S] [--cpu-smoke]
+python -m benchmarks.gpu_sections NAME [--seconds S] [--chosen JSON] [--cpu-smoke]
 
 A section is a function that yields its results so far after each measurement; each is printed as a line of JSON, so
-that a process that is stopped still has results.
+that a process that is stopped still has results. Its docstring says what it decides.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from benchmarks import cases, machine
+from benchmarks import cases, gpu, machine
 from benchmarks import gpu_workload as workload
 from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
 
-DIGITS = Path(__file__).parent.parent / "configs" / "digits.toml"
-
-AGREE = {"config": DIGITS, "model": "tinycnn", "lr": 0.05, "rounds": 3, "eval-every": 1, "devices": 1}
-"""Options of the runs of `agree`."""
-
 MODELS = (
     ("lenet5", 32, ("gemm", "lax")),
-    ("efficientnet_lite0", 64, ("gemm",)),
-    ("efficientnet_lite0", 64, ("lax",)),
-    ("vit_s16", 224, ("auto",)),
+    ("cnn", 32, ("gemm", "lax")),
     ("resnet50", 64, ("lax", "gemm")),
+    ("efficientnet_lite0", 64, ("lax", "gemm")),
+    ("vit_s16", 224, ("auto",)),
 )
 """Networks of `models`, the pixels of an image's side, and convolution algorithms."""
 
-PRECISIONS = ("tensorfloat32", "bfloat16")
-"""Precisions of matmuls and convolutions, by jax.default_matmul_precision; all other operations are in float32."""
-
-VARIANTS = (
-    ("gemm", "tensorfloat32", (1, 4, 10)),
-    ("lax", "tensorfloat32", (1,)),
-    ("winograd", "tensorfloat32", (1, 4)),
-    ("gemm", "bfloat16", (1, 4, 10)),
-    ("lax", "tensorfloat32", (4, 10)),
-)
-"""Convolution algorithms of `lanes`, precisions and numbers of lanes, in the order of measurement."""
-
 
 def peaks(box: workload.Box) -> Results:
-    """Speed of matrix products by precision, and of a copy."""
+    """Speed of matrix products by precision, and of a copy: what shares of a peak are shares of."""
     device = jax.devices()[0]
     results: dict[str, Any] = {"device": {"accelerator": device.device_kind, "jax_backend": device.platform}}
     results["TF/s"] = machine.accelerator_peaks(128 if box.smoke else 8192, 3 if box.smoke else 20)
@@ -70,123 +49,55 @@ def peaks(box: workload.Box) -> Results:
     yield results | {"copy GB/s, read and written": round(8e-9 * size / seconds, 2)}
 
 
-def loop_overhead(box: workload.Box) -> Results:
-    """Microseconds of an iteration of an almost empty loop, whose trip count is data or a constant."""
-
-    def iterate(count, x):
-        return lax.fori_loop(0, count, lambda i, x: x + 1, x)
-
-    count, results = 20 if box.smoke else 5000, {}
-    for name, f, args in (
-        ("data", jax.jit(iterate), (jnp.int32(count), jnp.zeros(()))),
-        ("constant", jax.jit(lambda x: iterate(count, x)), (jnp.zeros(()),)),
-    ):
-        seconds = machine.median_seconds(lambda f=f, args=args: f(*args).block_until_ready(), 5)
-        results[f"microseconds a turn, trip count {name}"] = 1e6 * seconds / count
-    call = jax.jit(lambda x: x + 1)
-    yield results | {"microseconds a call": 1e6 * machine.median_seconds(lambda: call(0.0).block_until_ready(), 50)}
+def score(box: workload.Box) -> Results:
+    """Rows of D_val scored per second: decides `scoring_conv`, `rows_per_scoring_pass` and bfloat16 activations."""
+    rates: dict[str, dict[str, Any]] = {}
+    for precision in ("default",) if box.smoke else ("default", "bfloat16"):
+        for conv in ("lax", "gemm"):
+            way, sizes = workload.Way(conv, precision), (64,) if box.smoke else (1024, 4096, 6016)
+            rates.setdefault(conv, {})[precision] = workload.scoring_rates(box, way, sizes)
+            yield {"rows per second": rates}
 
 
-def lanes(box: workload.Box) -> Results:
-    """Milliseconds per client and local step, by lanes, convolution algorithm and precision."""
+def step(box: workload.Box, graphs: str | None) -> Results:
+    """Milliseconds per client and local step: decides `launch_graphs`, `max_lanes` and training's convolution."""
     results: dict[str, Any] = {}
-    for conv, precision, lanes in VARIANTS:
-        steps = [workload.Step(n, conv, precision) for n in lanes if not box.smoke or n < 10]
-        results.setdefault(precision, {}).update(workload.step_milliseconds(box, steps))
-        yield {"milliseconds per client and step": results}
+    for conv in ("gemm",) if box.smoke else ("gemm", "lax"):
+        way = workload.Way(conv, graphs=graphs)
+        results |= workload.step_milliseconds(box, [(lanes, way) for lanes in ((2,) if box.smoke else (4, 10, 1))])
+        yield {"milliseconds": results}
 
 
 def models(box: workload.Box) -> Results:
-    """Milliseconds per client and local step of other networks, by lanes and convolution algorithm."""
+    """Milliseconds per client and local step of other networks: decides whether ResNet-18's choices are theirs."""
     results: dict[str, Any] = {}
     for model, side, convs in MODELS[: 1 if box.smoke else None]:
-        steps = [workload.Step(n, conv, model=model, side=side) for n in (1, 4) for conv in convs]
-        results.setdefault(f"{model} at {side} pixels", {}).update(workload.step_milliseconds(box, steps))
-        yield {"milliseconds per client and step": results}
-
-
-def graphs(box: workload.Box) -> Results:
-    """Milliseconds per client and local step under this process's XLA_FLAGS, see `gpu.GRAPHS`."""
-    steps = [workload.Step(n, "gemm", PRECISIONS[0]) for n in (1, 4)]
-    yield {"milliseconds per client and step": workload.step_milliseconds(box, steps)}
-
-
-def score(box: workload.Box) -> Results:
-    """Images scored per second, by images in a pass."""
-    results: dict[str, Any] = {}
-    for precision in PRECISIONS:
-        for images in (64, 128) if box.smoke else (256, 1024, 4096):
-            name = f"{images} images a pass, {precision}"
-            results[name] = round(workload.scoring_rate(box, images, precision), 1)
-            yield {"images per second": results}
-
-
-def agree(box: workload.Box) -> Results:
-    """Differences between runs of a CNN on the digits: with other arithmetic, twice the same, and on the CPU."""
-    ways: dict[str, tuple[list[str], dict[str, str]]] = {
-        "default": ([], {}),
-        "default again": ([], {}),
-        "highest": (["--precision", "highest"], {}),
-        "bfloat16": (["--precision", "bfloat16"], {}),
-        "deterministic": (["--deterministic"], {}),
-        "deterministic again": (["--deterministic"], {}),
-        "cpu": ([], {"JAX_PLATFORMS": "cpu"}),
-    }
-    options = [text for name, value in AGREE.items() for text in (f"--{name}", str(value))]
-    with tempfile.TemporaryDirectory() as folder:
-        processes = {}
-        for way, (more, variables) in ways.items():
-            command = [sys.executable, "-m", "fedvg_jax.sim", *options, *more, "--out", f"{folder}/{way}"]
-            processes[way] = subprocess.Popen(
-                command, env=os.environ | variables, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-        texts = {way: process.communicate()[1] for way, process in processes.items()}
-        paths = {way: Path(folder, way, "history.jsonl") for way in ways if not processes[way].returncode}
-        runs = {way: [json.loads(line) for line in path.read_text().splitlines()] for way, path in paths.items()}
-    errors = {way: text[-500:] for way, text in texts.items() if processes[way].returncode}
-    same = {
-        way: _without_times(runs[way]) == _without_times(runs[f"{way} again"])
-        for way in ("default", "deterministic")
-        if {way, f"{way} again"} <= runs.keys()
-    }
-    against = runs.pop("cpu", None)
-    differences = {
-        way: [workload.difference(a, b) for a, b in zip(run, against, strict=True)]
-        for way, run in runs.items()
-        if against and not way.endswith("again")
-    }
-    yield {"the same bits twice": same, "differences from the CPU, by round": differences, "errors": errors}
-
-
-def _without_times(history: list[dict]) -> list[dict]:
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
+        ways = [(n, workload.Way(conv, model=model, side=side)) for n in (4, 1) for conv in convs]
+        results[f"{model} at {side} pixels"] = workload.step_milliseconds(box, ways[: 1 if box.smoke else None])
+        yield {"milliseconds": results}
 
 
 def phases(box: workload.Box) -> Results:
-    """Seconds of a round's phases, of a local step and a scoring pass, and of drawing and uploading a schedule."""
+    """Seconds of a round and of its phases alone: decides what the next change has to make faster."""
     from benchmarks.ours import Ours
 
+    workload.take_choices(box.chosen)
     sim = workload.simulation(box)
     planned = [sim.schedule(0)]
     start = time.perf_counter()
     ours = Ours(sim, planned)
-    results: dict[str, Any] = {"compile_seconds": time.perf_counter() - start, "lanes": planned[0].plan.client.shape[1]}
-    yield results
+    results: dict[str, Any] = {"compile_seconds": time.perf_counter() - start, "chosen": dict(box.chosen)}
     times = [ours.time() for _ in range(2 if box.smoke else 5)]
     results["seconds"] = {name: machine.spread([t[name] for t in times]) for name in times[0]}
     steps, length = int(planned[0].num_steps.sum()), int(planned[0].plan.length.sum())
-    results |= {"steps": steps, "dependent steps": length, "largest client's": int(planned[0].num_steps.max())}
-    results["milliseconds per client and step"] = 1e3 * results["seconds"]["train"]["median"] / steps
-    passes = len(planned[0].clients) * int((np.asarray(sim.data.scoring) >= 0).any(1).sum())
-    results["milliseconds per scoring group"] = 1e3 * results["seconds"]["score"]["median"] / passes
-    yield results
-    draw = machine.median_seconds(lambda: sim.schedule(1), 5)
-    upload = machine.median_seconds(lambda: jax.block_until_ready(jax.device_put(ours.stacked)), 5)
-    yield results | {"seconds to draw a schedule": draw, "seconds to upload it": upload}
+    rows = len(planned[0].clients) * int((np.asarray(sim.data.scoring) >= 0).sum())
+    results |= {"lanes": planned[0].plan.client.shape[1], "steps": steps, "dependent steps": length}
+    yield results | {"rows scored per second": rows / results["seconds"]["score"]["median"]}
 
 
 def run(box: workload.Box) -> Results:
-    """The paper's run of 200 rounds: as many as fit in the time limit, and the extrapolated seconds of all."""
+    """The paper's run of 200 rounds by the fastest choices: as many as fit, and the extrapolated seconds of all."""
+    workload.take_choices(box.chosen)
     sim = workload.simulation(box, rounds=2 if box.smoke else 200)
     deadline, start = box.deadline - 10, time.perf_counter()
     records: list[dict] = []
@@ -199,6 +110,7 @@ def run(box: workload.Box) -> Results:
     history = loop.run_simulation(sim, on_records=stop_in_time)
     seconds, num_rounds, rounds = history.summary["run_seconds"], len(history.records), sim.config.rounds
     yield {
+        "chosen": dict(box.chosen),
         "rounds": num_rounds,
         "seconds": seconds,
         "compile_seconds": history.summary["compile_seconds"],
@@ -210,24 +122,23 @@ def run(box: workload.Box) -> Results:
 
 
 def torch_loop(box: workload.Box) -> Results:
-    """The same local step and scoring groups in eager PyTorch, which launches kernels one by one."""
+    """The same round in PyTorch, by CUDA graphs, torch.compile and eager: the contestant of our round."""
     from benchmarks import gpu_torch
 
-    yield gpu_torch.measure(workload.simulation(box), cases.CASES[box.case].model, box.smoke)
+    yield from gpu_torch.measure(workload.simulation(box), cases.CASES[box.case].model, box.smoke)
 
 
 SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
     "peaks": peaks,
-    "loop": loop_overhead,
-    "agree": agree,
-    "lanes": lanes,
-    "models": models,
-    "graphs": graphs,
     "score": score,
-    "parts": phases,
-    "run": run,
+    **{name: functools.partial(step, graphs=graphs) for name, graphs in gpu.GRAPHS.items()},
     "torch": torch_loop,
+    "round": phases,
+    "round_chosen": phases,
+    "run": run,
+    "models": models,
 }
+"""In the order of `gpu.SECTIONS`."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -235,9 +146,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--chosen", type=json.loads, default={})
     parser.add_argument("--cpu-smoke", action="store_true")
     args = parser.parse_args(argv)
-    box = workload.Box(time.monotonic() + args.seconds, args.cpu_smoke)
+    chosen = {} if args.section == "round" else args.chosen
+    box = workload.Box(time.monotonic() + args.seconds, args.cpu_smoke, chosen)
     for results in SECTIONS[args.section](box):
         print(json.dumps(results), flush=True)
     return 0

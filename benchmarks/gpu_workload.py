@@ -5,8 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks import cases, machine
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
+from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Data, Report, SimState, Task, Variables
 from fedvg_jax.data.arrays import Arrays
@@ -26,6 +27,8 @@ from fedvg_jax.weightings import signals
 
 BATCH = 32
 
+Call = Callable[[], object]
+
 
 class Box(NamedTuple):
     """The limits of a section."""
@@ -34,10 +37,17 @@ class Box(NamedTuple):
     """by `time.monotonic()`"""
     smoke: bool
     """whether to use tiny sizes, which only test that the section runs"""
+    chosen: Mapping[str, Any] = {}
+    """fields of `hardware.Choices`, of the sections that take the fastest"""
 
     @property
     def case(self) -> str:
         return "lenet5" if self.smoke else "resnet18"
+
+
+def take_choices(chosen: Mapping[str, Any]) -> None:
+    """Replaces choices of accelerators in this process, before programs are made."""
+    hw.ACCELERATOR = hw.ACCELERATOR._replace(**chosen)
 
 
 def simulation(box: Box, rounds: int = 200) -> build.Simulation:
@@ -49,103 +59,108 @@ def simulation(box: Box, rounds: int = 200) -> build.Simulation:
     return build.simulation(config, data=cases.arrays(case, None))
 
 
-class Step(NamedTuple):
-    """A way to compute local steps."""
+class Way(NamedTuple):
+    """How a network computes."""
 
-    num_lanes: int
-    """clients side by side, with equally many steps"""
     conv: str
     """convolution algorithm"""
-    precision: str = "tensorfloat32"
-    """of matmuls and convolutions"""
+    precision: str = "default"
+    """as `--precision`"""
     model: str | None = None
     """None: the section's"""
     side: int = 32
     """pixels"""
-
-    @property
-    def name(self) -> str:
-        """Name in the results."""
-        return f"{self.num_lanes} lanes, {self.conv}"
+    graphs: str | None = None
+    """`hardware.Choices.launch_graphs`"""
 
 
-def make_task(box: Box, step: Step) -> Task:
-    """Returns the task of a step."""
-    config = dataclasses.replace(cases.config(cases.CASES[box.case]), conv=step.conv, model=step.model or box.case)
-    images, labels = np.zeros((2, step.side, step.side, 3), np.uint8), np.zeros(2, np.int32)
+def make_task(box: Box, way: Way) -> Task:
+    """Returns the task of a network."""
+    changes = {"conv": way.conv, "precision": way.precision, "model": way.model or box.case}
+    config = dataclasses.replace(cases.config(cases.CASES[box.case]), **changes)
+    images, labels = np.zeros((2, way.side, way.side, 3), np.uint8), np.zeros(2, np.int32)
     return registry.make_task(config, Arrays("zeros", images, labels, tuple(map(str, range(10))), 2))
 
 
-def step_milliseconds(box: Box, steps: Sequence[Step]) -> dict[str, float | str]:
-    """Returns name of a step -> its milliseconds per client and local step in the executor of lanes, or its error.
+def median_seconds(box: Box, makers: Mapping[str, Callable[[], Call]]) -> dict[str, float | str]:
+    """Returns name -> median seconds of a call, or its error.
 
     All are compiled at once, because compiling uses few of the cores, then timed one by one.
+
+    Args:
+        box: the section's limits.
+        makers: name -> function that compiles and returns the call.
     """
     results: dict[str, float | str] = {}
     with concurrent.futures.ThreadPoolExecutor(1 if box.smoke else 8) as pool:
-        futures = {step: pool.submit(_compiled_step, box, step) for step in steps}
+        futures = {name: pool.submit(make) for name, make in makers.items()}
         concurrent.futures.wait(futures.values())
-    for step, future in futures.items():
+    for name, future in futures.items():
         try:
-            call, num_steps = future.result()
-            results[step.name] = round(1e3 * machine.median_seconds(call, 3) / num_steps, 4)
+            results[name] = machine.median_seconds(future.result(), 3)
         except Exception as error:  # out of memory, or a kernel that XLA cannot compile: the others still count
-            results[step.name] = f"{type(error).__name__}: {error}"[:200]
+            results[name] = f"{type(error).__name__}: {error}"[:200]
     return results
 
 
-def _compiled_step(box: Box, step: Step) -> tuple[Callable[[], object], int]:
-    """Returns a call of a round's training, compiled, and the local steps of its clients together."""
-    count, num_images, num_lanes = (2, 64, step.num_lanes) if box.smoke else (40, 2_000, step.num_lanes)
+def step_milliseconds(box: Box, ways: Sequence[tuple[int, Way]]) -> dict[str, float | str]:
+    """Returns "4 lanes, gemm" -> milliseconds per client and local step in the executor of lanes, or an error.
+
+    Args:
+        box: the section's limits.
+        ways: (lanes, way) pairs.
+    """
+    count = 2 if box.smoke else 40
+    names = {f"{lanes} lanes, {way.conv}": (lanes, way) for lanes, way in ways}
+    makers = {name: functools.partial(_compiled_steps, box, count, *way) for name, way in names.items()}
+    seconds = median_seconds(box, makers)
+    return {
+        name: s if isinstance(s, str) else round(1e3 * s / (count * names[name][0]), 4) for name, s in seconds.items()
+    }
+
+
+def _compiled_steps(box: Box, count: int, num_lanes: int, way: Way) -> Call:
+    """Returns a call of a round's training, compiled, of as many clients as lanes with `count` steps each."""
+    num_images = 64 if box.smoke else 2_000
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, num_images, (count, BATCH), np.int32) for _ in range(num_lanes)]
-    clients = np.arange(num_lanes, dtype=np.int32)
-    capacity = num_lanes * count
+    clients, capacity = np.arange(num_lanes, dtype=np.int32), num_lanes * count
     planned = schedules.pack(clients, rows, [num_images] * num_lanes, num_lanes=num_lanes, capacity=capacity)
-    task = make_task(box, step)
+    task = make_task(box, way)
     variables = jax.jit(task.init)(jax.random.key(0))
     state = SimState(jnp.int32(0), variables, (), tree.repeat((), num_lanes))
-    pixels = rng.integers(0, 256, (num_images, step.side, step.side, 3), np.uint8)
-    images = Batch(jnp.asarray(pixels), jnp.zeros(num_images, jnp.int32))
-    data, hyper = Data(images, rows[0], rows[0], rows[0]), {"lr": jnp.float32(0.01)}
-    parts = (task, fedavg(), local_training.sgd)
-    make_client = functools.partial(local_training.make_client, *parts)
+    data, hyper = _data(num_images, way.side), {"lr": jnp.float32(0.01)}
+    make_client = functools.partial(local_training.make_client, task, fedavg(), local_training.sgd)
 
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)
 
-    with jax.default_matmul_precision(step.precision):
-        compiled = jax.jit(train).lower(state, data, hyper, planned).compile()
-    return lambda: jax.block_until_ready(compiled(state, data, hyper, planned)), capacity
+    options = None if way.graphs is None or box.smoke else {"xla_gpu_enable_command_buffer": way.graphs}
+    compiled = jax.jit(train, compiler_options=options).lower(state, data, hyper, planned).compile()
+    return lambda: jax.block_until_ready(compiled(state, data, hyper, planned))
 
 
-def difference(record: dict, other: dict) -> dict[str, float]:
-    """Returns the largest relative differences of two records of a round, of the weights and of the losses."""
-    weights = np.abs(np.array(record["weights"]) / np.array(other["weights"]) - 1).max()
-    losses = max(abs(record[name] / other[name] - 1) for name in ("train_loss", "test_loss"))
-    return {"weights": float(weights), "losses": float(losses)}
+def _data(num_images: int, side: int) -> Data:
+    """Returns random images, all of them in D_val."""
+    pixels = np.random.default_rng(0).integers(0, 256, (num_images, side, side, 3), np.uint8)
+    rows = jnp.asarray(schedules.table(np.arange(num_images, dtype=np.int32), BATCH, -(-num_images // BATCH)))
+    return Data(Batch(jnp.asarray(pixels), jnp.zeros(num_images, jnp.int32)), rows, rows, rows)
 
 
-def scoring_rate(box: Box, images: int, precision: str) -> float:
-    """Returns the images per second of a forward and backward pass, when one client is scored.
-
-    Args:
-        box: the section's limits.
-        images: in one pass.
-        precision: of matmuls and convolutions.
-    """
-    pool = 128 if box.smoke else 6_000
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.integers(0, 256, (pool, 32, 32, 3), np.uint8))
-    scoring = jnp.asarray(schedules.table(np.arange(pool, dtype=np.int32), BATCH, -(-pool // BATCH)))
-    data = Data(Batch(x, jnp.zeros(pool, jnp.int32)), scoring, scoring, scoring)
-    task = make_task(box, Step(1, "auto"))
+def scoring_rates(box: Box, way: Way, sizes: tuple[int, ...]) -> dict[str, float | str]:
+    """Returns rows of a pass -> rows of D_val scored per second, of one client, or an error."""
+    num_images = 128 if box.smoke else 6_000
+    data, task = _data(num_images, way.side), make_task(box, way)
     variables = jax.jit(task.init)(jax.random.key(0))
-    measure = signals.validation_gradient(task, True, max(1, images // BATCH))
 
-    def score(variables: Variables, data: Data):
-        return measure({}, Report(variables, jnp.int32(1), variables.params), data)
+    def compiled(rows: int) -> Call:
+        measure = signals.validation_gradient(task, True, max(1, rows // BATCH))
 
-    with jax.default_matmul_precision(precision):
-        compiled = jax.jit(score).lower(variables, data).compile()
-    return pool / machine.median_seconds(lambda: jax.block_until_ready(compiled(variables, data)), 3)
+        def score(variables: Variables, data: Data):
+            return measure({}, Report(variables, jnp.int32(1), variables.params), data)
+
+        run = jax.jit(score).lower(variables, data).compile()
+        return lambda: jax.block_until_ready(run(variables, data))
+
+    seconds = median_seconds(box, {str(rows): functools.partial(compiled, rows) for rows in sizes})
+    return {rows: s if isinstance(s, str) else round(num_images / s, 1) for rows, s in seconds.items()}

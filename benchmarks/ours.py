@@ -181,11 +181,8 @@ def _to_float64(x: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
 
 def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     """Returns training, scoring and aggregation as separately jitted functions."""
-    config, task = sim.config, sim.task
-    algorithm = registry.ALGORITHMS[config.algorithm](config)
-    weighting, optimiser = registry.make_weighting(config, task, algorithm), registry.make_optimiser(config)
-
-    client = functools.partial(local_training.make_client, task, algorithm, optimiser)
+    weighting, parts = sim.weighting, (sim.task, sim.algorithm, sim.optimiser)
+    client = functools.partial(local_training.make_client, *parts)
 
     def train(state, planned, data, hyper) -> Variables:
         trained = executor.train(client, (state, data, hyper), planned)

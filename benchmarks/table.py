@@ -128,7 +128,10 @@ def render_limits(results: Path) -> str:
 def render_gpus(results: Path) -> str:
     """Returns the tables of GPUs of docs/performance.md, one per device."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    return "\n\n".join("\n".join(gpu(file)) for file in files if "sections" in file and not file["smoke"])
+    cards: dict[str, list[dict[str, Any]]] = {}
+    for run in (run for file in files for run in file.get("sessions", ()) if not run["smoke"]):
+        cards.setdefault(run["machine"].get("accelerator", "GPU"), []).append(run)
+    return "\n\n".join("\n".join(gpu(card, runs)) for card, runs in cards.items())
 
 
 def summary(results: Path) -> str:
@@ -297,30 +300,38 @@ def _verdict(case: dict[str, Any], peer: str, factor: float) -> str:
     return f"{goal}: {'reached' if ratio >= factor else 'not reached'}"
 
 
-def gpu(file: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines on the results of `benchmarks.gpu`: what it measured, and what it did not get."""
-    machine, sections = file["machine"], file["sections"]
-    yield f"{machine.get('accelerator', 'GPU')}, jax {machine['versions'].get('jax')}, {machine['date'][:10]}:"
+def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields the lines on a card: of each section of `benchmarks.gpu` the newest results, and what has none."""
+    sections: dict[str, Any] = {}
+    for name, section in ((name, section) for run in runs for name, section in run["sections"].items()):
+        if "failed" not in section or name not in sections:
+            sections[name] = section
+    newest = runs[-1]["machine"]
+    yield f"{card}, jax {newest['versions'].get('jax')}, {newest['date'][:10]}:"
     yield "\n| ResNet-18 at 32 pixels, batches of 32, 100 clients, 10 a round, alpha 0.05 | |\n|---|---|"
     if "seconds of 200 rounds" in (run := sections.get("run", {})):
         how = "extrapolated from" if run["extrapolated"] else "measured over"
         yield f"| 200 rounds, {how} {run['rounds']} | {run['seconds of 200 rounds']:.0f} s |"
         yield f"| compiling them | {run['compile_seconds']:.0f} s |"
-    for name, seconds in sections.get("parts", {}).get("seconds", {}).items():
-        if name != "cpu":
-            yield f"| {'a round' if name == 'round' else f'{name} alone'} | {number(seconds['median'])} s |"
-    steps = sections.get("lanes", {}).get("milliseconds per client and step", {}).get("tensorfloat32", {})
-    steps |= sections.get("graphs", {}).get("as XLA does by default", {}).get("milliseconds per client and step", {})
-    networks = {"": steps} | sections.get("models", {}).get("milliseconds per client and step", {})
-    for network, way, milliseconds in ((n, way, ms) for n, ways in networks.items() for way, ms in ways.items()):
-        name = f"{network}, a client's step" if network else "a client's step"
+    for name, how in (("round", ""), ("round_chosen", ", fastest choices")):
+        for phase, seconds in sections.get(name, {}).get("seconds", {}).items():
+            if phase != "cpu":
+                label = "a round" if phase == "round" else f"{phase} alone"
+                yield f"| {label}{how} | {number(seconds['median'])} s |"
+    graphs = {"step": "", "step_off": ", no CUDA graphs", "step_while": ", CUDA graphs with WHILE"}
+    steps = {f"a client's step{how}": sections.get(s, {}).get("milliseconds", {}) for s, how in graphs.items()}
+    networks = sections.get("models", {}).get("milliseconds", {})
+    steps |= {f"{network}, a client's step": ways for network, ways in networks.items()}
+    for name, way, milliseconds in ((name, way, ms) for name, ways in steps.items() for way, ms in ways.items()):
         yield f"| {name}, {way.replace('lanes, ', 'lanes, --conv ').replace('1 lanes', '1 lane')} | {milliseconds} ms |"
-    for way, rate in sections.get("score", {}).get("images per second", {}).items():
-        yield f"| scoring one client, {way} | {rate:,.0f} images a second |"
-    if ways := sections.get("torch", {}).get("ways"):
-        best = min(ways, key=lambda way: ways[way]["seconds a round"])
-        yield f"| eager PyTorch, a step, {best} | {number(ways[best]['milliseconds a step'])} ms |"
-        yield f"| eager PyTorch, a round calculated from its steps | {number(ways[best]['seconds a round'])} s |"
+    for conv, rates in sections.get("score", {}).get("rows per second", {}).items():
+        for precision, rows, rate in (
+            (p, rows, rate) for p, of_rows in rates.items() for rows, rate in of_rows.items()
+        ):
+            yield f"| scoring one client, --conv {conv}, {precision}, {rows} rows a pass | {rate:,.0f} rows a second |"
+    for way, seconds in sections.get("torch", {}).get("ways", {}).items():
+        result = f"{number(seconds['round'])} s" if "round" in seconds else "no result"
+        yield f"| a round of PyTorch: {way} | {result} |"
     if agree := sections.get("agree"):
         yield "\n| a CNN on digits | largest relative difference of a weight from the CPU's | the same bits twice |"
         yield "|---|---|---|"
@@ -329,7 +340,8 @@ def gpu(file: dict[str, Any]) -> Iterator[str]:
             yield f"| {way} | {rounds[0]['weights']:.0e} | {same} |"
     if failed := [name for name, section in sections.items() if "failed" in section]:
         yield f"\nWithout a result: {', '.join(failed)}."
-    yield f"\nCommand: `{machine['command']}`"
+    commands = dict.fromkeys(run["machine"]["command"] for run in runs)
+    yield f"\nCommands: {', '.join(f'`{command}`' for command in commands)}"
 
 
 def number(seconds: float) -> str:

@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,8 +16,10 @@ from benchmarks import (
     client_values,
     contest,
     gpu,
+    gpu_study,
     lasting_weights,
     loss_plane,
+    machine,
     ours,
     parity,
     rounds,
@@ -77,17 +81,61 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
 
 def test_gpu_section_runs_on_the_cpu_and_a_timeout_is_recorded(tmp_path):
     args = gpu.parse(["--cpu-smoke", "--cache-dir", str(tmp_path)])
-    assert gpu.run_section("loop", 60, args)["microseconds a turn, trip count data"] > 0
-    assert "stopped" in gpu.run_section("loop", 0.01, args)
+    assert gpu.run_section("peaks", 60, args, {})["TF/s"]["float32"] > 0
+    assert "stopped" in gpu.run_section("peaks", 0.01, args, {})
+
+
+def test_a_file_of_gpu_results_gains_sessions_and_loses_none(tmp_path, monkeypatch):
+    out, results = tmp_path / "gpu.json", iter([{"device": {"accelerator": "A"}, "TF/s": {}}, {"failed": "no result"}])
+    monkeypatch.setattr(gpu, "run_section", lambda *_: next(results))
+    monkeypatch.setattr(machine, "other_load", lambda: 0.0)
+    codes = [gpu.main(["--sections", "peaks", "--out", str(out)]) for _ in range(2)]
+    first, second = json.loads(out.read_text())["sessions"]
+    assert codes == [0, 1] and second["sections"]["peaks"]["failed"]
+    assert first["sections"]["peaks"]["on"].keys() >= {"accelerator", "commit", "versions", "peaks"}
+
+
+def test_pytorch_s_round_on_a_gpu_is_ours():
+    """Computed here, eagerly; with CUDA graphs only where there is a GPU. Biases before BatchNorm move by rounding."""
+    torch_or_skip()
+    from benchmarks import gpu_torch, gpu_workload, torch_nets
+
+    sim = gpu_workload.simulation(gpu_workload.Box(0, smoke=True))
+    assert gpu_torch.difference(sim, "lenet5", "cpu") < gpu_torch.AGREES
+    state, metrics = sim.step(sim.state, 0)
+    expected = contest.flatten_model("", *jax.device_get(state.variables))
+    for channels_last in (False, True):
+        peer = gpu_torch.Round(sim, "lenet5", gpu_torch.Variant("eager", "float32", channels_last), "cpu")
+        peer.run()
+        np.testing.assert_allclose(peer.weights, metrics.weights, rtol=1e-3)
+        for path, model in zip(peer.start, peer.averaged, strict=True):
+            name = path.split("/", 1)[1]
+            np.testing.assert_allclose(torch_nets.from_torch("lenet5", name, model), expected[f"/{path}"], atol=1e-4)
+
+
+def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path):
+    for name, content in (("part-ab", b"cd"), ("part-aa", b"ab")):
+        (tmp_path / name).write_bytes(content)
+    assert gpu_study.assemble(tmp_path).read_bytes() == b"abcd"
+    for file in ("done/summary.json", "done/history.jsonl", "done/checkpoints/1/x", "begun/history.jsonl"):
+        path = tmp_path / "study" / "cell" / "points" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    gpu_study.pack(tmp_path / "study", tmp_path / "study.tar.gz")
+    with tarfile.open(tmp_path / "study.tar.gz") as packed:
+        files = {Path(info.name).relative_to("study/cell/points").as_posix() for info in packed if info.isfile()}
+    assert files == {"done/summary.json", "done/history.jsonl"}
 
 
 @pytest.mark.slow
-def test_all_gpu_sections_run_on_the_cpu(tmp_path):
-    out = tmp_path / "gpu.json"
-    assert gpu.main(["--cpu-smoke", "--minutes", "15", "--out", str(out), "--cache-dir", str(tmp_path)]) == 0
-    sections = json.loads(out.read_text())["sections"]
-    failed = [name for name, s in sections.items() if "failed" in s or "error" in s]
+def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
+    out, smoke = tmp_path / "gpu.json", ["--cpu-smoke", "--minutes", "15", "--cache-dir", str(tmp_path)]
+    assert gpu.main([*smoke, "--out", str(out)]) == 0
+    (session,) = json.loads(out.read_text())["sessions"]
+    failed = [name for name, s in session["sections"].items() if "failed" in s or "error" in s]
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
+    assert gpu.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
+    assert (tmp_path / "study.tar.gz").stat().st_size > 0
 
 
 # --- recorded rounds

@@ -64,7 +64,7 @@ def pages(results: Path) -> dict[Path, dict[str, str]]:
 
     pieces = {**generated.pieces(), "speed": render(results), "gpu": render_gpus(results)}
     pieces["limits"] = render_limits(results)
-    of_pages = {README: {"speed": summary(results), "demo": demo(results)}}
+    of_pages = {README: {"speed": summary(results)}}
     written = (page for page in DOCS.rglob("*.md") if page.parent.name != "studies")
     for page in sorted([*written, *RESULTS.rglob("README.md")]):
         names = re.findall(r"^<!-- (\S+): begin -->$", page.read_text(encoding="utf-8"), re.M)

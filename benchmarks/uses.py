@@ -2,8 +2,10 @@
 
     python -m benchmarks.uses collect DIR features_covid --command COMMAND --commit HASH
     python -m benchmarks.uses draw
+    python -m benchmarks.uses draw-methods
 
-`collect` reads a sweep's folder and fills a folder of benchmarks/results; `draw` writes docs/pictures/uses.png.
+`collect` reads a sweep's folder and fills a folder of benchmarks/results; `draw` writes docs/pictures/uses.png, and
+`draw-methods` the README's picture, docs/pictures/methods.png.
 The former has runs.csv of a report with three columns more: the tuned learning rate, balanced test accuracy in the
 final round, and how unequal the weights are, the median over rounds of the largest over the smallest positive weight.
 run.json has the command that `--command` gives, the commit, the machine and the date.
@@ -285,6 +287,39 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+SHOWN = {
+    "scaffold": "Scaffold",
+    "fedvg": "FedVG",
+    "feddyn": "FedDyn",
+    "uniform": "equal weights",
+    "elastic": "Elastic",
+    "fedprox": "FedProx",
+    "fedavgm": "FedAvgM",
+}
+"""Method -> its name in the README's picture, from top to bottom."""
+
+
+def draw_methods(path: Path) -> None:
+    """Writes the README's picture: methods minus FedAvg on CIFAR-10 at alpha 0.05, Holm's correction over them."""
+    import matplotlib.pyplot as plt
+
+    from fedvg_jax.study import statistics
+    from fedvg_jax.study.figures.differences import Bar, draw_bars
+
+    folders = [read("methods_cifar10"), read("features_cifar10")]  # the latter has equal weights
+    found = {method: next(gap for f in folders if (gap := against(f, "0.05", method))) for method in SHOWN}
+    p_values = statistics.holm([gap.p for gap in found.values()])
+    bars = []
+    for (method, gap), p in zip(found.items(), p_values, strict=True):
+        outcome = "undecided" if p >= LEVEL else "ahead" if gap.mean > 0 else "behind"
+        bars.append(Bar(SHOWN[method], gap.mean, gap.low, gap.high, outcome))
+    figure, axes = plt.subplots(figsize=(6, 2.9), layout="constrained")
+    draw_bars(axes, bars)
+    axes.set_xlabel("points of test accuracy more than FedAvg")
+    axes.set_title("CIFAR-10, 100 clients with few classes each", loc="left", fontsize=11)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -297,11 +332,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_collect.add_argument("--commit", required=True)
     of_draw = commands.add_parser("draw", help="the picture")
     of_draw.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures" / "uses.png", metavar="FILE.png")
+    of_methods = commands.add_parser("draw-methods", help="the README's picture")
+    of_methods.add_argument("--out", type=Path, default=ROOT / "docs/pictures/methods.png", metavar="FILE.png")
     args = parser.parse_args(argv)
     if args.what == "collect":
         collect(args.source, RESULTS / args.name, args.command, args.commit)
     else:
-        draw(args.out)
+        {"draw": draw, "draw-methods": draw_methods}[args.what](args.out)
     return 0
 
 

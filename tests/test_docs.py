@@ -12,6 +12,7 @@ from cases import naming
 
 import fedvg_jax
 from benchmarks import table as tables_of_pages
+from fedvg_jax import report
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record import folder
 
@@ -48,7 +49,7 @@ def test_every_link_of_a_page_resolves():
                 assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
-OF_OTHERS = {"speed", "limits", "gpu", "demo", "one_round"}
+OF_OTHERS = {"speed", "limits", "gpu", "one_round"}
 """Parts of pages between markers that `generated.pieces` does not make."""
 
 
@@ -115,13 +116,29 @@ def test_the_python_of_a_page_on_an_integration_runs(page, package):
 
 @pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
 @pytest.mark.usefixtures("traced")
-def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page):
-    """Its programs are traced and not compiled."""
+def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch, tmp_path):
+    """Its programs are traced and not compiled; it may write below the working folder."""
+    monkeypatch.chdir(tmp_path)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code
     names = {}
     exec(code, names)
     assert names["history"].summary["rounds"] == len(names["history"].records)
+
+
+@pytest.mark.slow
+def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch, tmp_path, capsys):
+    """Up to a point: other machines round differently."""
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    text, number = README.read_text(encoding="utf-8"), re.compile(r"[+-]\d+\.\d+")
+    (shown,) = re.findall(r"^```text\n(.*?)\n```", text, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)[0], {})
+    assert report.main(["runs/mine", "runs/fedavg", "--figures"]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "of FedAvg" in line)
+    assert number.sub("", said) == number.sub("", shown)
+    values = ([float(value) for value in number.findall(line)] for line in (said, shown))
+    assert all(abs(ours - theirs) < 1 for ours, theirs in zip(*values, strict=True))
 
 
 @pytest.mark.usefixtures("traced")

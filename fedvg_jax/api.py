@@ -186,7 +186,8 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
     sim = display.prepare(console, config, **replacements)._replace(metrics=metrics)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
-        finished = tracking.run_simulation(sim, callbacks=callbacks, on_records=show, log=log)
+        observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
+        finished = tracking.run_simulation(sim, **observers)
     display.print_results(console, finished)
     return finished
 

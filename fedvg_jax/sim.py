@@ -284,7 +284,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
                 starting.close()
                 show(records)
 
-            finished = tracking.run_simulation(sim, on_records=on_records, log=log)
+            finished = tracking.run_simulation(sim, on_records=on_records, log=log, on_compiling=log)
     if not processes.is_first():
         return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     display.print_results(console, finished)

@@ -31,7 +31,7 @@ def _below(jaxpr) -> Iterator:
                 yield from _below(inner)
 
 
-def trace_only(sim: simulation.Simulation) -> chunks.Programs:
+def trace_only(sim: simulation.Simulation, say=None) -> chunks.Programs:
     """Replaces `chunks.compile_programs` where a test is about the host: both programs are traced, and return ones.
 
     A round leaves the model as it is, every client is finite with weight 1, and every entry of a confusion matrix is 1.

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from fedvg_jax.core import value_keys
+
 T = TypeVar("T")
 
 MOST = 16
@@ -13,9 +15,7 @@ MOST = 16
 
 
 class stored(Generic[T]):
-    """A function with a store of its results by arguments.
-
-    Results of arguments without a hash, such as a user's object, are not stored.
+    """A function with a store of its results by arguments, which are compared as `value_keys` does.
 
     >>> @stored
     ... def total(numbers):
@@ -25,12 +25,22 @@ class stored(Generic[T]):
     """
 
     def __init__(self, function: Callable[..., T]):
-        self.function, self.store = function, functools.lru_cache(MOST)(function)
+        self.function = function
+        self.store = functools.lru_cache(MOST)(lambda keyed: function(*keyed.arguments))
 
     def __call__(self, *arguments: Any) -> T:
         """Returns the stored result, or a new one."""
-        try:
-            hash(arguments)
-        except TypeError:
-            return self.function(*arguments)
-        return self.store(*arguments)
+        return self.store(_Keyed(arguments))
+
+
+class _Keyed:
+    """Arguments with their key at the time of a call."""
+
+    def __init__(self, arguments: tuple):
+        self.arguments, self.key = arguments, value_keys.of(arguments)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and self.key == other.key

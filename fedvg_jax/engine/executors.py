@@ -39,8 +39,7 @@ def lanes(num_lanes: int, num_mapped: int | None = None) -> Executor:
     num_mapped = num_mapped or num_lanes
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
-        client = make_client(shared, schedule)
-        return _or_untrained(_on_lanes(client, schedule), client, schedule)
+        return _on_lanes(make_client(shared, schedule), schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None)
@@ -94,7 +93,7 @@ def sharded(
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, -count % num_devices)))
 
         def train_on_device(shared, schedule: Schedule) -> Tree:
-            done = _on_lanes(make_client(shared, schedule), schedule)
+            done = _on_lanes(make_client(shared, schedule), schedule, is_alone=False)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
         specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": by_device}
@@ -137,44 +136,57 @@ def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[
     return [device for i, device in enumerate(ordered) if i % available < used]
 
 
-def _on_lanes(client: Client, schedule: Schedule) -> Tree:
-    """Returns the final carries of the clients on these lanes, stacked [K, ...], 0 for all others.
+def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree:
+    """Returns the final carries of the clients on these lanes, stacked [K, ...].
 
     A stored client is one vector where the hardware `is_packed`; the result is the same.
 
     Args:
         client: how a client trains.
         schedule: of the cohort, with the plan of these lanes, which may be others than those of the executor.
+        is_alone: whether these are all lanes of the cohort. Clients without steps then have their initial carries.
+            Otherwise the carries of clients that are not on these lanes are 0.
     """
-    plan = schedule.plan
+    plan, count = schedule.plan, len(schedule.clients)
     num_lanes = plan.client.shape[1]
     over_lanes = jax.vmap if num_lanes > 1 else lambda f: f
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
-
-    count = len(schedule.clients)
     untrained = jax.eval_shape(client.init, jnp.int32(0))
     packing = packings.of(untrained) if choices().is_packed else packings.UNPACKED
 
-    def segment(s, carry):
+    def train(s, k, begin, on_lanes: Tree) -> Tree:
+        with jax.named_scope(LOCAL_STEPS):
+            return lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
+
+    def whole_client(s, stored: Tree) -> Tree:
+        k = plan.client[s]
+        trained = train(s, k, schedule.start[k], client.init(k))
+        return tree.put(stored, k, packing.pack(trained))
+
+    def segment(s, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         on_lanes, stored = carry
         k, first_step = plan.client[s], plan.step[s]
         loaded = tree.where(
             first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k))
         )
         on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
-        begin = first_step + schedule.start[k]
-        with jax.named_scope(LOCAL_STEPS):
-            on_lanes = lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
+        on_lanes = train(s, k, first_step + schedule.start[k], on_lanes)
         # writes to an index past the end are dropped
         places = jnp.where(plan.finish[s], k, count)
         return on_lanes, tree.put(stored, places, over_lanes(packing.pack)(on_lanes))
 
-    idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
-    stored_entry = jax.eval_shape(packing.pack, untrained)
-    empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), stored_entry)
+    if is_alone:
+        empty = jax.vmap(lambda k: packing.pack(client.init(k)))(jnp.arange(count, dtype=jnp.int32))
+    else:
+        stored_entry = jax.eval_shape(packing.pack, untrained)
+        empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), stored_entry)
     with jax.named_scope(SEGMENTS):
-        stored = lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
+        if is_alone and num_lanes == 1:  # every segment is a whole client
+            stored = lax.fori_loop(0, plan.num_segments, whole_client, empty)
+        else:
+            idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
+            stored = lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
     return jax.vmap(packing.unpack)(stored)
 
 

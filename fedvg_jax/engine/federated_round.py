@@ -49,7 +49,8 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     table, clients, trained = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
     table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k
 
-    clients = steps.replace_absent(theta, table.present, clients)
+    if parts.aggregate is not robust.mean:  # which takes nothing of a client of weight 0
+        clients = steps.replace_absent(theta, table.present, clients)
     model = steps.aggregate_models(parts, inputs, clients, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
 
     memories, summed, averaged = steps.report_clients(parts, inputs, clients, trained.personal, table.present)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import no_report
+from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.hardware import choices
@@ -349,9 +349,11 @@ def server_step(
     residual, server = parts.algorithm.residual(hyper, state.server, theta, cohort)
     moved = tree.add(mean, residual)
     variables = moved if parts.stats_too else Variables(moved, averages.model.stats)
-    # without any client's update, momentum and dual variables would still move the model
     unchanged = (state.variables, state.server)
-    variables, server = tree.where(table.present.any(), tree.like((variables, server), unchanged), unchanged)
+    variables, server = tree.like((variables, server), unchanged)
+    if parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean:
+        # without any client's update, momentum and dual variables would still move the model
+        variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
     variables = variables if parts.local is None else parts.local.within(variables, parts.local.of(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)

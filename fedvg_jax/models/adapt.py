@@ -64,11 +64,11 @@ def linen_task(
     4.0
     """
     _check_instance(module)
-    _check_example(example)
+    example = _checked_example(example)
     call = _caller(module)
 
     def init(key: Array) -> Variables:
-        x = jnp.zeros(jnp.shape(example), jnp.asarray(example).dtype)
+        x = jnp.zeros(example.shape, example.dtype)
         with _calling(module, x, example):
             variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
         others = variables.keys() - {"params", "batch_stats"}
@@ -133,7 +133,7 @@ def nnx_task(
     """
     from flax import nnx
 
-    _check_example(example)
+    example = _checked_example(example)
     checks.takes(make, ("rngs",), "nnx_task: make")
     with checks.calling("nnx_task: make"):
         abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
@@ -163,7 +163,7 @@ def nnx_task(
         outputs = call(module, x, mask, train)
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    return _task(abstract, init, apply, is_random, example, loss, metrics, block_of)
+    return _task(type(abstract), init, apply, is_random, example, loss, metrics, block_of)
 
 
 def _task(
@@ -255,10 +255,11 @@ def _check_instance(module: Any) -> None:
         raise UsageError(f"linen_task: the module is a {type(module).__name__}; expected a flax.linen.Module")
 
 
-def _check_example(example: Any) -> None:
-    """Raises UsageError for an example without any axis, which cannot be a batch."""
+def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of examples; raises UsageError without any axis, which cannot be a batch."""
     if not jnp.ndim(example) or not len(example):
         raise UsageError(f"example is of shape {list(jnp.shape(example))}; it needs a leading axis, as x[:1]")
+    return jax.ShapeDtypeStruct(jnp.shape(example), jnp.asarray(example).dtype)
 
 
 @contextlib.contextmanager
@@ -272,11 +273,11 @@ def _calling(module: Any, x: Array, example: Any) -> Iterator[None]:
     except (UsageError, flax.errors.InvalidRngError):
         raise
     except Exception as error:
-        rows, expected = list(jnp.shape(x)[1:]), list(jnp.shape(example)[1:])
+        rows, expected = list(jnp.shape(x)[1:]), list(example.shape[1:])
         if rows != expected:
             reason = f"data x has rows {rows}; the task's example had {expected}"
             raise UsageError(f"{reason}; make the task with example=x[:1]") from error
-        hint = "; an example needs a leading axis, as x[:1]" if len(example) != 1 else ""
+        hint = "; an example needs a leading axis, as x[:1]" if example.shape[0] != 1 else ""
         if "mask" in _signature(module):
             hint += f"; mask is of shape {list(jnp.shape(x)[:1])}; {_MASK_OF_BATCH_NORM}"
         raise UsageError(
@@ -300,7 +301,7 @@ def _keys_like(keys: Tree, key: Array) -> Tree:
 
 def _abstract_inputs(init: Callable[[Array], Variables], example) -> tuple[Variables, jax.ShapeDtypeStruct]:
     """Returns shapes and dtypes of the variables and of three examples."""
-    x = jax.ShapeDtypeStruct((3, *jnp.shape(example)[1:]), jnp.asarray(example).dtype)
+    x = jax.ShapeDtypeStruct((3, *example.shape[1:]), example.dtype)
     with checks.without_notes():
         return jax.eval_shape(init, jax.random.key(0)), x
 
@@ -367,8 +368,12 @@ def _caller(module: Any) -> Callable:
 
 def _signature(module: Any) -> set[str]:
     """Returns the argument names of the module's `__call__`."""
-    return set(inspect.signature(type(module).__call__).parameters)
+    return set(inspect.signature(_class(module).__call__).parameters)
 
 
 def _name(module: Any) -> str:
-    return type(module).__name__
+    return _class(module).__name__
+
+
+def _class(module: Any) -> type:
+    return module if isinstance(module, type) else type(module)

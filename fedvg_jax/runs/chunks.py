@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, default_cache_dir
 from fedvg_jax.core import processes, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
@@ -22,6 +22,7 @@ from fedvg_jax.runs import (
     client_memories,
     client_models,
     communication,
+    compilation,
     evaluation_records,
     host_pool,
     memory,
@@ -46,8 +47,12 @@ class Programs(NamedTuple):
     """that compiling took"""
 
 
-def compile_programs(sim: simulation.Simulation) -> Programs:
+def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = lambda line: None) -> Programs:
     """Returns the programs of a run, compiled ahead of time unless a run of equal shapes has compiled them.
+
+    Args:
+        sim: the run.
+        say: called with a line if compiling takes long.
 
     Raises:
         UsageError: the compiled program needs more memory than there is, and `force` is not set.
@@ -58,7 +63,9 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
         rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
         data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
-        chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
+        program = programs.static_settings(sim.config), jax.tree.map(programs.abstract, (state, rounds, data))
+        with compilation.announced(sim.config.cache_dir or default_cache_dir(), program, say):
+            chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
         memory.refuse_unfitting(sim.config, memory.of_program(chunk))
         if sim.host_pool:
             tables, variables = evaluation_tables(sim.data).values(), sim.state.variables

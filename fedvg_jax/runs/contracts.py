@@ -255,7 +255,7 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
             "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
             " use --hold 0"
         )
-    model, few = jax.jit(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
+    model, few = hw.jit_once(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
     with checks.without_notes():
         weights, sums = jax.device_get(_jitted_trial(weighting, in_blocks)(model, few, dict(hyper)))
     checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
@@ -290,7 +290,7 @@ tensor, for cohorts of every size, which negative measurements, such as losses, 
 def _jitted_trial(
     weighting: Weighting, in_blocks: bool
 ) -> Callable[[Variables, Data, Hyper], tuple[Variables, Variables]]:
-    return jax.jit(functools.partial(_run_trial, weighting, in_blocks))
+    return hw.jit_once(functools.partial(_run_trial, weighting, in_blocks))
 
 
 def _run_trial(
@@ -471,7 +471,7 @@ def check_forward(task: Task, pool: Tree) -> None:
         return task.loss(*model, batch, mask, True)[0], forward(*model, batch, mask, True)[0].loss
 
     with checks.calling("task.forward"):
-        own, of_forward = map(float, jax.jit(losses)(jax.random.key(0)))
+        own, of_forward = map(float, hw.jit_once(losses)(jax.random.key(0)))
     if not np.isclose(own, of_forward, rtol=1e-3, equal_nan=True):
         raise UsageError(
             f"task.forward has the loss {of_forward:.6g} where task.loss has {own:.6g}, on the same rows; algorithms"

@@ -54,6 +54,8 @@ class Observers(NamedTuple):
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
     """called when the run folder is open, before anything is compiled"""
+    on_compiling: Callable[[str], None] = lambda line: None
+    """called with one line, from another thread, if compiling takes long"""
 
 
 def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
@@ -160,7 +162,7 @@ def _run_rounds(
             observers.log(hint.removeprefix("; "))
     state, num_done = start.state, len(start.records)
     is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
-    compiled = None if is_over else compiled or chunks.compile_programs(sim)
+    compiled = None if is_over else compiled or chunks.compile_programs(sim, observers.on_compiling)
     compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
     begin = time.perf_counter()  # a clock that cannot be set
 

@@ -102,8 +102,8 @@ def make_program(
 
     Args:
         model: a task, or the images for the model that the config names.
-        algorithm, weighting: replace what the config names; compared, as a task is, by identity of their functions. A
-            weighting may also be a function of the task.
+        algorithm, weighting: replace what the config names; compared, as a task is, by what their functions read, see
+            `core.value_keys`. A weighting may also be a function of the task.
         devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
     """
     return _make(static_settings(config), model, algorithm, weighting, devices, trace_settings(), hw.current())

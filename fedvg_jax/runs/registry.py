@@ -186,7 +186,7 @@ def make_variables(
     if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
         raise UsageError(f"pretrained needs a model with a layer {pretrained.HEAD}; give initial= for your own task")
     read = pretrained.load(config.pretrained, shapes, config.model)
-    head = jax.jit(lambda key: init(key).params[pretrained.HEAD])(key)
+    head = hw.jit_once(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
 
 

@@ -15,7 +15,7 @@ from fedvg_jax.config import Config, block_size, check, cohort_size, default_cac
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.options import AlgorithmFacts, listed
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import files, processes, tree
+from fedvg_jax.core import files, hardware, processes, tree, value_keys
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -204,6 +204,7 @@ def simulation(
     """
     own = _Own(task, algorithm, weighting)
     contracts.check_kinds(*own)
+    value_keys.of(own)  # drops what JAX has traced of other values
     config = _check_settings(config)
     population = _make_population(config, data, partition, progress, reading)
     program = _make_program(config, population, own)
@@ -397,7 +398,7 @@ def make_state(
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    variables = registry.make_variables(config, jax.jit(program.task.init), initial)
+    variables = registry.make_variables(config, hardware.jit_once(program.task.init), initial)
     options = {"local": registry.make_local(config), "stats_too": config.server_stats == "official"}
 
     def init() -> SimState:

@@ -200,7 +200,7 @@ def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
 
 
 def test_a_run_checks_its_weighting_before_compiling(monkeypatch):
-    monkeypatch.setattr(chunks, "compile_programs", lambda sim: pytest.fail("too late"))
+    monkeypatch.setattr(chunks, "compile_programs", lambda *_: pytest.fail("too late"))
     with pytest.raises(UsageError, match="sums to 3; expected 1"):
         fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), weighting=RULES["a sum of 3"][0], **SMALL)
     with pytest.raises(UsageError, match="'fc1/bias' is int32"):

@@ -1,9 +1,12 @@
 """Runs that differ in values only share their compiled programs."""
 
 import functools
+import time
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
+import linear
 import numpy as np
 import pytest
 from programs import compilations
@@ -14,7 +17,8 @@ from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import programs, registry, simulation
+from fedvg_jax.runs import compilation, programs, registry, simulation
+from fedvg_jax.weightings import basic
 
 SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
 
@@ -89,6 +93,47 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     assert_equal_runs(shared, alone)
 
 
+FACTOR = 1.0
+
+
+def scaled_loss(*arguments):
+    loss, stats = linear.TASK.loss(*arguments)
+    return FACTOR * loss, stats
+
+
+def scaled_by(factor: float):
+    """The result of a run whose loss reads a factor of this module."""
+    globals()["FACTOR"] = factor
+    given = linear.GIVEN | {"task": linear.TASK._replace(loss=scaled_loss)}
+    return np.asarray(fedvg_jax.run(replace(SMALL, partition="iid", rounds=1), **given).variables.params["w"])
+
+
+def test_a_run_uses_the_values_that_a_function_reads_when_it_starts():
+    first, half, again = scaled_by(1.0), scaled_by(0.5), scaled_by(1.0)
+    np.testing.assert_array_equal(again, first)
+    assert not np.array_equal(half, first)
+
+
+def test_functions_made_anew_by_the_same_factories_compile_nothing():
+    def run(seed: int):
+        def task():
+            return fedvg_jax.linen_task(nn.Dense(1), loss, linear.data()[0][seed : seed + 1])
+
+        def loss(output, y):
+            return (output[0] - y.astype(output.dtype)) ** 2
+
+        def weighting():
+            return basic.uniform()._replace(score=lambda signals: signals)
+
+        given = {"data": linear.data(), "task": task(), "weighting": weighting()}
+        return fedvg_jax.run(replace(SMALL, partition="iid", rounds=1, seed=seed), **given)
+
+    run(0)
+    with compilations() as compiled:
+        run(1)
+    assert compiled == []
+
+
 @pytest.mark.parametrize("configured", [None, "/elsewhere"])
 def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, traced, configured):
     before = {name: jax.config.values[name] for name in jax.config.values if "cache_dir" in name or "cache_min" in name}
@@ -99,3 +144,12 @@ def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tm
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+
+
+def test_long_compiling_is_announced_with_the_seconds_of_the_last_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "PATIENCE", 0.05)
+    lines = []
+    for program, seconds in (("a", 0.7), ("a", 0.0), ("a", 0.2), ("b", 0.2)):
+        with compilation.announced(tmp_path, program, lines.append):
+            time.sleep(seconds)
+    assert lines == ["compiling", "compiling, about 1 s", "compiling"]

@@ -68,15 +68,8 @@ def pages(results: Path) -> dict[Path, dict[str, str]]:
     written = (page for page in DOCS.rglob("*.md") if page.parent.name != "studies")
     for page in sorted([*written, *RESULTS.rglob("README.md")]):
         names = re.findall(r"^<!-- (\S+): begin -->$", page.read_text(encoding="utf-8"), re.M)
-        files = {name: _listing(ROOT / name.removeprefix("file:")) for name in names if name.startswith("file:")}
-        of_pages[page] = files | {name: pieces[name].strip("\n") for name in names if name in pieces}
+        of_pages[page] = {name: pieces[name].strip("\n") for name in names if name in pieces}
     return of_pages
-
-
-def _listing(path: Path) -> str:
-    """Returns a file as a block of code."""
-    language = {".py": "python", ".sbatch": "sh", ".yaml": "yaml"}.get(path.suffix, "text")
-    return f"```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```"
 
 
 def replace_tables(text: str, tables: dict[str, str]) -> str:

@@ -61,8 +61,7 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece(ex
         text = path.read_text(encoding="utf-8")
         assert tables_of_pages.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
     names = {name for page in WRITTEN for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))}
-    named = {name for name in names if not name.startswith("file:")}
-    assert named - OF_OTHERS == generated.pieces().keys() - OF_OTHERS
+    assert names - OF_OTHERS == generated.pieces().keys() - OF_OTHERS
 
 
 def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes(extension):

@@ -9,7 +9,7 @@ from typing import Any
 from fedvg_jax.config import SETTINGS, Config, presets
 from fedvg_jax.config.declare import Setting, descriptions
 
-KINDS = {str: "text", int: "whole number", float: "number", Path: "path"}
+KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 """A setting's type -> the word for it."""
 
 
@@ -22,23 +22,19 @@ def options() -> str:
 
 
 def entry(name: str, setting: Setting, text: str) -> str:
-    """`--flag` TYPE: the description, the default and the allowed values."""
+    """`--flag` TYPE, DEFAULT: the description and the allowed values."""
     flag = "--" + name.replace("_", "-")
     kinds = [KINDS[kind] for kind in setting.types if kind in KINDS]
     kind = f" *{' or '.join(kinds)}*" if kinds else ""
-    is_said = setting.default in (None, "") and "default" in text.lower()
-    facts = [] if is_said else [f"Default: {shown(setting.default)}."]
-    if setting.names:
-        facts.append("Allowed: " + ", ".join(f"`{value}`" for value in setting.names) + ".")
-    elif setting.range:
-        facts.append(f"Allowed: {escape(setting.range.words)}.")
-    return f"- `{flag}`{kind}: {' '.join([escape(text), *facts])}"
+    default = "" if setting.default in (None, "") else f", {shown(setting.default)}"
+    allowed = ", ".join(f"`{value}`" for value in setting.names) if setting.names else ""
+    if setting.range and not allowed:
+        allowed = escape(setting.range.words)
+    return f"- `{flag}`{kind}{default}: {escape(text)}" + f" Allowed: {allowed}." * bool(allowed)
 
 
 def shown(value: Any) -> str:
     """A default as it is written on a command line."""
-    if value is None or value == "":
-        return "none"
     return "off" if value is False else f"`{value}`"
 
 
@@ -48,8 +44,9 @@ def escape(text: str) -> str:
 
 
 def methods() -> str:
-    """`--method NAME` -> the settings it stands for."""
-    return settings_table("`--method`", presets.METHODS)
+    """`--method NAME` -> the settings it stands for, of the base methods and FedVG."""
+    bases = {name: settings for name, settings in presets.METHODS.items() if "+" not in name}
+    return settings_table("`--method`", bases)
 
 
 def official() -> str:

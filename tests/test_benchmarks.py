@@ -96,7 +96,7 @@ def test_a_file_of_gpu_results_gains_sessions_and_loses_none(tmp_path, monkeypat
 
 
 def test_pytorch_s_round_on_a_gpu_is_ours():
-    """Computed here, eagerly; with CUDA graphs only where there is a GPU. Biases before BatchNorm move by rounding."""
+    """Gradients in float64, and whole rounds in float32, of which a ReLU may flip; without CUDA graphs."""
     torch_or_skip()
     from benchmarks import gpu_torch, gpu_workload, torch_nets
 
@@ -107,10 +107,10 @@ def test_pytorch_s_round_on_a_gpu_is_ours():
     for channels_last in (False, True):
         peer = gpu_torch.Round(sim, "lenet5", gpu_torch.Variant("eager", "float32", channels_last), "cpu")
         peer.run()
-        np.testing.assert_allclose(peer.weights, metrics.weights, rtol=1e-3)
+        np.testing.assert_allclose(peer.weights, metrics.weights, rtol=contest.WEIGHTS)
         for path, model in zip(peer.start, peer.averaged, strict=True):
             name = path.split("/", 1)[1]
-            np.testing.assert_allclose(torch_nets.from_torch("lenet5", name, model), expected[f"/{path}"], atol=1e-4)
+            np.testing.assert_allclose(torch_nets.from_torch("lenet5", name, model), expected[f"/{path}"], atol=1e-3)
 
 
 def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path):

@@ -25,18 +25,6 @@ DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 RESULTS = Path(__file__).parent / "results"
 
-TARGETS = {
-    "lenet5": {"lean": 2.5, "loader": 4},
-    "cnn": {"lean": 1.2},
-    "resnet18": {"lean": 2},
-    "vit_s16": {"lean": 1.15},
-    "logistic": {"loader": 25},
-    "mlp64": {"loader": 15},
-    "mlp200": {"loader": 8},
-    "pfl_cnn": {"lean": 1.2, "pfl": 1.3},
-}
-"""case -> contestant -> targeted ratio of its time to ours"""
-
 
 def main(argv: list[str] | None = None) -> int:
     """Writes or checks the tables; exit code 1 if a checked page is out of date."""
@@ -181,15 +169,11 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             of_peak(case, peak["all cores"]),
             *(ratio_to_ours(case, peer) for peer in _PEERS),
             f"{case['about']['ours']['compile_seconds']:.1f}",
-            verdict(name, case),
         ]
         yield f"| {' | '.join(cells)} |"
     if not all(map(quiet, file["cases"].values())):
         yield ""
-        yield (
-            "busy: other work was running on the machine, so that these times are too long, their ratios rough, and no"
-            " target is decided by them."
-        )
+        yield ("busy: other work was running on the machine, so that these times are too long and their ratios rough.")
 
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
@@ -251,7 +235,7 @@ def _alpha(case: dict[str, Any]) -> str:
 
 
 _COLUMNS = ("round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader")
-_COLUMNS += ("vmap", "pfl", "compile, s", "target")
+_COLUMNS += ("vmap", "pfl", "compile, s")
 
 
 def cpu_seconds(case: dict[str, Any], contestant: str) -> str:
@@ -272,25 +256,6 @@ def of_peak(case: dict[str, Any], peak: float) -> str:
     if not flops or not quiet(case):
         return "-"
     return f"{100 * case['image_gradients_per_second'] * flops / (1e9 * peak):.0f} %"
-
-
-def verdict(name: str, case: dict[str, Any]) -> str:
-    """Returns the targets of a case, and whether they are reached."""
-    if name not in TARGETS:
-        return "none"
-    return "; ".join(_verdict(case, peer, factor) for peer, factor in TARGETS[name].items())
-
-
-def _verdict(case: dict[str, Any], peer: str, factor: float) -> str:
-    goal = f"{factor:g} x {'DataLoader' if peer == 'loader' else peer}"
-    if peer not in case["ratio"]:
-        return f"{goal}: not measured"
-    if not quiet(case):
-        return f"{goal}: not decided"
-    # "lean" means the fastest PyTorch loop, which can be another contestant
-    peers = ("lean", "loader", "vmap") if peer == "lean" else (peer,)
-    ratio = min(case["ratio"][name] for name in peers if name in case["ratio"])
-    return f"{goal}: {'reached' if ratio >= factor else 'not reached'}"
 
 
 def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:

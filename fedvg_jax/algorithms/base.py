@@ -7,27 +7,27 @@ from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Probe, Tree
 
 
 def no_memory(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """Empty memories of the server and of a client."""
+    """Returns empty memories of the server and of a client."""
     return (), ()
 
 
 def no_correction(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-    """The gradients unchanged."""
+    """Returns the gradients unchanged."""
     return grads
 
 
 def no_report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """The client's memory unchanged, and no messages."""
+    """Returns the client's memory unchanged, and no messages."""
     return anchor.client, (), ()
 
 
 def no_probe(hyper: Hyper, probe: Probe) -> Tree:
-    """No measurement before training."""
+    """Measures nothing before training."""
     return ()
 
 
 def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """R = 0, and the server's memory unchanged."""
+    """Returns R = 0, and the server's memory unchanged."""
     return tree.zeros_like(params), server
 
 

@@ -20,7 +20,7 @@ DEFAULTS = (Hyperparameter("ditto_lambda", 1.0, 0.0, doc="lambda, strength of th
 
 
 def ditto(base: Algorithm) -> Algorithm:
-    """Ditto; reads `ditto_lambda`. Its global model is that of `base`; at ditto_lambda = 0 clients also train alone."""
+    """Returns Ditto, which reads `ditto_lambda`; at 0 clients also train alone. Its global model is that of `base`."""
     return base._replace(personal=personal, defaults=(*base.defaults, *DEFAULTS))
 
 

@@ -35,7 +35,7 @@ DEFAULTS = (
 
 
 def elastic(official: bool = False) -> Algorithm:
-    """Elastic aggregation; reads `tau` and `sensitivity_decay` (mu). At tau = 1 and equal sensitivities it is FedAvg.
+    """Returns Elastic, which reads `tau` and `sensitivity_decay` (mu). At tau = 1 and equal sensitivities it is FedAvg.
 
     Args:
         official: whether sensitivities follow the published FedVG code. Only these have running statistics, which
@@ -45,14 +45,14 @@ def elastic(official: bool = False) -> Algorithm:
     probe = official_sensitivity if official else sensitivity
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-        """R = (1 - zeta) u."""
+        """Returns R = (1 - zeta) u."""
         return jax.tree.map(lambda o, u: (o - hyper["tau"]) * u, relative(cohort), cohort.update), server
 
     return PLAIN._replace(residual=residual, probe=probe, defaults=DEFAULTS)
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
-    """O_k of every tensor: the bias-corrected moving average of its mean squared gradient; 0 without a batch."""
+    """Returns every tensor's O_k: the bias-corrected moving average of its mean squared gradient; 0 without a batch."""
     params, stats = probe.variables
     mu = hyper["sensitivity_decay"]
 
@@ -71,7 +71,7 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
 
 
 def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
-    """The published code's moving average of ||sum of the loss gradients so far||^2; 1 for running statistics."""
+    """Returns the published code's moving average of ||sum of loss gradients so far||^2; 1 for running statistics."""
     params, stats = probe.variables
     mu = hyper["sensitivity_decay"]
 
@@ -85,14 +85,14 @@ def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
 
 
 def over_tensors(cohort: Cohort) -> Tree:
-    """O^(t) / max over tensors of O; 1 for every tensor if all sensitivities are 0."""
+    """Returns O^(t) / max over tensors of O; 1 for every tensor if all sensitivities are 0."""
     mean = jax.tree.map(lambda s, o: s @ o, cohort.weights, cohort.probes)
     largest = jnp.stack(jax.tree.leaves(mean)).max()
     return jax.tree.map(lambda o: _ratio(o, largest), mean)
 
 
 def over_clients(cohort: Cohort) -> Tree:
-    """O^(t) / max over clients of O_k^(t); 1 where the maximum is 0."""
+    """Returns O^(t) / max over clients of O_k^(t); 1 where the maximum is 0."""
     return jax.tree.map(lambda s, o: _ratio(s @ o, o.max()), cohort.weights, cohort.probes)
 
 

@@ -13,5 +13,5 @@ from fedvg_jax.core.types import Algorithm
 
 
 def fedavg() -> Algorithm:
-    """FedAvg: the general rule with R = 0. It has no hyperparameters of its own."""
+    """Returns FedAvg: the general rule with R = 0. It has no hyperparameters of its own."""
     return PLAIN

@@ -30,14 +30,14 @@ EPS = 1e-8
 
 
 def feddecorr() -> Algorithm:
-    """FedDecorr; reads `decorr_beta`. At decorr_beta = 0 it is FedAvg."""
+    """Returns FedDecorr, which reads `decorr_beta`. At decorr_beta = 0 it is FedAvg."""
     return PLAIN._replace(loss=loss, defaults=DEFAULTS)
 
 
 def loss(
     hyper: Hyper, task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array, anchor: Anchor
 ) -> tuple[Array, Tree]:
-    """The task's loss + beta (1 / d^2) ||K||_F^2."""
+    """Returns the task's loss + beta (1 / d^2) ||K||_F^2."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
     return own.loss + hyper["decorr_beta"] * mean_squared_correlation(features_of(own), mask), new_stats
 

@@ -39,7 +39,7 @@ class Server(NamedTuple):
 
 
 def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: bool = True) -> Algorithm:
-    """FedDyn; reads `dyn_alpha` and `clip`.
+    """Returns FedDyn, which reads `dyn_alpha` and `clip`.
 
     Args:
         quadratic: whether the regulariser includes (alpha / 2) ||theta||^2.
@@ -48,7 +48,7 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
     """
 
     def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-        """clip(g + alpha (lambda_k + theta - theta_g))."""
+        """Returns clip(g + alpha (lambda_k + theta - theta_g))."""
 
         def regularised(g, dual, p, global_p):
             return g + hyper["dyn_alpha"] * (dual - global_p + (p if quadratic else 0))
@@ -56,7 +56,7 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
         return clipped(hyper["clip"], jax.tree.map(regularised, grads, anchor.client, params, anchor.params))
 
     def residual(hyper: Hyper, server: Server, params: Tree, cohort: Cohort) -> tuple[Tree, Server]:
-        """R = mean lambda over all N clients; plus u where the server does not average."""
+        """Returns R = mean lambda over all N clients; plus u where the server does not average."""
         dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, server.dual, cohort.summed)
         undoes_average = jnp.where(averages | (server.round == 0), 0.0, 1.0)
         residual = jax.tree.map(lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update)
@@ -66,18 +66,18 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:
-    """Mean lambda = 0 and lambda_k = 0."""
+    """Returns mean lambda = 0 and lambda_k = 0."""
     return Server(tree.zeros_like(params), jnp.zeros((), jnp.int32)), tree.zeros_like(params)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """The memory lambda_k - delta_k, and the message -delta_k to be summed."""
+    """Returns the memory lambda_k - delta_k, and the message -delta_k to be summed."""
     message = tree.sub(params, anchor.params)
     return tree.add(anchor.client, message), message, ()
 
 
 def clipped(max_norm: Array, grads: Tree) -> Tree:
-    """The gradients scaled to a global norm of at most `max_norm`.
+    """Returns the gradients scaled to a global norm of at most `max_norm`.
 
     >>> clipped(jnp.float32(1), {"w": jnp.array([3.0, 4.0])})["w"].round(3).tolist()
     [0.6000000238418579, 0.800000011920929]

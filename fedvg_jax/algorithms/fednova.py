@@ -18,19 +18,19 @@ from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 def fednova() -> Algorithm:
-    """FedNova. If all clients take the same number of steps, it equals FedAvg. It has no hyperparameters of its own."""
+    """Returns FedNova, without hyperparameters of its own. With equal numbers of steps it is FedAvg."""
     return PLAIN._replace(report=report, residual=residual)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """The message ((theta_g - theta_k) / D_k, D_k) of every tensor, to be averaged."""
+    """Returns the message ((theta_g - theta_k) / D_k, D_k) of every tensor, to be averaged."""
     safe = jnp.where(displacement > 0, displacement, 1)
     message = jax.tree.map(lambda p, global_p: ((global_p - p) / safe, displacement), params, anchor.params)
     return anchor.client, (), message
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """R = u - (sum_k s_k D_k) sum_k s_k delta_k / D_k."""
+    """Returns R = u - (sum_k s_k D_k) sum_k s_k delta_k / D_k."""
 
     def difference(u, means):
         direction, displacement = means

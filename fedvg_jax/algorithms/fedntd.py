@@ -26,14 +26,14 @@ DEFAULTS = (
 
 
 def fedntd() -> Algorithm:
-    """FedNTD; reads `ntd_beta` and `ntd_tau`. At ntd_beta = 0 it is FedAvg."""
+    """Returns FedNTD, which reads `ntd_beta` and `ntd_tau`. At ntd_beta = 0 it is FedAvg."""
     return PLAIN._replace(loss=loss, defaults=DEFAULTS)
 
 
 def loss(
     hyper: Hyper, task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array, anchor: Anchor
 ) -> tuple[Array, Tree]:
-    """The task's loss + beta mean_i KL(q_i^glob || q_i)."""
+    """Returns the task's loss + beta mean_i KL(q_i^glob || q_i)."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
     if not jnp.issubdtype(batch.y.dtype, jnp.integer) or jnp.shape(own.outputs)[:-1] != batch.y.shape:
         raise UsageError(

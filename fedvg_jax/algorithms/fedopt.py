@@ -50,7 +50,7 @@ FEDAVGM_DEFAULTS = (
 def fedopt(
     optimiser: Callable[[Hyper], optax.GradientTransformation], defaults: tuple[Hyperparameter, ...] = ()
 ) -> Algorithm:
-    """FedAvg with an optax optimiser on the server.
+    """Returns FedAvg with an optax optimiser on the server.
 
     Args:
         optimiser: hyperparameters -> optimiser, which acts on u as on a gradient.
@@ -58,11 +58,11 @@ def fedopt(
     """
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-        """The optimiser's state; no client memory."""
+        """Returns the optimiser's state; no client memory."""
         return optimiser(hyper).init(params), ()
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-        """R = u + optimiser(u), where the optimiser's update is a descent step."""
+        """Returns R = u + optimiser(u), where the optimiser's update is a descent step."""
         with jax.numpy_dtype_promotion("standard"):  # optax uses its own float32 counters
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
@@ -84,7 +84,7 @@ SecondMoment = Callable[[Hyper, Array, Array], Array]
 
 
 def fedadagrad(official: bool = False) -> Algorithm:
-    """FedAdagrad; reads `server_lr` (eta) and `server_eps` (tau), as `official` also `b1`."""
+    """Returns FedAdagrad, which reads `server_lr` (eta) and `server_eps` (tau), as `official` also `b1`."""
 
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v + squared
@@ -94,7 +94,7 @@ def fedadagrad(official: bool = False) -> Algorithm:
 
 
 def fedyogi(official: bool = False) -> Algorithm:
-    """FedYogi; reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
+    """Returns FedYogi, which reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
 
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v - (1 - hyper["b2"]) * squared * jnp.sign(v - squared)
@@ -103,7 +103,7 @@ def fedyogi(official: bool = False) -> Algorithm:
 
 
 def fedadam(official: bool = False) -> Algorithm:
-    """FedAdam; reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
+    """Returns FedAdam, which reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
 
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return hyper["b2"] * v + (1 - hyper["b2"]) * squared
@@ -114,7 +114,7 @@ def fedadam(official: bool = False) -> Algorithm:
 def adaptive(
     second_moment: SecondMoment, official: bool = False, momentum: bool = True
 ) -> Callable[[Hyper], optax.GradientTransformation]:
-    """The server step of Algorithm 2 as a descent on u = -Delta; see the equations at the top of this module.
+    """Returns the server step of Algorithm 2 as a descent on u = -Delta; see the equations at the top of this module.
 
     Args:
         second_moment: v_t of one tensor.
@@ -148,7 +148,7 @@ def adaptive(
 
 
 def fedavgm() -> Algorithm:
-    """FedAvgM; reads `server_momentum` (beta) and `server_lr`. At beta = 0 and rate 1 it is FedAvg."""
+    """Returns FedAvgM, which reads `server_momentum` (beta) and `server_lr`. At beta = 0 and rate 1 it is FedAvg."""
 
     def optimiser(hyper: Hyper) -> optax.GradientTransformation:
         return optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True)
@@ -157,5 +157,5 @@ def fedavgm() -> Algorithm:
 
 
 def _root(v: Array) -> Array:
-    """sqrt(v) with gradient 0 at v = 0, where it would be infinite."""
+    """Returns sqrt(v) with gradient 0 at v = 0, where it would be infinite."""
     return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)

@@ -17,7 +17,7 @@ DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal te
 
 
 def fedprox() -> Algorithm:
-    """FedProx; reads `mu`. At mu = 0 it is FedAvg."""
+    """Returns FedProx, which reads `mu`. At mu = 0 it is FedAvg."""
     return PLAIN._replace(correct=correct, defaults=DEFAULTS)
 
 

@@ -28,24 +28,24 @@ DEFAULTS = (
 
 
 def moon() -> Algorithm:
-    """MOON; reads `moon_mu` and `moon_tau`. At moon_mu = 0 it is FedAvg, and in the first round of a run it is too."""
+    """Returns MOON, which reads `moon_mu` and `moon_tau`. At moon_mu = 0, and in a run's first round, it is FedAvg."""
     return PLAIN._replace(init=init, report=report, loss=loss, defaults=DEFAULTS)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """No memory of the server, and the initial model as the client's previous one."""
+    """Returns no memory of the server, and the initial model as the client's previous one."""
     return (), params
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """The trained model as the client's memory, and no messages."""
+    """Returns the trained model as the client's memory, and no messages."""
     return params, (), ()
 
 
 def loss(
     hyper: Hyper, task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array, anchor: Anchor
 ) -> tuple[Array, Tree]:
-    """The task's loss + mu l_con."""
+    """Returns the task's loss + mu l_con."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
     compared = [forward(task, model, stats, batch, mask)[0] for model in (anchor.params, anchor.client)]
     z, *others = map(features_of, (own, *compared))

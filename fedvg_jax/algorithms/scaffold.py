@@ -9,18 +9,8 @@ Source: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Feder
 with uniform weights. The displacement d is steps x lr for plain SGD and is defined for any client optimiser. A client
 without a local step sends 0.
 
-Scaffold needs a smaller learning rate than FedAvg where local training is unstable. The correction c - c_k is constant
-during the local steps, and nothing damps it. On the digits demonstration at alpha 0.05, a rate of 0.2 is too large and
-0.1 is small enough:
-
-    10 of 20 clients a round   at 0.2, seed 2 of the seeds 0 to 3 diverges at round 73; at 0.1 and 0.05, seeds 0 to 2
-                               end at 94 % to 96 % test accuracy, and uniform FedAvg at 0.2 ends at 91 % to 94 %
-    all 20 clients a round     at 0.2, seeds 2, 0 and 1 diverge at rounds 21, 29 and 41; at 0.1 they end at 95 % to 96 %
-
-An independent NumPy implementation in float64 with the same clients and minibatches also diverges for seed 2 with all
-20 clients, at round 27. So the cause is neither rounding nor this code. One client with 78 rows and 15 steps is
-unstable at 0.2: the norm of its c_k is 20 to 270 from round 15 on, while the largest norm at round 10 was 3. c takes
-1/20 of it, which moves every client away, and gradients grow with the parameters. At 0.1 the norm of c decreases.
+Scaffold needs a smaller learning rate than FedAvg where local training is unstable: the correction c - c_k is constant
+during the local steps, and nothing damps it. benchmarks/results/README.md has runs that diverge.
 
 The published FedVG code takes five single-minibatch steps a round and does not store c_k. Its c is therefore 1 / N of a
 mean and accumulates all past gradients.
@@ -39,7 +29,7 @@ DEFAULTS = (Hyperparameter("eta_g", 1.0, 0.0, doc="eta_g, learning rate of the s
 
 
 def scaffold(keeps: bool = True) -> Algorithm:
-    """Scaffold; reads `eta_g`. With eta_g = 1 its first round equals FedAvg's.
+    """Returns Scaffold, which reads `eta_g`. With eta_g = 1 its first round equals FedAvg's.
 
     Args:
         keeps: whether clients store c_k between rounds. The published FedVG code does not.
@@ -53,17 +43,17 @@ def scaffold(keeps: bool = True) -> Algorithm:
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """c = 0 and c_k = 0."""
+    """Returns c = 0 and c_k = 0."""
     return tree.zeros_like(params), tree.zeros_like(params)
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
-    """g + c - c_k."""
+    """Returns g + c - c_k."""
     return jax.tree.map(lambda g, c, c_k: g + c - c_k, grads, anchor.server, anchor.client)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """The memory c_k+, and the message c_k+ - c_k to be summed."""
+    """Returns the memory c_k+, and the message c_k+ - c_k to be summed."""
     has_moved = displacement > 0
     safe = jnp.where(has_moved, displacement, 1)
 
@@ -75,6 +65,6 @@ def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tr
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """R = (1 - eta_g) u, and the memory c + (1/N) sum_k (c_k+ - c_k)."""
+    """Returns R = (1 - eta_g) u, and the memory c + (1/N) sum_k (c_k+ - c_k)."""
     c = jax.tree.map(lambda c, m: c + m / cohort.num_clients, server, cohort.summed)
     return tree.scale(1 - hyper["eta_g"], cohort.update), c

@@ -189,7 +189,7 @@ def _shape_of_output(task: Task, batch: Any) -> Any:
 
 
 def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
-    """The weighting that a user's function makes for the task.
+    """Returns the weighting that a user's function makes for the task.
 
     Raises:
         UsageError: `factory` is not a function of the task, or returns something else.

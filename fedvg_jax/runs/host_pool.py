@@ -48,7 +48,7 @@ class HostPool(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """D, devices that share a cohort."""
+        """Returns D, devices that share a cohort."""
         return evaluate.count_devices(self.executor)
 
 

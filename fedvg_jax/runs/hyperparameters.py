@@ -22,7 +22,7 @@ def merge_hyperparameters(
     given: Mapping[str, Any] | None = None,
     own: tuple[Algorithm | Weighting, ...] = (),
 ) -> Hyper:
-    """All hyperparameters of a run as float32 scalars.
+    """Returns all hyperparameters of a run as float32 scalars.
 
     The value of a declared hyperparameter is the first that exists of: `given[name]`; the config's field, if a named
     algorithm or weighting declares it; the declared default.
@@ -86,7 +86,7 @@ def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper
 
 
 def checked(parameter: Hyperparameter, value: Any) -> float:
-    """`value` as a float.
+    """Returns `value` as a float.
 
     Raises:
         UsageError: it is not a finite number, not in the declared range, or zero or infinite in float32.
@@ -103,7 +103,7 @@ def checked(parameter: Hyperparameter, value: Any) -> float:
 
 
 def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperparameter]:
-    """Name -> declaration, of the algorithm and the weighting together."""
+    """Returns name -> declaration, of the algorithm and the weighting together."""
     declared: dict[str, Hyperparameter] = {}
     for parameter in (*algorithm.defaults, *weighting.defaults):
         if declared.setdefault(parameter.name, parameter) != parameter:

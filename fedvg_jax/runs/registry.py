@@ -106,7 +106,7 @@ MODELS = {
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
-    """The config's model for the images and classes of a data set."""
+    """Returns the config's model for the images and classes of a data set."""
     check_images(config, arrays)
     return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
 
@@ -125,7 +125,7 @@ def check_images(config: Config, arrays: Arrays) -> None:
 
 
 def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
-    """The config's model as a task.
+    """Returns the config's model as a task.
 
     Args:
         shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
@@ -159,7 +159,7 @@ def _scoring_conv(config: Config) -> str | None:
 def make_variables(
     config: Config, init: Callable[[jax.Array], Variables], initial: Variables | None = None
 ) -> Variables:
-    """The initial model: random from the seed, given, that of another run, or a file's weights with a random head.
+    """Returns the initial model: random from the seed, given, of another run, or a file's weights with a random head.
 
     Args:
         init: key -> variables, e.g. a jitted `Task.init`.
@@ -191,18 +191,18 @@ def make_variables(
 
 
 def block_of(config: Config) -> Callable[[str], str]:
-    """The function path of a tensor -> name of its block, for the config's model."""
+    """Returns the function path of a tensor -> name of its block, for the config's model."""
     model = MODELS[config.model]
     return (model.stage_of if config.fedvg.block == "stage" else None) or model.block_of
 
 
 def make_local(config: Config) -> LocalPart | None:
-    """The part of the model that stays with each client; None for none."""
+    """Returns the part of the model that stays with each client; None for none."""
     return local_part(config.local, config.local_first) if config.local else None
 
 
 def round_options(config: Config, task: Task) -> dict[str, Any]:
-    """Keyword arguments of `make_round`: what the config adds to the round of its algorithm and weighting."""
+    """Returns the keyword arguments of `make_round` that the config adds to its algorithm and weighting."""
     return {
         "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
@@ -215,12 +215,12 @@ def round_options(config: Config, task: Task) -> dict[str, Any]:
 
 
 def corrupt_clients(config: Config) -> np.ndarray:
-    """Ids of the corrupt clients."""
+    """Returns the ids of the corrupt clients."""
     return attacks.corrupt_clients(config.seed, config.clients, num_corrupt(config))
 
 
 def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
-    """The hyperparameters that the config has a field for, as float32 scalars.
+    """Returns the hyperparameters that the config has a field for, as float32 scalars.
 
     Args:
         algorithm: of the run; defaults to the config's. One with `server_momentum` takes FedAvgM's `server_lr`.
@@ -242,13 +242,13 @@ LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")
 
 @functools.cache
 def built_in_hyperparameters() -> frozenset[Hyperparameter]:
-    """All that built-in algorithms and weightings declare; the config has a field for each."""
+    """Returns all that built-in algorithms and weightings declare; the config has a field for each."""
     of_algorithms = (make(Config()).defaults for make in ALGORITHMS.values())
     return frozenset(itertools.chain(*of_algorithms, FEDVG_DEFAULTS, family.DEFAULTS, baselines.FITTED_DEFAULTS))
 
 
 def make_optimiser(config: Config) -> local_training.Optimiser:
-    """The clients' optimiser with the config's momentum, weight decay and learning rate schedule over rounds."""
+    """Returns the clients' optimiser with momentum, weight decay and learning rate schedule of the config."""
     factor = local_training.LR_SCHEDULES[config.lr_schedule]
 
     def optimiser(hyper: Hyper, round):
@@ -266,7 +266,7 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
 
 
 def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None) -> Weighting:
-    """The weighting that `config.weighting` names.
+    """Returns the weighting that `config.weighting` names.
 
     Args:
         config: the settings of the weighting.
@@ -292,7 +292,7 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
 
 
 def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
-    """The arguments of `fedvg` beside the task."""
+    """Returns the arguments of `fedvg` beside the task."""
     options = config.fedvg
     return _layer_options(config) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
@@ -302,7 +302,7 @@ def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
 
 
 def _layer_options(config: Config) -> dict[str, Any]:
-    """The arguments of `layers_of` beside the task. Norm `delta`, the paper's name, is the L1 norm of the signal."""
+    """Returns the arguments of `layers_of` beside the task. Norm `delta` is the paper's name for the signal's L1."""
     options = config.fedvg
     return {
         "norm": "l1" if options.norm == "delta" else options.norm,

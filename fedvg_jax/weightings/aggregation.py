@@ -12,7 +12,7 @@ from fedvg_jax.core.types import Tree, UsageError
 
 
 def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None) -> Tree:
-    """Weighted mean of the clients, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
+    """Returns the clients' weighted mean, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
     The weights need not sum to 1: c times the weights is c times the step, as a server's learning rate is, and a
     gradient may be taken in each of them. The weights of a run are checked.

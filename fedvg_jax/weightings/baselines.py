@@ -34,7 +34,7 @@ FITTED_DEFAULTS = (
 
 
 def permuted(rule: Weighting) -> Weighting:
-    """The permutation control: the weights of `rule`, shuffled over the present clients. Its scores are the rule's."""
+    """Returns the placebo: the weights of `rule`, shuffled over the present clients. Its scores are the rule's."""
 
     def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         absent = ~jnp.broadcast_to(returns.present, returns.shuffle.shape)
@@ -46,7 +46,7 @@ def permuted(rule: Weighting) -> Weighting:
 
 
 def inverse_samples() -> Weighting:
-    """Weights proportional to 1 / n_k, so that small clients weigh more, as they tend to under FedVG.
+    """Returns weights proportional to 1 / n_k, so that small clients weigh more, as they tend to under FedVG.
 
     A client without rows has weight 0.
     """
@@ -59,7 +59,7 @@ def inverse_samples() -> Weighting:
 
 
 def val_loss(task: Task) -> Weighting:
-    """Weights proportional to 1 / (loss on D_val + eps). It reads `hyper["eps"]`. The score is the loss.
+    """Returns weights proportional to 1 / (loss on D_val + eps). It reads `hyper["eps"]`. The score is the loss.
 
     It is for losses >= 0, such as the cross-entropy. A negative loss, as of a density, is refused; where it is traced,
     it gets a negative weight, of which a run complains.
@@ -77,12 +77,12 @@ def val_loss(task: Task) -> Weighting:
 
 
 def val_accuracy(task: Task) -> Weighting:
-    """Weights proportional to the accuracy on D_val."""
+    """Returns weights proportional to the accuracy on D_val."""
     return by_scalar(signals.validation_accuracy(task))
 
 
 def fltrust(task: Task) -> Weighting:
-    """The direction of FLTrust's update: weights from the cosine of a client's update with the server's own on D_val.
+    """Returns FLTrust's weights: from the cosine of a client's update with the server's own on D_val.
 
         t_k = max(0, cos(delta_k, delta_0)),    s_k = (t_k / ||delta_k||) / sum_j (t_j / ||delta_j||)
 
@@ -114,7 +114,7 @@ def fltrust(task: Task) -> Weighting:
 
 
 def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> Variables:
-    """`variables` after `sgd_step` at `lr` on each minibatch of D_val."""
+    """Returns `variables` after `sgd_step` at `lr` on each minibatch of D_val."""
 
     def step_if_any(model: Variables, rows: Array) -> tuple[Variables, None]:
         def step(model: Variables) -> Variables:
@@ -126,14 +126,14 @@ def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> 
 
 
 def sgd_step(task: Task, rate: Array, model: Variables, pool: Tree, rows: Array) -> Variables:
-    """A model after a step of plain SGD on a minibatch of the pool, BatchNorm in train mode; the loss gets no key."""
+    """Returns a model after a step of SGD on a minibatch of the pool, BatchNorm in train mode; the loss gets no key."""
     batch, mask = tree.gather(pool, rows)
     grads, stats = jax.grad(task.loss, has_aux=True)(model.params, model.stats, batch, mask, True)
     return tree.like(Variables(tree.sub(model.params, tree.scale(rate, grads)), stats), model)
 
 
 def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
-    """Weights fitted to D_val by exponentiated gradient steps on the simplex, from uniform weights.
+    """Returns weights fitted to D_val by exponentiated gradient steps on the simplex, from uniform weights.
 
         s_k <- s_k exp(-rate dL/ds_k) / sum_j s_j exp(-rate dL/ds_j),    L(s) = loss of sum_k s_k theta_k on all D_val
 

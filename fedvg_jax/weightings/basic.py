@@ -14,17 +14,17 @@ GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, in the or
 
 
 def samples() -> Weighting:
-    """FedAvg's weights n_k / sum_j n_j."""
+    """Returns FedAvg's weights n_k / sum_j n_j."""
     return by_scalar(signals.num_samples)
 
 
 def uniform() -> Weighting:
-    """The weight 1 / K for every client: the control for any other weighting."""
+    """Returns the weight 1 / K for every client: the control for any other weighting."""
     return by_scalar(signals.nothing)
 
 
 def given(rule: Weighting | None = None) -> Weighting:
-    """The weights `hyper["given"]` [K], in the order of the cohort; they need not sum to 1.
+    """Returns the weights `hyper["given"]` [K], in the order of the cohort; they need not sum to 1.
 
         s_k = given_k / sum_j given_j
 
@@ -49,7 +49,7 @@ def given(rule: Weighting | None = None) -> Weighting:
 
 
 def by_scalar(signal: Signal) -> Weighting:
-    """Weights proportional to one number per client, the same for every tensor.
+    """Returns weights proportional to one number per client, the same for every tensor.
 
         s_k = m_k / sum_j m_j
 
@@ -74,7 +74,7 @@ def by_scalar(signal: Signal) -> Weighting:
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
-    """The mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / sum_j n_j) / 2.
+    """Returns the mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / sum_j n_j) / 2.
 
     The score is the second's.
     """
@@ -94,7 +94,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
 
 
 def shares(raw: Array, present: Array | bool = True) -> Array:
-    """raw_k / sum_j raw_j over the present clients, [K]; uniform where all raw are 0.
+    """Returns raw_k / sum_j raw_j over the present clients, [K]; uniform where all raw are 0.
 
     A non-finite `raw` gives NaN weights, which the round detects and reports.
 
@@ -128,7 +128,7 @@ def refuse_negative(raw: Array, what: str) -> None:
 
 
 def reciprocal(score: Array) -> Array:
-    """1 / score for scores >= 0, at most 1e30.
+    """Returns 1 / score for scores >= 0, at most 1e30.
 
     The bound keeps a zero or denormal score from giving an infinite weight. Scores below 1e-30 count as equal and have
     gradient 0. The sum over 1e8 clients still fits single precision.
@@ -140,7 +140,7 @@ def reciprocal(score: Array) -> Array:
 
 
 def broadcast_weights(weights: Array, returns: Returns) -> Variables:
-    """The same weights [K] for every tensor of the model."""
+    """Returns the same weights [K] for every tensor of the model."""
     return jax.tree.map(lambda _: weights, returns.variables)
 
 
@@ -163,7 +163,7 @@ def renormalise_over_present(present: Array, weights: Variables) -> Variables:
 
 
 def mean_over_tensors(per_tensor: Tree) -> Array:
-    """The mean over the leaves of a pytree, each [K]."""
+    """Returns the mean over the leaves of a pytree, each [K]."""
     return jnp.stack(jax.tree.leaves(per_tensor)).mean(0)
 
 

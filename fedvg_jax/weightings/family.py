@@ -54,7 +54,7 @@ def generalised_weights(
     multipliers: Tree | None = None,
     block_of: Callable[[str], str] | None = None,
 ) -> Tree:
-    """FedVG's weights with an exponent, a temperature, a part from sample counts, and factors of the tensors' norms.
+    """Returns FedVG's weights with an exponent, a temperature, a part of sample counts, and factors of tensors' norms.
 
         s_k = [(1 - m) raw_k / sum raw + m n_k / sum n]^(1/T), normalised;    raw_k = (G_k + eps)^(-p)
 
@@ -97,7 +97,7 @@ def generalised_weights(
 
 
 def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
-    """`generalised_weights` as a weighting of a task; arguments as in `fedvg`.
+    """Returns `generalised_weights` as a weighting of a task; arguments as in `fedvg`.
 
     It reads `exponent`, `temperature`, `eps` and `mix`, and `multipliers` if present: a pytree of scalars like the
     parameters.
@@ -147,7 +147,7 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> Weig
 
 
 def sharpened(weights: Array, temperature, present: Array | bool = True) -> Array:
-    """s_k^(1/T) / sum_j s_j^(1/T), [K]; a weight of 0 stays 0, and a NaN makes all weights NaN, as in `shares`.
+    """Returns s_k^(1/T) / sum_j s_j^(1/T), [K]; a weight of 0 stays 0, and a NaN makes all weights NaN, as in `shares`.
 
     >>> sharpened(jnp.array([0.5, 0.5, 0.0]), 2.0).tolist()
     [0.5, 0.5, 0.0]

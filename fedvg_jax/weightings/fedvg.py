@@ -58,7 +58,7 @@ LAYERS: dict[str, Callable[[str], str]] = {"tensor": lambda path: path, "module"
 def inverse_norm_weights(
     norms: Tree, granularity: str = "modelwise", eps: float | Array = 1e-8, block_of: Callable[[str], str] | None = None
 ) -> Tree:
-    """FedVG's weights from the clients' gradient norms: clients with a small norm weigh more. No softmax.
+    """Returns FedVG's weights from the clients' gradient norms: clients with a small norm weigh more. No softmax.
 
         G_k = mean over the group's tensors of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
 
@@ -88,7 +88,7 @@ def inverse_norm_weights(
 def weights_of_norms(
     weights_of_mean: WeightsOfMean, measured: Variables, granularity: str, block_of: Callable[[str], str] | None
 ) -> Variables:
-    """The weights of the clients that are finite, 0 for others; arguments as in `inverse_norm_weights`."""
+    """Returns the weights of the clients that are finite, 0 for others; arguments as in `inverse_norm_weights`."""
     checks.stacked(measured.params, "norms", per_tensor=True)
     norms, present = finite_clients(tree.arrays(measured.params))
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
@@ -121,7 +121,7 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
 
 
 def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
-    """FedVG's weighting of a task: `inverse_norm_weights` of `gradient_norms` of each client's validation gradient.
+    """Returns FedVG's weighting: `inverse_norm_weights` of `gradient_norms` of each client's validation gradient.
 
     It reads `hyper["eps"]`.
 
@@ -163,7 +163,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
 
 
 def inverse_norms(parts: NormParts) -> Weighting:
-    """The weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["eps"]`."""
+    """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["eps"]`."""
 
     def weigh(hyper: Hyper, measured: Tree, returns: Returns, parts: NormParts = parts) -> Variables:
         return parts.weights(inverse(hyper["eps"]), measured, returns.variables.stats, returns.present)
@@ -219,7 +219,7 @@ class NormParts(NamedTuple):
     def weights(
         self, weights_of_mean: WeightsOfMean, measured: Tree, stats: Tree, present: Array | bool = True
     ) -> Variables:
-        """The weights of every tensor: those of its group's mean norm.
+        """Returns the weights of every tensor: those of its group's mean norm.
 
         A group whose norms are all noise takes the weights of equal norms. Weights are computed in at least float32 and
         returned in the dtype of the norms.
@@ -264,11 +264,11 @@ class NormParts(NamedTuple):
         return {group: norm > noise for group, norm in largest.items()}
 
     def group_numbers(self, measured: Tree, stats: Tree) -> Variables:
-        """A group number in every leaf."""
+        """Returns a group number in every leaf."""
         return self.grouping(Variables(measured, stats), self.block_of)
 
     def layer_norms(self, measured: Tree) -> LayerNorms:
-        """Every layer with its norm [K], joined from the norms of its tensors."""
+        """Returns every layer with its norm [K], joined from the norms of its tensors."""
         norm_of = tree.by_path(measured)
 
         def joined_norm(layer: groups.Layer) -> Array:
@@ -279,11 +279,11 @@ class NormParts(NamedTuple):
         return [(layer, joined_norm(layer)) for layer in layers]
 
     def score(self, measured: Tree) -> Array:
-        """G_k over all layers, [K]."""
+        """Returns G_k over all layers, [K]."""
         return self._stacked(measured).mean(-1)
 
     def detail(self, measured: Tree) -> dict[str, Array]:
-        """Each layer's share of its client's sum of norms, [K, layers]."""
+        """Returns each layer's share of its client's sum of norms, [K, layers]."""
         return {"layer_shares": layer_shares(self._stacked(measured))}
 
     def _stacked(self, measured: Tree) -> Array:
@@ -302,7 +302,7 @@ def norm_parts(
     mode: str = "train",
     groups_per_pass: signals.GroupsPerPass = 1,
 ) -> NormParts:
-    """The parts of a weighting by norms of a task; arguments and errors as in `fedvg`."""
+    """Returns the parts of a weighting by norms of a task; arguments and errors as in `fedvg`."""
     is_train = checks.named({"train": True, "eval": False}, mode, "mode")
     tensors = {
         "gradient": lambda: signals.validation_gradient(task, is_train, groups_per_pass),
@@ -329,7 +329,7 @@ def layers_of(
     include: str = "",
     exclude: str = "",
 ) -> tuple[groups.Layer, ...]:
-    """The layers that G_k averages over, in the order of the history's `layer_shares`; arguments as in `norm_parts`."""
+    """Returns the layers that G_k averages over, in the order of `layer_shares`; arguments as in `norm_parts`."""
     with jax.enable_x64(False):  # models start in single precision
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
@@ -349,7 +349,7 @@ def layers_of(
 
 
 def _grouping(norm: str, granularity: str, layer: str) -> Grouping:
-    """The grouping of a name. A vector has no spectral norm: layerwise it takes the weight of its module's matrix."""
+    """Returns the grouping of a name. A vector without a spectral norm takes the weight of its module's matrix."""
     by_module = {"layerwise": groups.modulewise} if layer == "module" or norm == "spectral" else {}
     return checks.named(groups.BY_NAME | by_module, granularity, "granularity")
 
@@ -366,7 +366,7 @@ def _check_groups(counted: set[str], included: set[str], by_group: Variables) ->
 
 
 def layer_shares(norms: Array) -> Array:
-    """Each layer's share of its client's sum of norms, [K, layers]; 0 where all are 0.
+    """Returns each layer's share of its client's sum of norms, [K, layers]; 0 where all are 0.
 
     >>> layer_shares(jnp.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
     [[0.25, 0.75], [0.0, 0.0]]

@@ -28,7 +28,7 @@ MOST = 2**26
 
 
 def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most: int = MOST) -> Tree:
-    """Empirical joint Fisher information of every tensor: J_k^t = mean_i ||grad_t loss(theta_k, example_i)||^2.
+    """Returns every tensor's empirical joint Fisher information: J_k^t = mean_i ||grad_t loss(theta_k, example_i)||^2.
 
     Args:
         loss_fn: (params, example) -> scalar -log p(y | x, theta) of ONE example.
@@ -61,7 +61,7 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
 def sampled_joint_fisher(
     logits_fn: Callable, client_params: Tree, inputs: Tree, key: Array, *, num_samples: int = 1, most: int = MOST
 ) -> Tree:
-    """Joint Fisher information with labels drawn from each client's own predictions, as F is defined.
+    """Returns the joint Fisher information with labels drawn from each client's own predictions, as F is defined.
 
         J_k^t = mean_i mean_j ||grad_t log p(y_ij | x_i, theta_k)||^2,   y_ij ~ p(. | x_i, theta_k)
 
@@ -98,7 +98,7 @@ def sampled_joint_fisher(
 
 
 def fisher_trace(joint: Tree) -> Array:
-    """tr F_k = sum over tensors of J_k^t, [K].
+    """Returns tr F_k = sum over tensors of J_k^t, [K].
 
     >>> fisher_trace({"w": jnp.array([0.25, 1.0]), "b": jnp.array([0.5, 0.0])}).tolist()
     [0.75, 1.0]

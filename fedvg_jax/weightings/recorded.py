@@ -15,7 +15,7 @@ from fedvg_jax.weightings import signals, streaming
 
 
 def client_fisher_trace(task: Task) -> Signal:
-    """Trace of one client's empirical Fisher information on D_val: the mean squared L2 norm of examples' gradients."""
+    """Returns the trace of a client's empirical Fisher information on D_val: examples' mean squared gradient norm."""
     diagonal = signals.fisher(task)
 
     def measure(hyper: Hyper, report: Report, data: Data) -> Array:
@@ -25,7 +25,7 @@ def client_fisher_trace(task: Task) -> Signal:
 
 
 def client_joint_fisher(task: Task) -> Signal:
-    """Joint Fisher information of every tensor of one client's model on D_val: `joint_fisher` as a signal.
+    """Returns the joint Fisher information of every tensor of one client's model on D_val: `joint_fisher` as a signal.
 
         J^t = mean over examples of ||grad_t loss(theta_k, example)||^2
 

@@ -21,7 +21,7 @@ from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, 
 def validation_gradients(
     loss_fn: Callable, client_params: Tree, val_batches: Tree, *, client_stats: Tree | None = None
 ) -> Tree:
-    """Gradient of every client's validation loss: vmap(grad(loss), (0, None)) over stacked clients.
+    """Returns the gradient of every client's validation loss: vmap(grad(loss), (0, None)) over stacked clients.
 
         g_k = grad_theta (1/V) sum_v loss(theta_k, batch_v)
 
@@ -75,7 +75,7 @@ def _check_batches(val_batches: Tree) -> None:
 
 
 def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
-    """Norm of every tensor of stacked gradients: G_k^(l) = ||g_k^(l)||, the layerwise norms of FedVG.
+    """Returns the norm of every tensor of stacked gradients: G_k^(l) = ||g_k^(l)||, the layerwise norms of FedVG.
 
     Args:
         grads: pytree of gradients, leaves [K, ...].
@@ -95,7 +95,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
 
 
 def normed(measure: Signal, norm: Norm) -> Signal:
-    """The signal of the norms of the tensors that `measure` returns."""
+    """Returns the signal of the norms of the tensors that `measure` returns."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
         return norms.of_tensors(norm)(measure(hyper, report, data))
@@ -108,7 +108,7 @@ GroupsPerPass = int | Callable[[int], int]
 
 
 def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass) -> Signal:
-    """One client's validation gradient, tensors like its own.
+    """Returns one client's validation gradient, tensors like its own.
 
     It equals `validation_gradients` of the mean loss over D_val.
 
@@ -147,17 +147,17 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
 
 def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
-    """The client's update theta_g - theta_k. It needs no pass over D_val."""
+    """Returns the client's update theta_g - theta_k. It needs no pass over D_val."""
     return report.delta
 
 
 def drift(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-    """L2 norm of the client's update theta_g - theta_k."""
+    """Returns the L2 norm of the client's update theta_g - theta_k."""
     return norms.joint_l2(report.delta)
 
 
 def fisher(task: Task, most: int = 2**26) -> Signal:
-    """Diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace.
+    """Returns the diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace.
 
         F = mean over examples of (grad loss(theta_k, example))^2
 
@@ -183,7 +183,7 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
 
 
 def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int) -> Tree:
-    """The mean over examples of gradient(example)^2, elementwise; 0 without examples.
+    """Returns the mean over examples of gradient(example)^2, elementwise; 0 without examples.
 
     Args:
         gradient: row number [1] of an example -> its gradient; 0 for the row number -1.
@@ -198,7 +198,7 @@ def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np
 
 
 def validation_loss(task: Task) -> Signal:
-    """One client's mean loss on D_val, BatchNorm in evaluation mode."""
+    """Returns one client's mean loss on D_val, BatchNorm in evaluation mode."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
         return mean_over(lambda rows: summed_loss(task, report.variables, data.pool, rows), data.val)
@@ -209,24 +209,24 @@ def validation_loss(task: Task) -> Signal:
 def summed_loss(
     task: Task, model: Variables, pool: Tree, rows: jax.Array | np.ndarray, train: bool = False
 ) -> jax.Array:
-    """The sum of a model's losses over the real rows of a minibatch, or of groups [G, B], in at least float32."""
+    """Returns the sum of a model's losses over real rows of a minibatch, or of groups [G, B], in at least float32."""
     batch, mask = tree.gather(pool, rows)
     batch = jax.tree.map(lambda x: x.reshape(mask.size, *x.shape[mask.ndim :]), batch)  # of all groups
     return tree.wide(task.loss(*model, batch, mask, train)[0]) * mask.sum().astype(tree.wide_dtype(model))
 
 
 def validation_accuracy(task: Task) -> Signal:
-    """One client's accuracy on D_val, for batches with labels `y` and outputs that are logits."""
+    """Returns one client's accuracy on D_val, for batches with labels `y` and outputs that are logits."""
     return _accuracy(task, lambda data: data.val)
 
 
 def pooled_test_accuracy(task: Task) -> Signal:
-    """One client's accuracy on the pooled test rows, for the history. A weighting must not use it."""
+    """Returns one client's accuracy on the pooled test rows, for the history. A weighting must not use it."""
     return _accuracy(task, lambda data: data.test)
 
 
 def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> Signal:
-    """One client's accuracy on a table of rows; NaN if an output is."""
+    """Returns one client's accuracy on a table of rows; NaN if an output is."""
 
     def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
         params, stats = report.variables
@@ -246,17 +246,17 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
 
 
 def num_samples(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-    """n_k, the client's number of training rows."""
+    """Returns n_k, the client's number of training rows."""
     return report.num_samples.astype(tree.wide_dtype(report.variables.params))
 
 
 def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-    """1 for every client."""
+    """Returns 1 for every client."""
     return jnp.ones((), tree.wide_dtype(report.variables.params))
 
 
 def mean_gradient(loss: Callable[[Tree, jax.Array], jax.Array], params: Tree, passes: jax.Array | np.ndarray) -> Tree:
-    """The gradient of the mean over rows of a loss, `mean_over` of its gradients.
+    """Returns the gradient of the mean over rows of a loss, `mean_over` of its gradients.
 
     Args:
         loss: (params, row numbers of one pass) -> sum of the losses over its rows.
@@ -267,7 +267,7 @@ def mean_gradient(loss: Callable[[Tree, jax.Array], jax.Array], params: Tree, pa
 
 
 def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarray) -> Tree:
-    """The mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
+    """Returns the mean over rows of a measurement that `measure` sums over the rows of one pass; 0 without rows.
 
     It is in at least float32, in which it is added up.
 
@@ -300,7 +300,7 @@ def _num_groups(groups_per_pass: GroupsPerPass, pool: Tree) -> int:
 
 
 def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
-    """[V, B] -> [V / groups, groups, B], padded with empty groups; all passes have equally many."""
+    """Reshapes [V, B] to [V / groups, groups, B], padded with empty groups; all passes have equally many."""
     groups = max(1, -(-len(rows) // max(1, -(-len(rows) // groups))))
     padding = -len(rows) % groups
     return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])

@@ -20,7 +20,7 @@ from fedvg_jax.core.types import Hyper, Returns, Term, Tree, Variables, Weigh
 
 
 def single_term(weigh: Weigh) -> tuple[Term, ...]:
-    """One term, c = 1, of weights raw_k / sum_j raw_j in which raw_k >= 0 depends on client k's signals only."""
+    """Returns the term, c = 1, of weights raw_k / sum_j raw_j whose raw_k >= 0 depends on client k's signals only."""
 
     def share_of_one(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
         return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), returns.variables)
@@ -29,7 +29,7 @@ def single_term(weigh: Weigh) -> tuple[Term, ...]:
 
 
 def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The terms of the mean of two weightings, whose signals are a pair; () if either has no terms."""
+    """Returns the terms of the mean of two weightings, whose signals are a pair; () if either has no terms."""
 
     def half_of(i: int, term: Term) -> Term:
         share = with_signal(i, term.share)
@@ -39,14 +39,14 @@ def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
 
 
 def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function (hyper, signals, ...) of a weighting whose signals are entry `i` of a tuple."""
+    """Returns the function (hyper, signals, ...) of a weighting whose signals are entry `i` of a tuple."""
     return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[i], *rest))
 
 
 def select_terms(
     weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, Returns], Variables]
 ) -> tuple[Term, ...]:
-    """The terms of a weighting that uses `weigh` for some tensors and `otherwise` for the rest.
+    """Returns the terms of a weighting that uses `weigh` for some tensors and `otherwise` for the rest.
 
     Args:
         weigh: weights of the first term.
@@ -62,7 +62,7 @@ def select_terms(
 
 
 def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
-    """sum_t c_t x^t over the terms t. A single term has c = 1.
+    """Returns sum_t c_t x^t over the terms t. A single term has c = 1.
 
     Args:
         shares: c_t, a tree per term; may be a prefix of the trees of `of_terms`.

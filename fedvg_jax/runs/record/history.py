@@ -111,23 +111,23 @@ class History(_Results):
 
     @property
     def variables(self) -> Variables:  # pyright: ignore[reportIncompatibleVariableOverride]  reads the stored field
-        """The final global model."""
+        """Returns the final global model."""
         stored = self[2]
         return stored() if callable(stored) else stored
 
     @property
     def best_variables(self) -> Variables | None:  # pyright: ignore[reportIncompatibleVariableOverride]  as above
-        """The global model of the round best on validation."""
+        """Returns the global model of the round best on validation."""
         stored = self[4]
         return stored() if callable(stored) else stored
 
     def __repr__(self) -> str:
-        """Three lines: rounds, results, folder."""
+        """Returns three lines: rounds, results, folder."""
         results = [f"{name} {value}" for name, value in self._results()]
         return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def _repr_html_(self) -> str:
-        """A table, and test accuracy or loss over rounds, which need no script, style sheet or network."""
+        """Returns a table, and test accuracy or loss over rounds, which need no script, style sheet or network."""
         entries = [*self._results(), ("run folder", str(self.folder))]
         rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
         table = f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"

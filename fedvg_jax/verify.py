@@ -5,8 +5,8 @@ summary.json, which have digests of themselves. Prints a line for everything tha
 
 Exit code 0 if all fits, 1 if not, 2 for a usage error, such as a folder that is not a run folder.
 
-It detects accidents and careless edits: flipped bits, cut or exchanged files, an edited accuracy. It does not detect a
-forger who also rewrites every digest: no key is involved. Nothing is trained again, and the data are not read.
+It detects accidental changes, not tampering: flipped bits, cut or exchanged files, an edited accuracy.
+Nothing is trained again, and the data are not read.
 """
 
 from __future__ import annotations

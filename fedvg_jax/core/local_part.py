@@ -1,7 +1,7 @@
 """The part of a model that stays with each client: neither sent, nor averaged, nor scored.
 
-A client starts a round from theta_g with its own local part, and keeps what training made of it. What the server gets
-has theta_g's own values there, so that it neither moves nor counts. Those never change, and are every client's start.
+A client starts a round from theta_g with its own local part, and keeps what training made of it. On the
+server, local tensors keep their initial values for the whole run, which are every client's start.
 """
 
 from __future__ import annotations

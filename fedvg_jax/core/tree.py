@@ -146,8 +146,8 @@ def _weighted_sum_jvp(sum_of, primals, tangents):
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:
     """Returns the rows of minibatches and their mask, bool [..., B].
 
-    Padding repeats a real row of the minibatch, of another one if it has none, or row 0: normalised by the statistics
-    of real rows that hardly differ, another row would grow in every layer, up to inf.
+    Padding copies a real row of the minibatch, of another one if it has none, or row 0: an unrelated row can overflow
+    BatchNorm when the real rows are nearly equal.
 
     Args:
         pool: leaves [T, ...], e.g. `Data.pool`.

@@ -29,7 +29,7 @@ def placement(executor: Executor) -> Any:
 def sharding_of(executor: Executor, state: SimState) -> NamedSharding | None:
     """Returns how devices divide the memories of a state among them; None where each device holds all.
 
-    The rows of a run are a multiple of the devices. Other numbers of rows, as in a loop of one's own, are not divided.
+    The rows of a run are a multiple of the devices. States with other row counts, as in custom loops, are not sharded.
     """
     leaves = jax.tree.leaves(state.clients)
     if executor.rows is None or not leaves or leaves[0].shape[0] % executor.rows.mesh.size:

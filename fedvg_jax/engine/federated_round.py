@@ -146,8 +146,8 @@ def make_round(
         stats_too: whether the algorithm acts on running statistics too, as the published code does.
         weigh_untrained: whether a client without a local step is weighed like the others, as in the published code. It
             returns theta_g, to which the weighting may give any weight.
-        check_weights: whether the metrics have the extremes of the weights, which show a weighting of one's own that is
-            wrong in some tensor or cohort.
+        check_weights: whether to record `Metrics.extremes`, which exposes custom weights that are negative or do not
+            sum to 1.
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
             model with its own local part, and `delta` is 0 there.
 

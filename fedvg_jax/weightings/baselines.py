@@ -61,8 +61,8 @@ def inverse_samples() -> Weighting:
 def val_loss(task: Task) -> Weighting:
     """Returns weights proportional to 1 / (loss on D_val + eps). It reads `hyper["eps"]`. The score is the loss.
 
-    It is for losses >= 0, such as the cross-entropy. A negative loss, as of a density, is refused; where it is traced,
-    it gets a negative weight, of which a run complains.
+    It is for losses >= 0, such as the cross-entropy. Negative losses raise UsageError; under tracing they give negative
+    weights, which the run reports.
     """
 
     def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:

@@ -2,7 +2,7 @@
 
 The seal of a checkpoint (`checkpoints/000040/seal.json`) holds the digests of the history up to its round, of
 `layers.json`, `partition.json`, the data and the partition. `manifest.json` and `summary.json` end in a digest of
-themselves. They detect accidents and careless edits, not a forger who rewrites every seal.
+themselves. They detect accidental changes, not tampering.
 """
 
 from __future__ import annotations

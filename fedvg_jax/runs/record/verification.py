@@ -2,7 +2,7 @@
 
 Compares the files of the folder with the digests in the seals of its checkpoints, in manifest.json and in summary.json,
 which have digests of themselves. A run is resumed, and a report counts it, only if its folder passes. It detects
-accidents and careless edits, not a forger who also rewrites every digest: no key is involved.
+accidental changes, not tampering.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 `X_run`, only for runs that ask for it. A tracker that fails is left with one line, and the run continues without it.
 
 In a run folder, tracking/ holds what the trackers write, and tracking/runs.json what identifies the tracked runs, with
-the rounds that each has. A resumed run goes on in them.
+the rounds that each has. A resumed run continues its tracked runs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def reads(function: Callable[..., Mapping[str, Tree]], *arguments: Tree) -> tupl
     >>> read["sum"], read["none"]
     (({'a': True, 'b': False}, True), ({'a': False, 'b': False}, False))
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)  # from jax's cache the second time
     structure = jax.tree.structure(arguments)
     owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
 
@@ -35,3 +35,20 @@ def reads(function: Callable[..., Mapping[str, Tree]], *arguments: Tree) -> tupl
         return structure.unflatten(partial_eval.dce_jaxpr(closed.jaxpr, [name == owner for owner in owners])[1])
 
     return {name: read_by(name) for name in shapes}, shapes
+
+
+def is_softmax(function: Callable[..., jax.Array], *arguments: Tree) -> bool:
+    """Returns whether a function ends in a softmax: in an array divided by its sum.
+
+    >>> is_softmax(jax.nn.softmax, jax.numpy.ones(3)), is_softmax(jax.nn.log_softmax, jax.numpy.ones(3))
+    (True, False)
+    """
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    origin = {variable: eqn for eqn in jaxpr.eqns for variable in eqn.outvars}
+    last = origin.get(jaxpr.outvars[0])
+    if last is None or last.primitive.name != "div":
+        return False
+    total = origin.get(last.invars[1])
+    while total is not None and total.primitive.name in ("broadcast_in_dim", "reshape"):
+        total = origin.get(total.invars[0])
+    return total is not None and total.primitive.name == "reduce_sum" and total.invars[0] is last.invars[0]

@@ -80,7 +80,26 @@ def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> Usag
     values = ""
     if y.dtype.kind in "iu" and y.size and not 0 <= y.min() <= y.max() < MAX_CLASSES:
         values = f" with values {y.min()} to {y.max()}, of which labels are 0..{MAX_CLASSES - 1}"
-    return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {instead}")
+    remedy = f"{found}; otherwise {instead}" if (found := _remedy_of_labels(y)) else instead
+    return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {remedy}")
+
+
+def _remedy_of_labels(y: np.ndarray) -> str:
+    """Returns how y becomes labels [T], where it holds them in another shape or dtype; else "".
+
+    >>> _remedy_of_labels(np.eye(3)), _remedy_of_labels(np.array([[1.0], [0.0]])), _remedy_of_labels(np.array([0.5]))
+    ('one-hot rows are labels y.argmax(1)', 'labels are y[:, 0].astype(int)', '')
+    """
+    if y.ndim == 2 and y.shape[1] > 1:
+        is_one_hot = np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all()
+        return "one-hot rows are labels y.argmax(1)" if is_one_hot else ""
+    labels = y[:, 0] if (is_column := y.ndim == 2) else y
+    if labels.ndim != 1 or not (
+        labels.min() >= 0 and labels.max() < MAX_CLASSES and (labels == np.floor(labels)).all()
+    ):
+        return ""
+    changes = ("[:, 0]" if is_column else "") + ("" if y.dtype.kind in "iu" else ".astype(int)")
+    return f"labels are y{changes}" if changes else ""
 
 
 def check_model_fits(arrays: Arrays, config: Config) -> None:

@@ -3,7 +3,8 @@
     task = linen_task(Net(), lambda output, y: (output - y) ** 2, x[:1])
 
 The module is called as `module(x)` with x [B, ...], plus those of the following arguments that its `__call__` has:
-`mask` [B] bool, the real rows; `train` or `training`; `deterministic` or `use_running_average`, their negation.
+`mask` [B] bool, the real rows; `train`, `training` or `is_training`; `deterministic` or `use_running_average`, their
+negation. One with `**kwargs` gets those that it accepts. The task says what has no effect where one is expected.
 
 Modules may draw random numbers in local training. Without a key, as where D_val is scored with the batch statistics of
 training, Dropout is the identity and any other random layer uses a fixed key.
@@ -12,21 +13,28 @@ training, Dropout is the identity and any other random layer uses a fixed key.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, files, groups, tree
+from fedvg_jax.core.dependence import is_softmax, reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models.features import recorded_features
 
+_log_warning = logging.getLogger(__name__).warning
+
 _MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
+
+_MODES: tuple[str, ...] = ("mask", "train", "training", "is_training", "deterministic", "use_running_average")
 
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar."""
@@ -65,7 +73,7 @@ def linen_task(
     """
     _check_instance(module)
     example = _checked_example(example)
-    call = _caller(module)
+    call = _caller(_accepted(module, example))
 
     def init(key: Array) -> Variables:
         x = jnp.zeros(example.shape, example.dtype)
@@ -76,33 +84,20 @@ def linen_task(
             raise UsageError(f"{_name(module)} has variables {', '.join(sorted(others))}; allowed: params, batch_stats")
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
-    is_random = _draws_random_numbers(_linen_apply(module, is_random=False), init, example)
-    return _task(module, init, _linen_apply(module, is_random), is_random, example, loss, metrics, block_of)
-
-
-def _linen_apply(module: nn.Module, is_random: bool) -> Apply:
-    """Returns the forward pass of a Linen module.
-
-    Args:
-        is_random: whether the module may draw random numbers.
-    """
-    call = _caller(module)
-
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
-        # streams that are not named, such as dropout, are taken from params
-        rngs = {"params": jax.random.key(0) if key is None else key} if is_random else None
+        # other streams are taken from params; a module that asks `has_rng("dropout")` has it in local training only
+        rngs = {"params": jax.random.key(0)} if key is None or not train else {"params": key, "dropout": key}
 
         def run(*x, **modes):
             return module.apply(
                 {"params": params, "batch_stats": stats}, *x, **modes, mutable=["batch_stats"], rngs=rngs
             )
 
-        skips_dropout = is_random and key is None
-        with nn.intercept_methods(_skip_dropout) if skips_dropout else contextlib.nullcontext():
+        with nn.intercept_methods(_skip_dropout) if key is None else contextlib.nullcontext():
             outputs, new = call(run, x, mask, train)
         return outputs, new.get("batch_stats", stats)
 
-    return apply
+    return _task(module, init, apply, False, example, loss, metrics, block_of)
 
 
 def nnx_task(
@@ -134,18 +129,26 @@ def nnx_task(
     from flax import nnx
 
     example = _checked_example(example)
+    if isinstance(make, nnx.Module):
+        name = _name(make)
+        raise UsageError(f"nnx_task: give a function, lambda rngs: {name}(..., rngs=rngs), in place of a {name}")
     checks.takes(make, ("rngs",), "nnx_task: make")
     with checks.calling("nnx_task: make"):
         abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount
     graph, *abstract_states, other_state = nnx.split(abstract, *kinds, ...)
-    others = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(other_state)})
+    entries = [entry for _, entry in nnx.to_flat_state(other_state)]
+    others = sorted({type(entry).__name__ for entry in entries if isinstance(entry, nnx.Variable)})
     if others:
         raise UsageError(f"{_name(abstract)} has variables {', '.join(others)}; allowed: Param, BatchStat, RngState")
-    call, is_random = _caller(abstract), bool(jax.tree.leaves(abstract_states[2]))
+    attributes = (getattr(attribute, "value", None) for _, attribute in graph.attributes)  # where Flax keeps tracers
+    if entries or any(isinstance(value, jax.Array) for value in attributes):  # constants, which need their values
+        graph, *abstract_states, other_state = nnx.split(make(nnx.Rngs(0)), *kinds, ...)
+    call = _caller(_signature(abstract))
+    has_dropout = any(isinstance(node, nnx.Dropout) and node.rate > 0 for _, node in nnx.iter_graph(abstract))
 
     def init(key: Array) -> Variables:
-        _, params, stats, *_ = nnx.split(make(nnx.Rngs(key)), *kinds)
+        _, params, stats, *_ = nnx.split(make(nnx.Rngs(key)), *kinds, ...)
         return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
 
     def with_values(state, values: Tree):
@@ -156,21 +159,21 @@ def nnx_task(
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
         keys, counts = map(nnx.to_pure_dict, abstract_states[2:])
         values = params, stats, _keys_like(keys, jax.random.key(0) if key is None else key), tree.zeros_like(counts)
-        module = nnx.merge(graph, *map(with_values, abstract_states, values))
+        module = nnx.merge(graph, *map(with_values, abstract_states, values), other_state)
         module.train() if train else module.eval()
         if key is None:
             module.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)
         outputs = call(module, x, mask, train)
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    return _task(type(abstract), init, apply, is_random, example, loss, metrics, block_of)
+    return _task(type(abstract), init, apply, has_dropout, example, loss, metrics, block_of)
 
 
 def _task(
     module: Any,
     init: Callable[[Array], Variables],
     apply: Apply,
-    is_random: bool,
+    has_dropout: bool,
     example,
     loss: PerExample,
     metrics: Mapping[str, PerExample] | None,
@@ -182,7 +185,7 @@ def _task(
         module: named in messages.
         init: key -> variables.
         apply: see `Apply`.
-        is_random: whether the module draws random numbers in training.
+        has_dropout: whether the module has layers of Dropout, unless it is a Linen module.
     """
     if not isinstance(metrics or {}, Mapping):
         raise UsageError(f"metrics must be a dict, name -> function; got {type(metrics).__name__}")
@@ -229,22 +232,9 @@ def _task(
     def means(sums: Tree) -> dict[str, float]:
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
+    is_random = _check_module(module, init, checked_apply, example, loss, has_dropout)
     mean_loss = random_loss if is_random else fixed_loss
-    task = Task(init, mean_loss, predict, measure, means, block_of or groups.first_component, forward=forward)
-    _check_module(module, init, checked_apply, example)
-    return task
-
-
-def _draws_random_numbers(apply: Apply, init: Callable[[Array], Variables], example) -> bool:
-    """Returns whether a Linen module draws random numbers in training, tracing it on three examples without any key."""
-    variables, x = _abstract_inputs(init, example)
-    try:
-        jax.eval_shape(lambda v, x: apply(v.params, v.stats, x, jnp.ones(3, bool), True, None)[0], variables, x)
-    except flax.errors.InvalidRngError:
-        return True
-    except Exception:
-        return False  # `_check_module` reports it
-    return False
+    return Task(init, mean_loss, predict, measure, means, block_of or groups.first_component, forward=forward)
 
 
 def _check_instance(module: Any) -> None:
@@ -257,6 +247,11 @@ def _check_instance(module: Any) -> None:
 
 def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of examples; raises UsageError without any axis, which cannot be a batch."""
+    if isinstance(example, (Mapping, tuple)):
+        raise UsageError(
+            f"example is a {type(example).__name__}; x is one array [B, ...]: join the inputs along an axis, and split"
+            " them in __call__"
+        )
     if not jnp.ndim(example) or not len(example):
         raise UsageError(f"example is of shape {list(jnp.shape(example))}; it needs a leading axis, as x[:1]")
     return jax.ShapeDtypeStruct(jnp.shape(example), jnp.asarray(example).dtype)
@@ -264,13 +259,10 @@ def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
 
 @contextlib.contextmanager
 def _calling(module: Any, x: Array, example: Any) -> Iterator[None]:
-    """Reports an error of the module as a UsageError that names the shape of x and what may be wrong with it.
-
-    A missing key of a random layer passes, because it shows that the module is random.
-    """
+    """Reports an error of the module as a UsageError that names the shape of x and what may be wrong with it."""
     try:
         yield
-    except (UsageError, flax.errors.InvalidRngError):
+    except UsageError:
         raise
     except Exception as error:
         rows, expected = list(jnp.shape(x)[1:]), list(example.shape[1:])
@@ -306,19 +298,62 @@ def _abstract_inputs(init: Callable[[Array], Variables], example) -> tuple[Varia
         return jax.eval_shape(init, jax.random.key(0)), x
 
 
-def _check_module(module: Any, init: Callable, apply: Callable, example) -> None:
-    """Traces the module's initialisation and outputs, without computing them, and raises UsageError as `linen_task`."""
-    variables, x = _abstract_inputs(init, example)
-    if jax.tree.leaves(variables.stats) and "mask" not in _signature(module):
-        raise UsageError(
-            f"{_name(module)} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
-            f" bool [B]; {_MASK_OF_BATCH_NORM}"
-        )
-    # a mask [3] would fit 3 channels in place of the rows; one of these numbers of rows shows it
-    for num_rows, train in ((3, True), (3, False), (5, True)):
-        x, mask = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), jnp.ones(num_rows, bool)
+def _check_module(module: Any, init: Callable, apply: Callable, example, loss: PerExample, has_dropout: bool) -> bool:
+    """Returns whether the module draws random numbers in training, after tracing it in both modes.
+
+    A warning names what has no effect: a mode, Dropout, or the logits that a loss takes.
+
+    Raises:
+        UsageError: as `linen_task`.
+    """
+    (variables, x), name, dropouts = _abstract_inputs(init, example), _name(module), []
+
+    def note(call, args, kwargs, context):
+        dropouts.append(isinstance(context.module, nn.Dropout) and context.module.rate > 0)
+        return call(*args, **kwargs)
+
+    def results(train: bool, v: Variables, x: Array, mask: Array, key: Array) -> dict[str, Tree]:
+        with nn.intercept_methods(note):
+            outputs, stats = apply(*v, x, mask, train, key)
+        return {"outputs": outputs} | tree.by_path({"stats": stats})
+
+    def reads_in(train: bool, num_rows: int) -> tuple[tuple, list[tuple]]:
+        """Returns what the outputs, and what every running statistic reads of (variables, x, mask, key)."""
+        batch = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), jax.ShapeDtypeStruct((num_rows,), bool)
         with checks.without_notes():
-            jax.eval_shape(lambda v, x, mask=mask, train=train: apply(*v, x, mask, train)[0], variables, x)
+            read, _ = reads(functools.partial(results, train), variables, *batch, jax.random.key(0))
+        return read.pop("outputs"), list(read.values())
+
+    # a mask [3] would fit 3 channels in place of the rows; one of these numbers of rows shows it
+    (outputs, stats), (_, evaluated), _ = reads_in(True, 3), reads_in(False, 3), reads_in(True, 5)
+    if any(of_x and not of_mask for _, of_x, of_mask, _ in stats):
+        raise UsageError(
+            f"{name} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
+            f" bool [B], and pass it on; {_MASK_OF_BATCH_NORM}"
+        )
+    moves = any(of_x or any(jax.tree.leaves(of_model.params)) for of_model, of_x, *_ in stats)
+    warnings = {
+        "has Dropout that is off in training": (any(dropouts) or has_dropout) and not outputs[3],
+        "has running statistics that do not move in training": bool(stats) and not moves,
+        "uses the statistics of each batch in evaluation, too": any(of_x for _, of_x, *_ in evaluated),
+    }
+    for warning in filter(warnings.get, warnings):
+        _log_warning("%s %s: its __call__ has no effective argument %s", name, warning, ", ".join(_MODES[1:]))
+    if _is_softmax_of_logits(lambda v, x: apply(*v, x, jnp.ones(3, bool), False)[0], loss, variables, x):
+        _log_warning("%s ends in a softmax, and loss takes logits, of which it computes another: return logits", name)
+    return outputs[3]
+
+
+def _is_softmax_of_logits(predict: Callable, loss: PerExample, variables: Variables, x: Any) -> bool:
+    """Returns whether a module's outputs are probabilities, and a loss of labels takes them for logits."""
+    if not is_softmax(predict, variables, x):
+        return False
+    p = jax.nn.softmax(jnp.arange(3.0) / 3)
+    try:
+        value = loss(p, jnp.int32(0))
+    except Exception:
+        return False  # it takes other labels, or other outputs
+    return bool(jnp.allclose(value, jax.nn.logsumexp(p) - p[0]))
 
 
 def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:
@@ -354,16 +389,30 @@ def _cast_floats(params: Tree, batch: Batch) -> Batch:
     return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, batch)
 
 
-def _caller(module: Any) -> Callable:
-    """Returns (f, x, mask, train) -> f(x, ...) with the keywords that the module's `__call__` has."""
-    names = _signature(module)
+def _caller(names: set[str]) -> Callable:
+    """Returns (f, x, mask, train) -> f(x, ...) with those keywords of `_MODES` that are in `names`."""
 
     def call(f: Callable, x: Array, mask: Array, train: bool):
-        modes = {"mask": mask, "train": train, "training": train}
-        modes |= dict.fromkeys(("deterministic", "use_running_average"), not train)
-        return f(x, **{name: value for name, value in modes.items() if name in names})
+        modes = zip(_MODES, (mask, train, train, train, not train, not train), strict=True)
+        return f(x, **{name: value for name, value in modes if name in names})
 
     return call
+
+
+def _accepted(module: nn.Module, example: jax.ShapeDtypeStruct) -> set[str]:
+    """Returns the arguments that a module takes; of one with `**kwargs`, those of `_MODES` that no layer rejects."""
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(type(module).__call__).parameters.values()):
+        return _signature(module)
+    names, x = set(_MODES), jnp.zeros(example.shape, example.dtype)
+    init = functools.partial(module.init, jax.random.key(0))
+    while names:
+        try:
+            jax.eval_shape(lambda: _caller(names)(init, x, jnp.ones(len(x), bool), False))  # noqa: B023
+            break
+        except Exception as error:
+            rejected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            names = names - {rejected[1]} if rejected and rejected[1] in names else set()
+    return names
 
 
 def _signature(module: Any) -> set[str]:

@@ -112,10 +112,28 @@ def check_task(task: Task, pool: Any) -> None:
         loss, stats = jax.eval_shape(trial, model, batch, mask)
     _check_scalar(loss, "task.loss")
     checks.same_arrays(stats, model.stats, "task.loss: stats", "task.init's stats")
+    _check_reads_mask(task, model, batch, mask)
     with checks.calling("task.predict"):
         outputs = jax.eval_shape(task.predict, *model, batch)
     if outputs is not None:
         _leading(outputs, _ROWS, "task.predict: output", "rows of the batch")
+
+
+def _check_reads_mask(task: Task, model: Variables, batch: Any, mask: Any) -> None:
+    """Raises UsageError for a loss or a measure of the rows that does not depend on the mask, in evaluation mode."""
+
+    def results(model: Variables, batch: Any, mask: jax.Array) -> dict[str, Any]:
+        measured = task.measure(*model, batch, mask) if task.measure else ()
+        return {"loss": jnp.asarray(task.loss(*model, batch, mask, False)[0]), "measure": measured}
+
+    with checks.without_notes(), checks.calling("task.loss or task.measure in evaluation mode"):
+        read, _ = reads(results, model, batch, mask)
+    for name, (_, of_batch, of_mask) in read.items():
+        if any(jax.tree.leaves(of_batch)) and not of_mask:
+            raise UsageError(
+                f"task.{name} does not depend on mask, bool [B], so that padded rows would count; add up values of real"
+                " rows, jnp.where(mask, values, 0)"
+            )
 
 
 def _shapes_of_batch(pool: Any) -> tuple[Any, Any]:
@@ -159,12 +177,15 @@ shape (7,) for B = 7; use val_loss
 
 
 def label_hint(task: Task, pool: Any) -> str:
-    """Returns that a task has fewer outputs than the data have classes, of which the loss is not finite; "" if not."""
+    """Returns that labels reach the number of a task's outputs, where a loss is not finite; "" if they do not."""
     y, output = getattr(pool, "y", None), _shape_of_output(task, _shapes_of_batch(pool)[0])
     if y is None or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(np.shape(output)) != 2:
         return ""
     largest, count = int(np.max(y)), output.shape[-1]
-    few = f"; labels reach {largest} and the model has {count} outputs: if these are classes, give it {largest + 1}"
+    remedy = "use y - 1" if largest == count and np.min(y) == 1 else f"give it {largest + 1}"
+    few = (
+        f"labels reach {largest} and the model has {count} outputs, for 0..{count - 1}: if these are classes, {remedy}"
+    )
     return few if 1 < count <= largest else ""
 
 
@@ -489,12 +510,12 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
         hyper: the hyperparameters of the run.
         name: of the algorithm, in errors.
     """
-    if algorithm.loss is not None and task.forward is not None:
-        leaves, structure = jax.tree.flatten((_shapes_of_batch(pool)[0], tree.arrays(dict(hyper))))
-        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        with checks.without_notes():
-            problem = _problem_of_features(algorithm, task, structure, shapes)
-        if problem:
+    if algorithm.loss is None or task.forward is None:
+        return
+    leaves, structure = jax.tree.flatten((_shapes_of_batch(pool)[0], tree.arrays(dict(hyper))))
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    with checks.without_notes():
+        if problem := _problem_of_features(algorithm, task, structure, shapes):
             raise UsageError(f"{name} {problem}")
 
 
@@ -502,7 +523,7 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
 def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leaves: tuple) -> str:
     """Returns what is wrong with the features that a loss reads, "" if nothing is, by traces of the forward pass."""
     model, (batch, hyper) = jax.eval_shape(task.init, jax.random.key(0)), structure.unflatten(leaves)
-    mask, key, recorded = jnp.ones(_ROWS, bool), jax.random.key(0), []
+    mask, recorded = jnp.ones(_ROWS, bool), []
 
     def forward(model: Variables, batch: Tree) -> dict[str, Tree]:
         with recorded_features() as last:
@@ -518,7 +539,7 @@ def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leave
     def loss_of(features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper) -> dict[str, Tree]:
         known = task._replace(forward=lambda *_, **__: (others[0]._replace(features=features), others[1]))
         anchor = Anchor(model.params, *algorithm.init(hyper, model.params))
-        return {"loss": algorithm.loss(hyper, known, *model, batch, mask, key, anchor)[0]}  # pyright: ignore
+        return {"loss": algorithm.loss(hyper, known, *model, batch, mask, jax.random.key(0), anchor)[0]}  # pyright: ignore
 
     read, shapes = reads(forward, model, batch)
     features, last = shapes["features"], recorded[0]

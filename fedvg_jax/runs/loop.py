@@ -159,7 +159,7 @@ def _run_rounds(
         observers.log(hint)
     for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
         if hint := hint_of(sim.task, sim.data.pool):
-            observers.log(hint.removeprefix("; "))
+            observers.log(hint)
     state, num_done = start.state, len(start.records)
     is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
     compiled = None if is_over else compiled or chunks.compile_programs(sim, observers.on_compiling)
@@ -210,7 +210,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     error = endings.divergence(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
     recorded = endings.until_first(new, limit) if error else new
     pool = sim.data.pool
-    error = error and f"{error}{endings.range_hint(pool)}{contracts.label_hint(sim.task, pool)}"
+    error = error and f"{error}{endings.range_hint(pool)}"
+    if error and (hint := contracts.label_hint(sim.task, pool)):
+        error = f"{hint}; {error}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)

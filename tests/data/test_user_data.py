@@ -75,6 +75,9 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((FLOATS, TARGETS), {}, r"mlp needs class labels, integers \[T\] from 0; y of data is float64 \[6\]; "),
+        ((FLOATS, np.eye(6)), {}, r"float64 \[6, 6\]; one-hot rows are labels y.argmax\(1\); otherwise give run"),
+        ((FLOATS, LABELS / 1), {}, r"labels are y.astype\(int\); otherwise"),
+        ((FLOATS, LABELS[:, None]), {}, r"labels are y\[:, 0\]; otherwise"),
         (
             (FLOATS, LABELS + 2**16),
             {},

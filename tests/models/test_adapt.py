@@ -215,7 +215,133 @@ def test_random_layers_other_than_dropout_use_a_fixed_key_without_a_key():
     assert first == again != with_key(jax.random.key(1))
 
 
+class Wrapped(nn.Module):
+    """Passes its arguments on."""
+
+    @nn.compact
+    def __call__(self, x, **modes):
+        return LinenDropout()(x, **modes)
+
+
+class Guarded(nn.Module):
+    """Drops only where there is a key of its own."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(32)(x)
+        return nn.Dense(1)(nn.Dropout(0.5, deterministic=False)(x) if self.has_rng("dropout") else x)[:, 0]
+
+
+class IsTraining(nn.Module):
+    @nn.compact
+    def __call__(self, x, is_training=True):
+        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not is_training)(nn.Dense(32)(x)))[:, 0]
+
+
+@pytest.mark.parametrize("module", [Wrapped(), Guarded(), IsTraining()], ids=lambda module: type(module).__name__)
+def test_dropout_is_on_in_training_with_a_key_only(module):
+    task = fedvg_jax.linen_task(module, squared, X[:1])
+    variables = worlds.jit(task.init)(jax.random.key(0))
+    losses = worlds.jit(lambda key: [task.loss(*variables, BATCH, MASK, True, *keys)[0] for keys in ((key,), ())])
+    (first, scored), (second, again) = (losses(jax.random.key(i)) for i in range(2))
+    assert len({float(first), float(second), float(scored)}) == 3 and scored == again
+    evaluated = jax.make_jaxpr(lambda: task.predict(*variables, BATCH))()
+    assert "random_bits" not in str(evaluated)
+
+
+# --- what has no effect
+
+
+class Fixed(nn.Module):
+    """Its mode is a constant, whatever it is called with."""
+
+    train: bool
+    rate: float = 0.5
+
+    @nn.compact
+    def __call__(self, x, mask):
+        x = nn.BatchNorm(not self.train)(nn.Dense(4)(x), mask=mask[:, None])
+        return nn.Dense(1)(nn.Dropout(self.rate, deterministic=not self.train)(x))[:, 0]
+
+
+class NnxFixed(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.dropout = nnx.Linear(3, 1, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x), deterministic=True)[:, 0]
+
+
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+WARNED = {
+    "off": (
+        lambda: fedvg_jax.linen_task(Fixed(False), squared, X[:1]),
+        ("Dropout that is off", "do not move in training"),
+    ),
+    "no Dropout": (lambda: fedvg_jax.linen_task(Fixed(False, 0.0), squared, X[:1]), ("do not move in training",)),
+    "on": (lambda: fedvg_jax.linen_task(Fixed(True), squared, X[:1]), ("statistics of each batch in evaluation",)),
+    "nnx": (lambda: fedvg_jax.nnx_task(NnxFixed, squared, X[:1]), ("Dropout that is off",)),
+    "softmax": (
+        lambda: linen(nn.Dense(3), nn.softmax, loss=cross_entropy),
+        ("ends in a softmax, and loss takes logits",),
+    ),
+    "probabilities": (lambda: linen(nn.Dense(3), nn.softmax, loss=lambda p, y: -jnp.log(p[y])), ()),
+    "log-probabilities": (lambda: linen(nn.Dense(3), nn.log_softmax, loss=cross_entropy), ()),
+}
+
+
+@pytest.mark.parametrize("kind", WARNED)
+def test_one_line_says_what_has_no_effect(kind, caplog):
+    make, messages = WARNED[kind]
+    make()
+    assert len(caplog.messages) == len(messages)
+    assert all(message in line for message, line in zip(messages, caplog.messages, strict=True))
+
+
+class Spectral(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.SpectralNorm(nn.Dense(1))(x, update_stats=train)[:, 0]
+
+
+def test_statistics_of_the_parameters_need_no_mask(caplog):
+    task = fedvg_jax.linen_task(Spectral(), squared, X[:1])
+    variables = worlds.variables(task=task)
+    (_, trained), (_, evaluated) = worlds.jit(lambda v: [task.loss(*v, BATCH, MASK, train) for train in (True, False)])(
+        variables
+    )
+    worlds.assert_close(evaluated, variables.stats, 0)
+    assert not np.array_equal(*(jax.tree.leaves(stats)[0] for stats in (trained, evaluated))) and not caplog.messages
+
+
+class Constants(nnx.Module):
+    """Arrays of both libraries as attributes."""
+
+    def __init__(self, rngs):
+        self.linear, self.jax, self.numpy = nnx.Linear(3, 1, rngs=rngs), jnp.arange(3.0), np.full(3, 2, np.float32)
+
+    def __call__(self, x):
+        return self.linear(x * self.jax[None] * self.numpy[None])[:, 0]
+
+
+def test_arrays_that_are_attributes_of_an_nnx_module_are_constants():
+    task = fedvg_jax.nnx_task(Constants, squared, X[:1])
+    variables = worlds.jit(task.init)(jax.random.key(0))
+    assert tree.paths(variables.params) == ["linear/bias", "linear/kernel"]
+    expected = X * [0, 2, 4] @ np.asarray(variables.params["linear"]["kernel"])[:, 0]
+    np.testing.assert_allclose(worlds.jit(task.predict)(*variables, BATCH), expected, rtol=1e-5)
+
+
 # --- modules that cannot be a task
+
+
+class Unmasked(nn.Module):
+    """Gives its mask to the second of two layers."""
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = nn.BatchNorm(not train)(x)
+        return nn.BatchNorm(not train)(x, mask=mask[:, None])
 
 
 class Images(nn.Module):
@@ -234,14 +360,23 @@ REFUSED = {
         lambda: fedvg_jax.linen_task(Images(4), squared, np.zeros((1, 8, 8, 1), np.float32))
     ),
 
+    "Unmasked has batch statistics.* give its __call__ an argument mask, bool .B., and pass it on": (
+        lambda: fedvg_jax.linen_task(Unmasked(), squared, X[:1])
+    ),
+    "nnx_task: give a function, lambda rngs: NnxNet.*in place of a NnxNet": (
+        lambda: fedvg_jax.nnx_task(NnxNet(nnx.Rngs(0)), squared, X[:1])
+    ),
+    "example is a dict; x is one array .B, ....: join the inputs": (
+        lambda: fedvg_jax.linen_task(nn.Dense(1), squared, {"a": X[:1]})
+    ),
     "Sequential has batch statistics.*mask": lambda: linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),
     r"Sequential must return .* \[3, ...\].*; got \[1\]": lambda: linen(nn.Dense(1), lambda x: x.mean(0)),
 
 }  # fmt: skip
 
 
-def linen(*layers, **options):
-    return fedvg_jax.linen_task(nn.Sequential(layers), squared, X[:1], **options)
+def linen(*layers, loss=squared, **options):
+    return fedvg_jax.linen_task(nn.Sequential(layers), loss, X[:1], **options)
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -207,13 +207,27 @@ def test_a_run_checks_its_weighting_before_compiling(monkeypatch):
         fedvg_jax.run(fedvg_jax.Config(clients=4, alpha=10.0), **SMALL | {"task": TASK._replace(init=integers)})
 
 
-def test_too_few_outputs_for_the_classes_are_named_beside_the_divergence():
+@pytest.mark.parametrize(("first", "remedy"), [(0, "labels reach 3 .* give it 4"), (1, "labels reach 2 .*: .* y - 1")])
+def test_too_few_outputs_for_the_classes_are_named_before_the_divergence(first, remedy):
     """Optax's loss of a class without an output is NaN."""
-    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
+    x, y = np.ones((40, 3), np.float32), first + np.arange(40) % (4 - 2 * first)
     task = fedvg_jax.linen_task(nn.Dense(2), optax.softmax_cross_entropy_with_integer_labels, x[:1])
     settings = fedvg_jax.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2, weighting="samples")
-    with pytest.raises(fedvg_jax.DivergedError, match=r"labels reach 3 and the model has 2 outputs: .* give it 4$"):
+    with pytest.raises(fedvg_jax.DivergedError, match=rf"^{remedy}; round 1: clients"):
         fedvg_jax.run(settings, data=(x, y), task=task)
+
+
+@pytest.mark.parametrize("name", ["loss", "measure"])
+def test_a_task_that_ignores_the_mask_is_refused(name):
+    """Also one whose BatchNorm reads it."""
+    everywhere = {
+        "loss": lambda params, stats, batch, mask, train: TASK.loss(
+            params, stats, batch, mask if train else jnp.ones(mask.shape, bool), train
+        ),
+        "measure": lambda params, stats, batch, mask: TASK.measure(params, stats, batch, jnp.ones(mask.shape, bool)),
+    }
+    with pytest.raises(UsageError, match=rf"task\.{name} does not depend on mask"):
+        fedvg_jax.check_task(TASK._replace(**{name: everywhere[name]}), WORLD.data().pool)
 
 
 @pytest.mark.usefixtures("traced")

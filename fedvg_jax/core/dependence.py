@@ -11,7 +11,9 @@ from jax.interpreters import partial_eval
 from fedvg_jax.core.types import Tree
 
 
-def reads(function: Callable[..., Mapping[str, Tree]], *arguments: Tree) -> tuple[dict[str, tuple], Mapping[str, Tree]]:
+def reads(
+    function: Callable[..., Mapping[str, Tree]], *arguments: Tree, given: str = ""
+) -> tuple[dict[str, tuple], Mapping[str, Tree]]:
     """Returns which leaves of the arguments each result depends on, and the results' shapes.
 
     A leaf that a result does not depend on has the derivative 0 everywhere. The opposite may be untrue.
@@ -19,6 +21,7 @@ def reads(function: Callable[..., Mapping[str, Tree]], *arguments: Tree) -> tupl
     Args:
         function: arguments -> name -> result.
         arguments: arrays or shapes.
+        given: a `jax.ad_checkpoint.checkpoint_name`; what a result reads through an array of that name does not count.
 
     Returns:
         Name of a result -> bools in the structure of the arguments; and name -> shapes.
@@ -28,11 +31,13 @@ def reads(function: Callable[..., Mapping[str, Tree]], *arguments: Tree) -> tupl
     (({'a': True, 'b': False}, True), ({'a': False, 'b': False}, False))
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)  # from jax's cache the second time
+    known = {id(array) for eqn in closed.eqns if given and eqn.params.get("name") == given for array in eqn.invars}
+    jaxpr = closed.jaxpr.replace(eqns=[eqn for eqn in closed.eqns if not known & set(map(id, eqn.outvars))])
     structure = jax.tree.structure(arguments)
     owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
 
     def read_by(name: str) -> Any:
-        return structure.unflatten(partial_eval.dce_jaxpr(closed.jaxpr, [name == owner for owner in owners])[1])
+        return structure.unflatten(partial_eval.dce_jaxpr(jaxpr, [name == owner for owner in owners])[1])
 
     return {name: read_by(name) for name in shapes}, shapes
 
@@ -44,11 +49,11 @@ def is_softmax(function: Callable[..., jax.Array], *arguments: Tree) -> bool:
     (True, False)
     """
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    origin = {variable: eqn for eqn in jaxpr.eqns for variable in eqn.outvars}
-    last = origin.get(jaxpr.outvars[0])
+    origin = {id(variable): eqn for eqn in jaxpr.eqns for variable in eqn.outvars}  # a constant has no hash
+    last = origin.get(id(jaxpr.outvars[0]))
     if last is None or last.primitive.name != "div":
         return False
-    total = origin.get(last.invars[1])
+    total = origin.get(id(last.invars[1]))
     while total is not None and total.primitive.name in ("broadcast_in_dim", "reshape"):
-        total = origin.get(total.invars[0])
+        total = origin.get(id(total.invars[0]))
     return total is not None and total.primitive.name == "reduce_sum" and total.invars[0] is last.invars[0]

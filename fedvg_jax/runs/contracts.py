@@ -526,15 +526,11 @@ def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leave
     mask, recorded = jnp.ones(_ROWS, bool), []
 
     def forward(model: Variables, batch: Tree) -> dict[str, Tree]:
-        with recorded_features() as last:
+        with recorded_features(is_named=True) as last:
             outputs, stats = task.forward(*model, batch, mask, True)  # pyright: ignore[reportOptionalCall]
         recorded.append(last)
         others = outputs._replace(features=None), stats
         return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
-
-    def forward_with(features: jax.Array, model: Variables, batch: Tree) -> dict[str, Tree]:
-        with recorded_features(recorded[0].call, features):
-            return forward(model, batch)
 
     def loss_of(features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper) -> dict[str, Tree]:
         known = task._replace(forward=lambda *_, **__: (others[0]._replace(features=features), others[1]))
@@ -546,27 +542,19 @@ def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leave
     if features is None or not reads(loss_of, features, shapes["others"], model, batch, hyper)[0]["loss"][0]:
         return ""
     which, remedy = f"the input of {last.layer or 'the last layer'}", "call the head as the last layer"
+    if not any(jax.tree.leaves(read["features"])):
+        return f"needs {which}, which nn.remat or nn.jit hides; call the head without"
     if not any(jax.tree.leaves(read["features"][0].params)):
         return (
             f"would equal FedAvg: this model's features are {which}, which no trained tensor affects; use a model with"
             f" a hidden layer, such as mlp, or {remedy}"
         )
-    if last.value is None:
-        return ""
-    read, _ = reads(forward_with, jax.ShapeDtypeStruct(last.value.shape, last.value.dtype), model, batch)
-    if any(jax.tree.leaves(read["features"][1:])):  # they are not those of the layer
-        return ""
-    _, of_model, of_batch = read["outputs"]
-    tensors = zip(tree.by_path(model.params).items(), jax.tree.leaves(of_model.params), strict=True)
-    # scales [C] or [1, C] behind the layer are no layer
-    layers = [path for (path, leaf), used in tensors if used and leaf.ndim > 1 and leaf.shape[0] > 1]
-    beside = [path for path in layers if not path.startswith(f"{last.layer}/")]
-    if not beside and not any(jax.tree.leaves(of_batch)):
-        return ""
+    read, _ = reads(forward, model, batch, given=last.name)
+    if any(jax.tree.leaves(read["features"])) or not any(jax.tree.leaves(read["outputs"][1])):
+        return ""  # they are not those of the layer, or the output reads the batch through them only
     return (
-        f"needs features that fix the output: this model's are {which}, beside which"
-        f" {f'tensor {beside[0]}' if beside else 'x'} affects the output; {remedy}, or give task.forward"
-        " Outputs.features"
+        f"needs features that fix the output: this model's are {which}, beside which x affects the output; {remedy}, or"
+        " give task.forward Outputs.features"
     )
 
 

@@ -129,13 +129,13 @@ FEATURES = {
         lambda module, x, h: nn.Dense(3)(h) * nn.sigmoid(nn.Dense(1)(x)),
         "would equal FedAvg: .* of Dense_1, wh",
     ),
-    "a hidden layer": (
-        lambda module, x, h: nn.Dense(4, name="second")(h) @ matrix(module, (4, 3)),
-        "needs features that fix the output: .* the input of second, beside which tensor w affects the output; call",
+    "a hidden tracer": (
+        lambda module, x, h: nn.remat(nn.Dense)(3)(h),
+        "needs the input of CheckpointDense_0, which nn.rem",
     ),
     "one of two branches": (
         lambda module, x, h: nn.Dense(3)(nn.relu(nn.Dense(4)(x))) + nn.Dense(3)(h),
-        "the input of Dense_2, beside which tensor Dense_0/kernel affects",
+        "needs features that fix the output: .* the input of Dense_2, beside which x affects the output; call the",
     ),
 }
 
@@ -155,9 +155,10 @@ def test_features_that_are_not_trained_or_do_not_fix_the_output_are_refused(kind
     [
         lambda module, x, h: nn.LayerNorm()(nn.Dense(3)(h)),
         lambda module, x, h: nn.Embed(3, 5).attend(h),
-        lambda module, x, h: nn.Dense(3)(h) * module.param("scale", nn.initializers.ones, (1, 3)),
+        lambda module, x, h: nn.Dense(3)(h) + h @ matrix(module, (5, 3)),
+        lambda module, x, h: nn.WeightNorm(nn.Dense(3))(h),
     ],
-    ids=["LayerNorm", "Embed.attend", "scale"],
+    ids=["LayerNorm", "Embed.attend", "adapter", "WeightNorm"],
 )
 def test_features_are_the_input_of_the_last_layer_that_mixes_entries(end):
     """Not that of a LayerNorm behind it."""

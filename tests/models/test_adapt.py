@@ -286,6 +286,7 @@ WARNED = {
         ("ends in a softmax, and loss takes logits",),
     ),
     "probabilities": (lambda: linen(nn.Dense(3), nn.softmax, loss=lambda p, y: -jnp.log(p[y])), ()),
+    "a mean": (lambda: linen(nn.Dense(3), lambda x: x.mean(1, keepdims=True), loss=cross_entropy), ()),
     "log-probabilities": (lambda: linen(nn.Dense(3), nn.log_softmax, loss=cross_entropy), ()),
 }
 

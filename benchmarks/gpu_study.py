@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu study`: the paper's cell as sweeps that continue where they stopped.
 
 Each of `STAGES` is a sweep folder of its own under --out, in the order of `docs/protocol.md`. The study stops by itself
-before its time limit, and writes DIR.tar.gz: histories and summaries of finished runs, without checkpoints. Where
-DIR.tar.gz lies beside a missing DIR, it is unpacked first.
+before its time limit, and writes DIR.tar.xz: histories and summaries of finished runs, without checkpoints. Where
+DIR.tar.xz lies beside a missing DIR, it is unpacked first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESERVE = 30
 
 def run(args: argparse.Namespace) -> int:
     """Runs the stages until all are finished or the time is over; exit code 1 if some sweep failed."""
-    deadline, archive = time.monotonic() + 60 * args.minutes, args.out.with_name(f"{args.out.name}.tar.gz")
+    deadline, archive = time.monotonic() + 60 * args.minutes, args.out.with_name(f"{args.out.name}.tar.xz")
     if archive.exists() and not args.out.exists():
         with tarfile.open(archive) as file:
             file.extractall(args.out.parent, filter="data")
@@ -100,6 +100,6 @@ def pack(folder: Path, archive: Path) -> None:
         return None if is_unfinished or path.name.startswith(LEFT_OUT) else info
 
     draft = archive.with_suffix(".tmp")
-    with tarfile.open(draft, "w:gz") as file:
+    with tarfile.open(draft, "w:xz", preset=9) as file:  # of runs with one partition, only the first takes space
         file.add(folder, folder.name, filter=kept)
     shutil.move(draft, archive)

@@ -186,7 +186,9 @@ class Round:
         if key not in self.graphs:
             static, graph = rows.clone(), torch.cuda.CUDAGraph()
             kept = [t.detach().clone() for t in self.state]
-            with torch.cuda.stream(stream := torch.cuda.Stream()):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
                 for _ in range(3):
                     f(static, *count)
             torch.cuda.current_stream().wait_stream(stream)

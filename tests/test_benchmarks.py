@@ -121,8 +121,8 @@ def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path)
         path = tmp_path / "study" / "cell" / "points" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    gpu_study.pack(tmp_path / "study", tmp_path / "study.tar.gz")
-    with tarfile.open(tmp_path / "study.tar.gz") as packed:
+    gpu_study.pack(tmp_path / "study", tmp_path / "study.tar.xz")
+    with tarfile.open(tmp_path / "study.tar.xz") as packed:
         files = {Path(info.name).relative_to("study/cell/points").as_posix() for info in packed if info.isfile()}
     assert files == {"done/summary.json", "done/history.jsonl"}
 
@@ -135,7 +135,7 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     failed = [name for name, s in session["sections"].items() if "failed" in s or "error" in s]
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
     assert gpu.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
-    assert (tmp_path / "study.tar.gz").stat().st_size > 0
+    assert (tmp_path / "study.tar.xz").stat().st_size > 0
 
 
 # --- recorded rounds

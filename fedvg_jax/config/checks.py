@@ -239,6 +239,8 @@ def _partition_problems(config: Config) -> Iterator[str]:
             f"split {config.split} holds rows out before the partition, and partition {kind} assigns all rows;"
             " use --split client"
         )
+    if config.dataset == "dermamnist" and config.splits not in ("all", "official"):
+        yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
     if kind == "balanced_client" and config.clients < 2:
         yield "partition balanced_client needs at least 2 clients; got 1"
     corrupt = {"corrupt": config.corrupt, "attack": config.attack}

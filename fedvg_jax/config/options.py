@@ -138,6 +138,11 @@ _RUNNING_STATISTICS = Condition(
     "models with BatchNorm: lenet5, ResNets and EfficientNets of norm batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
+_SPLIT = Condition(
+    "dataset",
+    lambda config: config.dataset in ("dermamnist", "folder") or _HUB_SET.holds(config),
+    "dermamnist, folder or hf:FOLDER",
+)
 _FEDVG = weighs_by("fedvg", "generalised")
 _GENERALISED = weighs_by("generalised")
 _INVERTING = weighs_by("fedvg", "val_loss", "generalised")
@@ -474,9 +479,9 @@ class Config:
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
     """Size of the images in pixels, S or HxW. It chooses the file of a MedMNIST set, and image files are resized to it.
     Default: the size of the set."""
-    splits: str = setting("all", ("all", "official"), "data", used=(is_one("dataset", "dermamnist"),))
-    """Official splits of DermaMNIST that are pooled. all, or official: without its validation split (the published
-    code)."""
+    splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
+    """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
+    NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
     max_rows: int = setting(0, Range(FROM_0.holds, ">= 0, where 0 is all"), "data", also="max_samples num_samples")
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""

@@ -49,7 +49,8 @@ def check(arrays: Arrays, source: object) -> Arrays:
         UsageError: wrong dtype or rank, different lengths, no row, features that are not finite, or a label outside
             0..C-1.
     """
-    x = _features(arrays.x, source) if is_features(arrays.x) else _images(arrays.x, source)
+    x = arrays.x if arrays.x.dtype.isnative else arrays.x.astype(arrays.x.dtype.newbyteorder("="))
+    x = _features(x, source) if is_features(x) else _images(x, source)
     y = _labels(arrays.y, source)
     if len(x) != len(y):
         raise UsageError(f"{source}: {len(x)} images but {len(y)} labels; there must be one label per image")

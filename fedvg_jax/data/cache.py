@@ -28,7 +28,7 @@ import numpy as np
 from fedvg_jax.core import files
 from fedvg_jax.data.arrays import OWN_WARNING, Arrays, unreadable
 
-VERSION = 4
+VERSION = 5
 """Version of the entries' format; part of their names."""
 
 _FILES_PER_TASK = 128

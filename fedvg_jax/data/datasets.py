@@ -45,7 +45,7 @@ SOURCES = {
     "covid19": Source(folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES),
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}; or {npy.MAPPED_LAYOUT}, read in place"),
     "encoded": Source(npz.load_encoded, f"one .npz file with {npz.ENCODED_LAYOUT}", _IMAGES),
-    "folder": Source(folders.load, folders.LAYOUT, _IMAGES),
+    "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits")),
     "text": Source(text.load, text.LAYOUT),
 }
 
@@ -76,7 +76,7 @@ def load(
         data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
-        splits: "all", or "official": the splits that the published code pools.
+        splits: "all"; "official": those that the published code pools; or names of a folder's or a set hf:FOLDER's.
         columns: of images, labels and groups, for "hf:FOLDER".
         progress: called with (decoded images, all images) if there are files to decode.
 
@@ -133,7 +133,7 @@ def _source(name: str) -> Source:
     if name.startswith(tfds.PREFIX):
         return Source(partial(tfds.load, name=name.removeprefix(tfds.PREFIX)), tfds.LAYOUT, _IMAGES)
     if name.startswith(hf.PREFIX):
-        options = (*_IMAGES, "columns")
+        options = (*_IMAGES, "columns", "splits")
         return Source(partial(hf.load, name=name.removeprefix(hf.PREFIX)), hf.LAYOUT, options)
     if name in SOURCES:
         return SOURCES[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ import numpy as np
 from fedvg_jax.core import extras
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import allocate, contents, reading
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """(done, all), such as decoded images -> None"""
@@ -33,7 +36,7 @@ class Decoding(TypedDict, total=False):
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jfif", ".jpe")
 
 MAX_PIXELS = 2**26
 """Largest image, 8,192 x 8,192; a larger one is a mistake or a decompression bomb."""
@@ -47,14 +50,17 @@ _DEEP = ("I", "F")
 _MODES = {1: "L", 3: "RGB"}
 
 
-def decode(data: bytes, source: object, size: Size | None = None, channels: int = 3) -> np.ndarray:
-    """Decodes one image.
+def decode(
+    data: bytes, source: object, size: Size | None = None, channels: int = 3, turned: list[object] | None = None
+) -> np.ndarray:
+    """Decodes one image, turned or mirrored as its EXIF orientation says.
 
     Args:
         data: bytes of a file of one of `FORMATS`.
         source: its name in errors.
         size: (H, W) to resize to, bilinear with antialiasing; None keeps its own.
         channels: 1 (grey) or 3.
+        turned: its name is appended if it was turned or mirrored.
 
     Returns:
         uint8 [H, W, channels]
@@ -69,9 +75,26 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
         if image.mode.startswith(_DEEP):
             raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
         pixels = image.convert(_MODES[channels])
-        if size and (height, width) != size:
+        if (orientation := _orientation(image)) in _TRANSPOSITIONS:
+            pixels = pixels.transpose(getattr(pillow().Transpose, _TRANSPOSITIONS[orientation]))
+            if turned is not None:
+                turned.append(source)
+        if size and pixels.size != size[::-1]:
             pixels = pixels.resize((size[1], size[0]), pillow().Resampling.BILINEAR)
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
+
+
+_TRANSPOSITIONS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
+_TRANSPOSITIONS |= {6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
+"""EXIF orientation -> Pillow's transposition to how the image was taken."""
+
+
+def _orientation(image: Any) -> int:
+    """Returns the EXIF orientation of an image, 1 for upright and damaged ones."""
+    try:
+        return image.getexif().get(0x0112, 1)
+    except Exception:  # pixels may be whole where metadata are not
+        return 1
 
 
 def is_grey(data: bytes, source: object) -> bool:
@@ -118,13 +141,13 @@ def stack(
     """
     data, first = read(0)
     shape = decode(data, first, size, channels).shape
-    x = allocate((num, *shape), first)
+    x, turned = allocate((num, *shape), first), []
 
     def fill(begin: int) -> int:
         end = min(begin + _IMAGES_PER_TASK, num)
         for i in range(begin, end):
             data, source = read(i)
-            pixels = decode(data, source, size, channels)
+            pixels = decode(data, source, size, channels, turned)
             if pixels.shape != shape:
                 has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
                 raise UsageError(f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW")
@@ -138,6 +161,10 @@ def stack(
                 progress(done, num)
     finally:  # after an error or Ctrl-C, waiting tasks are cancelled
         threads.shutdown(cancel_futures=True)
+    if turned:
+        _log.warning(
+            "%s and %d more of %d images are turned as their EXIF orientation says", turned[0], len(turned) - 1, num
+        )
     return x
 
 

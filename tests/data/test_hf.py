@@ -206,3 +206,28 @@ def test_downloaded_data_set_can_be_loaded(saved, tmp_path, monkeypatch):
         hf.download("owner/set", tmp_path)
     with usage_error("hf:../x"):
         hf.download("../x", tmp_path)
+
+
+def test_a_split_without_labels_is_named_and_can_be_left_out(tmp_path):
+    test = rows(SPLITS["test"]).map(lambda row: row | {"label": -1})
+    library.DatasetDict({"train": rows(SPLITS["train"]), "test": test}).save_to_disk(tmp_path / "set")
+    with usage_error("split test has rows without a label (-1); leave it out: --splits train"):
+        load(tmp_path / "set")
+    got = data.load(f"hf:{tmp_path / 'set'}", splits="train")
+    np.testing.assert_array_equal(got.x, X[: len(SPLITS["train"])])
+
+
+@pytest.mark.parametrize("depth", [(), (3,)])
+def test_columns_of_arrays_are_images(tmp_path, depth):
+    x = X[:4] if depth else X[:4, ..., 0]
+    kind = (library.Array3D if depth else library.Array2D)(shape=x.shape[1:], dtype="uint8")
+    features = library.Features({"pixels": kind, "label": library.ClassLabel(names=NAMES)})
+    content = {"pixels": list(x), "label": [0, 1, 2, 0]}
+    library.Dataset.from_dict(content, features=features).save_to_disk(tmp_path / "set")
+    np.testing.assert_array_equal(load(tmp_path / "set").x, x if depth else x[..., None])
+
+
+def test_a_set_without_images_is_refused_with_the_way_in(tmp_path):
+    library.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).save_to_disk(tmp_path / "set")
+    with usage_error("holds no images, but text, label; give texts and tables as arrays from Python"):
+        load(tmp_path / "set")

@@ -1,6 +1,7 @@
 """A user's own images: folders of image files, and .npz files of encoded images."""
 
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fedvg_jax import data
 from fedvg_jax.data import images
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
+ImageOps = pytest.importorskip("PIL.ImageOps")
 
 
 # --- folders of images
@@ -26,6 +28,39 @@ def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
     assert (got.name, got.class_names, got.num_train, reports) == ("set", ("ant", "bee"), 5, [(5, 5)])
     again = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
     assert len(reports) == 1 and isinstance(again.x, np.memmap)
+
+
+def test_official_splits_in_a_folder_are_pooled_or_named_and_loose_images_refused(tmp_path):
+    root, parts = tmp_path / "set", {"val": {"bee": 1}, "test": {"ant": 1, "bee": 1}, "Train": {"ant": 2, "bee": 1}}
+    x = {name: write_folder(root / name, counts)[0] for name, counts in parts.items()}
+    write(root / "@eaDir" / "x.png", b"a thumbnail of a file server")
+    write(root / "Train" / "bee" / "Desktop.ini", b"")
+    got = load_twice("folder", root)
+    assert_rows(got, np.concatenate([x["Train"], x["val"], x["test"]]), np.array([0, 0, 1, 1, 0, 1]))
+    assert (got.class_names, got.num_train) == (("ant", "bee"), 3)
+    assert_rows(
+        data.load("folder", root, splits="Train,test"), np.concatenate([x["Train"], x["test"]]), [0, 0, 1, 0, 1]
+    )
+    with usage_error("has no split 'nosuch'", "Train, val, test"):
+        data.load("folder", root, splits="nosuch")
+    write(root / "unlabelled.jfif", png(pixels(6, 6, 3)))
+    shutil.rmtree(root / "test")
+    write(root / "test" / "1.jfif", png(pixels(6, 6, 3)))
+    with usage_error("test: holds 0 sub-folders and 1 images outside, such as 1.jfif", "leave it out by --splits"):
+        data.load("folder", root)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_their_exif_orientation_says_and_counted(caplog, orientation):
+    upright, file = Image.fromarray(pixels(6, 9, 3)), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    upright.save(file, "PNG", exif=exif)
+    got = images.stack(2, lambda i: (file.getvalue(), f"{i}.png"))
+    with Image.open(io.BytesIO(file.getvalue())) as stored:
+        expected = np.asarray(ImageOps.exif_transpose(stored))
+    np.testing.assert_array_equal(got, [expected, expected])
+    assert ("0.png and 1 more of 2 images are turned" in caplog.text) == (orientation > 1)
 
 
 def test_changed_folder_is_decoded_again(tmp_path):

@@ -285,3 +285,18 @@ def test_features_that_32_bits_cannot_hold_are_refused(tmp_path):
     np.savez(tmp_path / "f.npz", x=np.array([[1.0], [1e39]]), y=np.array([0, 1]))
     with usage_error("features of row 1 are not finite in 32 bits"):
         data.load("npz", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "rows.csv"])
+def test_a_table_in_text_is_refused_with_the_way_in(tmp_path, name):
+    write(tmp_path / "rows.csv", b"a,label\n1,0\n")
+    with usage_error("rows.csv", "pandas.read_csv or numpy.loadtxt", "data=(x, y)"):
+        data.load("npz", tmp_path / name)
+
+
+def test_features_in_the_byte_order_of_another_machine_are_converted(tmp_path):
+    x, y = RNG.normal(size=(4, 3)).astype(">f4"), np.array([0, 1, 0, 1], ">i8")
+    np.savez(tmp_path / "set.npz", x=x, y=y)
+    got = data.load("npz", tmp_path / "set.npz")
+    assert got.x.dtype.isnative
+    np.testing.assert_array_equal(got.x, x)

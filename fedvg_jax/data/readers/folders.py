@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -11,56 +12,84 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import archive, cache, images
 from fedvg_jax.data.arrays import Arrays, check, contents
-from fedvg_jax.data.readers import npy
+from fedvg_jax.data.readers import hf, npy
 
-LAYOUT = "one sub-folder of images per class (in it, or in its folder images/)"
+LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
-IGNORED = ("Thumbs.db", "desktop.ini", "__MACOSX")
-"""Files that desktops add to folders and archives; hidden files (.DS_Store) are ignored too."""
+IGNORED = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin", "lost+found")
+"""What desktops and file systems add to folders and archives, in any case; hidden files are ignored too."""
 
 
-def load(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+def load(data_dir: Path, cache_dir: Path | None = None, splits: str = "all", **how: Unpack[images.Decoding]) -> Arrays:
     """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
+
+    Official splits are pooled in the order train, validation, test.
 
     Args:
         data_dir: a folder with `LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
+        splits: "all", or names of the splits to pool.
         how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
-    return decode(data_dir.resolve().name, data_dir, cache_dir, **how)
+    return decode(data_dir.resolve().name, data_dir, _split_folders(data_dir, splits), cache_dir, **how)
 
 
-def decode(name: str, root: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
-    """Decodes the images of each class, class after class; there is no official test set.
+def decode(
+    name: str, root: Path, splits: Sequence[Path], cache_dir: Path | None, **how: Unpack[images.Decoding]
+) -> Arrays:
+    """Decodes the images of each split and class, class after class.
 
     Args:
         name: of the data set.
         root: the folder of all files.
+        splits: folders of classes, the training set first.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         how: see `images.Decoding`.
     """
-    of_class = classes(root)
-    files = [file for members in of_class.values() for file in members]
-    y = np.repeat(np.arange(len(of_class)), [len(members) for members in of_class.values()])
+    of_splits = [classes(split, 2 if split == root else 1) for split in splits]
+    names = sorted(set().union(*of_splits))
+    rows = [
+        [(file, names.index(name)) for name, members in of_class.items() for file in members] for of_class in of_splits
+    ]
+    files, y = zip(*itertools.chain(*rows), strict=True)
 
     def read() -> Arrays:
-        return check(Arrays(name, images.of_files(files, **how), y, tuple(of_class), len(y)), root)
+        return check(Arrays(name, images.of_files(files, **how), np.array(y), tuple(names), len(rows[0])), root)
 
     arrays = cache.cached("folder", [cache.Folder(root, files), f"{how.get('size')}"], read, cache_dir)
     return arrays._replace(name=name)
 
 
-def classes(data_dir: Path) -> dict[str, list[Path]]:
-    """Returns class name -> image files, both sorted by name."""
+def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
+    """Returns the folders of official splits in the order of `hf.SPLITS`; the folder itself where it has none.
+
+    Raises:
+        UsageError: no such folder, or a split that is wanted and not there.
+    """
     if not data_dir.is_dir():
         raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
-    of_class = {folder.name: images_in(folder) for folder in visible(data_dir) if folder.is_dir()}
-    if len(of_class) < 2:
-        raise UsageError(f"{data_dir}: holds {len(of_class)} sub-folders; it must hold {LAYOUT}")
-    return of_class
+    folders = [folder for folder in visible(data_dir) if folder.is_dir()]
+    named = [folder for known in hf.SPLITS.values() for folder in folders if folder.name.lower() in known]
+    is_split = bool(named) and len(named) == len(folders)
+    return hf.chosen_splits({folder.name: folder for folder in named} if is_split else {"": data_dir}, wanted, data_dir)
+
+
+def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
+    """Returns class name -> image files, both sorted by name, of `least` classes or more.
+
+    Raises:
+        UsageError: there are fewer, or images that are in no folder of a class.
+    """
+    folders = [folder for folder in visible(data_dir) if folder.is_dir()]
+    loose = [file for file in visible(data_dir) if file.suffix.lower() in images.SUFFIXES and file.is_file()]
+    if len(folders) < least or (loose and least == 1):
+        inside = f" and {len(loose)} images outside, such as {loose[0].name}" if loose else ""
+        remedy = f"it must hold {LAYOUT}" if least > 1 else "a split holds one per class; or leave it out by --splits"
+        raise UsageError(f"{data_dir}: holds {len(folders)} sub-folders{inside}; {remedy}")
+    return {folder.name: images_in(folder) for folder in folders}
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -88,7 +117,7 @@ def visible(folder: Path) -> Iterator[Path]:
         UsageError: it cannot be read.
     """
     try:
-        members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name not in IGNORED)
+        members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name.lower() not in IGNORED)
         yield from sorted(members, key=lambda member: member.name)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from error
@@ -134,7 +163,7 @@ def _read_covid19(place: Path, cache_dir: Path | None, **how: Unpack[images.Deco
     if len(names) != XRAY_CLASSES:
         got = ", ".join(names[:6]) or "none"
         raise UsageError(f"{root}: holds {len(names)} folders ({got}); put {XRAY_SOURCE} there: {XRAY_LAYOUT}")
-    return decode("covid19", root, cache_dir, **how)
+    return decode("covid19", root, [root], cache_dir, **how)
 
 
 def _only_zip(data_dir: Path) -> Path:

@@ -9,9 +9,9 @@ rows are pooled, and their groups are the numbers of the folders.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from fedvg_jax.core.files import reason, user_path
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, numbers, reading, with_groups
+
+T = TypeVar("T")
 
 PREFIX = "hf:"
 LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
@@ -68,6 +70,7 @@ def load(
     *,
     name: str,
     columns: Columns = Columns(),  # noqa: B008  a named tuple of texts, never changed
+    splits: str = "all",
     **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Reads a set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
@@ -77,6 +80,7 @@ def load(
         cache_dir: folder of the decoded data sets; None keeps nothing.
         name: the folder of the set, with `LAYOUT`.
         columns: of images, labels and groups.
+        splits: "all", or names of the splits to pool.
         how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
@@ -85,8 +89,8 @@ def load(
     folder = find(data_dir, name)
     members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
     members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
-    sources = [cache.Folder(folder, members), f"{how.get('size')}", repr(columns), f"version {VERSION}"]
-    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, **how), cache_dir)
+    sources = [cache.Folder(folder, members), f"{how.get('size')}", repr(columns), splits, f"version {VERSION}"]
+    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
     return arrays._replace(name=folder.resolve().name)
 
 
@@ -136,10 +140,11 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _decode(folder: Path, columns: Columns, **how: Unpack[images.Decoding]) -> Arrays:
+def _decode(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
     library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
     with reading(folder, "a complete set", f"it must be {LAYOUT}"):
-        return _arrays(library, _pooled_splits(_splits(library, folder)), columns, folder, **how)
+        pooled = _pooled_splits(_splits(library, folder), splits, folder)
+        return _arrays(library, pooled, columns, folder, **how)
 
 
 def _splits(library: Any, folder: Path) -> list[_Split]:
@@ -151,7 +156,8 @@ def _splits(library: Any, folder: Path) -> list[_Split]:
         return [split._replace(partition=number) for number, path in partitions for split in _splits(library, path)]
     files = [path for path in sorted(folder.rglob("*.parquet")) if not _is_hidden(path.relative_to(folder))]
     if not files:
-        raise UsageError(f"{folder}: holds no set; it must be {LAYOUT}")
+        tables = " (of a .csv file see --dataset npz)" if any(folder.rglob("*.csv")) else ""
+        raise UsageError(f"{folder}: holds no set; it must be {LAYOUT}{tables}")
     return _parquet(library, files, folder)
 
 
@@ -209,10 +215,28 @@ def _validated(rows: Any) -> Any:
     return rows if rows._indices is None else rows.flatten_indices(keep_in_memory=True)
 
 
-def _pooled_splits(splits: list[_Split]) -> list[_Split]:
+def _pooled_splits(splits: list[_Split], wanted: str, folder: Path) -> list[_Split]:
     """Returns the splits to pool, in the order of `SPLITS`; parts of one split in the order of their folders."""
-    named = {known: [split for split in splits if split.name in names] for known, names in SPLITS.items()}
-    return [split for members in named.values() for split in members] or splits
+    of_name: dict[str, list[_Split]] = {}
+    for split in splits:
+        of_name.setdefault(split.name, []).append(split)
+    if wanted == "all":
+        known = [name for names in SPLITS.values() for name in of_name if name in names]
+        return [split for name in known for split in of_name[name]] or splits
+    return [split for members in chosen_splits(of_name, wanted, folder) for split in members]
+
+
+def chosen_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]:
+    """Returns the splits of names NAME,... in their order, or all.
+
+    Raises:
+        UsageError: there is no such split.
+    """
+    names = [*splits] if wanted == "all" else [name.strip() for name in wanted.split(",")]
+    if unknown := [name for name in names if name not in splits]:
+        has = ", ".join(filter(None, splits)) or "none"
+        raise UsageError(f"{folder}: has no split {unknown[0][:100]!r}; --splits is all, or some of its splits: {has}")
+    return [splits[name] for name in dict.fromkeys(names)]
 
 
 # --- columns
@@ -247,7 +271,18 @@ def _arrays(
 def _image_column(library: Any, features: Any, given: str, folder: Path) -> str:
     of_kind = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     encoded = [name for name, feature in features.items() if _is_encoded(library, feature)]
-    return _column(features, given, "image", of_kind or encoded, IMAGE_NAMES, folder)
+    arrays = [name for name, feature in features.items() if _is_array(library, feature)]
+    if not (given or of_kind or encoded or arrays or {*features} & {*IMAGE_NAMES}):
+        raise UsageError(
+            f"{folder}: holds no images, but {', '.join(features)}; give texts and tables as arrays from Python,"
+            " fedvg_jax.run(config, data=(x, y))"
+        )
+    return _column(features, given, "image", of_kind or encoded or arrays, IMAGE_NAMES, folder)
+
+
+def _is_array(library: Any, feature: Any) -> bool:
+    """Returns whether a column holds arrays [H, W] or [H, W, D]."""
+    return isinstance(feature, library.Array2D | library.Array3D)
 
 
 def _label_column(library: Any, features: Any, given: str, image: str, folder: Path) -> str:
@@ -286,6 +321,10 @@ def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tu
     """Returns labels [T] and the names of the classes: those of the column, its texts, or its numbers."""
     feature = splits[0].rows.features[column]
     values = _values(splits, column, folder, "--label-column")
+    if values.dtype.kind == "i" and values.min(initial=0) < 0:
+        split = splits[int(np.searchsorted(np.cumsum([len(part.rows) for part in splits]), values.argmin(), "right"))]
+        others = ",".join(dict.fromkeys(part.name for part in splits if part.name != split.name)) or "the others"
+        raise UsageError(f"{folder}: split {split.name} has rows without a label (-1); leave it out: --splits {others}")
     if isinstance(feature, library.ClassLabel):
         return values, tuple(feature.names)
     if values.dtype.kind == "U":
@@ -315,8 +354,13 @@ def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.nd
 def _images(
     library: Any, splits: list[_Split], column: str, folder: Path, **how: Unpack[images.Decoding]
 ) -> np.ndarray:
-    """Returns uint8 [T, H, W, D] of a column of image files."""
+    """Returns uint8 [T, H, W, D] of a column of image files, or the arrays [T, H, W] or [T, H, W, D] of a column."""
     feature = splits[0].rows.features[column]
+    if _is_array(library, feature):
+        if how.get("size"):
+            raise UsageError(f"{folder}: the arrays of column {column} have a fixed size; leave --image-size out")
+        stored = [split.rows.with_format("numpy", dtype=feature.dtype)[column] for split in splits]
+        return np.concatenate([np.asarray(part[:]) for part in stored])
     if not (isinstance(feature, library.Image) or _is_encoded(library, feature)):
         raise UsageError(f"{folder}: column {column} holds no image files; cast it to datasets.Image, or name another")
     stored = [split.rows.data.column(column) for split in splits]

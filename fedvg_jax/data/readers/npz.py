@@ -30,6 +30,9 @@ LAYOUT = (
 )
 
 
+TEXT_TABLES = (".csv", ".tsv", ".xlsx")
+
+
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     """Reads the .npz file `path`, the only .npz file of the folder `path`, or the folder's x.npy and y.npy in place.
 
@@ -81,6 +84,12 @@ def find(path: Path, layout: str) -> Path:
     Raises:
         UsageError: there is none, or there are several.
     """
+    tables = [file for file in ([path] if path.is_file() else path.glob("*")) if file.suffix in TEXT_TABLES]
+    if tables and not (path.is_dir() and any(path.glob("*.npz"))):
+        raise UsageError(
+            f"{tables[0]}: a table in text is not read; read it with pandas.read_csv or numpy.loadtxt, and give"
+            " fedvg_jax.run(config, data=(x, y)), or save numpy.savez(FILE, x=x, y=y)"
+        )
     if path.is_file():
         return path
     if not path.is_dir():

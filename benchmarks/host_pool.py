@@ -1,4 +1,4 @@
-"""Measures memory and time of a run on a memory-mapped data set with `--pool device` and with `--pool host`.
+"""Measures memory and time of a run on a memory-mapped data set with `--placement device` and with `--placement host`.
 
     python -m benchmarks.host_pool [--gib 3] [--folder DIR] [--out benchmarks/results/host_pool.json]
 
@@ -132,7 +132,7 @@ def make_config(num_clients: int, pool: str):
         lr=0.1,
         val_ratio=0.02,
         test_ratio=0.1,
-        pool=pool,
+        placement=pool,
         weighting="samples",  # because scoring would take most of a round
         devices="1",
         partition="iid",

@@ -79,7 +79,7 @@ def plane_of(folder: Path, num_points: int) -> Plane:
     if given := files.read_object(folder / "manifest.json").get("given"):
         raise fv.UsageError(f"{folder} is of a run with its own {', '.join(given)}; name a run of the command line")
     assert history.config is not None
-    config = dataclasses.replace(history.config, devices="1", pool="device", memories="device", record="")
+    config = dataclasses.replace(history.config, devices="1", placement="device", record="")
     start, number = history.variables, len(history.records)
     sims = {name: fv.simulation(dataclasses.replace(config, weighting=rule)) for name, rule in RULES.items()}
     new = {name: next_model(sim, start, number) for name, sim in sims.items()}

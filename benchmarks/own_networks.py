@@ -79,7 +79,9 @@ def tasks(name: str, shipped: str, shape: list[int]) -> dict[str, Any]:
         written = fv.linen_task(linen_networks()[name](), loss, example)
     variants = {"written": written, "run": fast_task(written)}
     if shipped:
-        config = fv.Config(model=shipped, **({"stem": "cifar", "norm": "group"} if shipped == "resnet18" else {}))
+        config = fv.Config(
+            model=shipped, **({"stem": "cifar", "norm_layers": "group"} if shipped == "resnet18" else {})
+        )
         variants = {"shipped": registry.named_task(config, (size, size, channels), 10)} | variants
     return variants
 

@@ -86,7 +86,7 @@ def run(
             only. Where the host holds them, `state.clients` has rows for sampled clients only, and
             `state.memory_clients` are their numbers. Where several devices divide them, the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
-            and its tables of rows are those of a round; NumPy arrays under `--pool host`.
+            and its tables of rows are those of a round; NumPy arrays under `--placement host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
         track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
             config.

@@ -95,9 +95,9 @@ def main(argv: Sequence[str]) -> int:
     return command.guarded(lambda: _show(_parse(argv)))
 
 
-_FEDERATION = ("algorithm", "weighting", "server_stats", "cohorts", "selection", "candidates", "dropout", "untrained")
+_FEDERATION = ("algorithm", "weighting", "selection", "candidates", "dropout")
 _FEDERATION += ("local", "local_first", "record", "finetune_epochs", "stop_at", "patience", "eval_every", "devices")
-_FEDERATION += ("lanes", "hold", "memories", "pool", "attack", *declare.method_groups(Config))
+_FEDERATION += ("lanes", "hold", "placement", "attack", *declare.method_groups(Config))
 """Settings, and groups of them, without effect on one model, which has no server and no cohort."""
 
 _ALONE: dict[str, Any] = {

@@ -7,7 +7,7 @@ NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's optio
 --alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
 `--export-partition FILE` writes every client's rows.
 
-`python -m fedvg_jax.prepare features --dataset NAME --model M --pretrained FILE --out FILE.npz` writes the features of
+`python -m fedvg_jax.prepare features --dataset NAME --model M --init FILE --out FILE.npz` writes the features of
 every row, the input of the model's last layer, for `--dataset npz --model linear`. See `prepare features --help`.
 
 `--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 PROG = "python -m fedvg_jax.prepare"
 
 OF_DATA = ("data_dir", "splits", "max_rows", "image_column", "label_column", "group_column", "image_size")
-OF_DATA += ("cache_dir", "trust_cache", "out")
+OF_DATA += ("cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
 OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "partition_file", "alpha")
 OF_PREPARE += ("shards_per_client", "classes_per_client", "export_partition", "min_samples", "min_samples_rule")
-OF_PREPARE += ("split", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
+OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = ("dataset", *OF_DATA, "model", "pretrained", "init", "norm", "stem", "conv", "normalise")
+OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "stem", "conv", "normalise")
 OF_FEATURES += ("precision", "seed")
 """Settings of `prepare features`."""
 
@@ -56,7 +56,7 @@ FEATURES_HELP = """usage: python -m fedvg_jax.prepare features --dataset NAME --
 Writes the features of every row, the input of the model's last layer, with labels, class names and a manifest: digests
 of weights and rows, and the settings. `--dataset npz --data-dir FILE.npz --model linear` trains on them.
 
-  --pretrained FILE    weights of the model; without it, and without --init RUN, they are random
+  --init FILE          weights of the model, or the folder of a run; without it they are random
   --image-size S       size that images are resized to for the model, e.g. 96 or 96x128
   --normalise NAME     pixels as the weights expect them
   --float32            features in 32 bits; the default is 16"""
@@ -135,7 +135,7 @@ def prepare(config: Config, downloads: bool) -> int:
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
-    files.private_folder(config.cache_dir or default_cache_dir(), config.trust_cache)
+    files.private_folder(config.cache_dir or default_cache_dir())
     if downloads and config.data_dir:
         prefix, _, name = config.dataset.partition(":")
         {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
@@ -191,7 +191,7 @@ def write_features(argv: Sequence[str]) -> int:
 
     config, size = parse_features(argv)
     console = Console(markup=False, emoji=False)
-    files.private_folder(folder := config.cache_dir or default_cache_dir(), config.trust_cache)
+    files.private_folder(folder := config.cache_dir or default_cache_dir())
     compilation.use_cache(folder)
     with display.preparation_progress(console) as bar:
         arrays = simulation.load_data(config, bar("decoding images"))
@@ -199,7 +199,7 @@ def write_features(argv: Sequence[str]) -> int:
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:
         feature_file.write(config.out, config, arrays, parse_size(size), dtype, bar("computing features"))
-    weights = "" if config.pretrained or config.init else f" (random weights, seed {config.seed})"
+    weights = "" if config.init else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
 

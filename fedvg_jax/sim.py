@@ -356,7 +356,7 @@ def start_jax(config: Config) -> None:
         UsageError: there is no device, or the cache folder may hold what another user wrote.
     """
     cache_dir = config.cache_dir or configs.default_cache_dir()
-    files.private_folder(cache_dir, config.trust_cache)
+    files.private_folder(cache_dir)
     _set_environment(config)
     import jax
 

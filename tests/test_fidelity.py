@@ -18,7 +18,7 @@ from cases import naming
 
 from fedvg_jax import config, sim
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, options, presets
 from fedvg_jax.core.types import Anchor, Cohort, Report
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
@@ -30,10 +30,11 @@ def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
     """`apply` refuses unknown names and types, `check` refuses unknown values."""
     distinct = {item for row in fidelity.DEPARTURES for item in row.settings.items()}
     assert max(Counter(name for name, _ in distinct).values()) == 1
+    assert options.DEPARTURES.keys() == fidelity.SWITCHES.keys()
     for row in fidelity.DEPARTURES:
         with naming(row.id):
-            settings = dict(row.settings)
-            assert settings or row.reason
+            settings = {"departures": row.id} if row.is_switch and not row.by_default else dict(row.settings)
+            assert settings or row.reason or row.by_default
             changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
             assert {name: changed[name] for name in settings} == settings
 
@@ -128,40 +129,41 @@ def second_moment(sim):
 
 STEPS = [EPOCHS * -(-n // 4) for n in SIZES.tolist()]
 EFFECTS = {
-    "single_rows": (
+    "single-rows": (
         "--method fedavg", by_client("num_steps"), STEPS, [EPOCHS * (n // 4 + (n % 4 > 1)) for n in SIZES.tolist()]
     ),
-    "fedvg.block": ("--method fedvg", block, "layer2_0", "layer2"),
-    "scaffold.steps": ("--method scaffold", by_client("num_steps"), STEPS, [2, 2, 2, 2, 0]),
-    "scaffold.memory": ("--method scaffold", stored_memory, 1, 0),
-    "feddyn.regulariser": ("--method feddyn", regularisation, 1, 0),
-    "feddyn.weights": ("--method feddyn", native_signal, 1, 7),
-    "feddyn.average": ("--method feddyn+fedvg", residual_of_second_round, 0, 1),
-    "elastic.sensitivity": (
+    "block": ("--method fedvg", block, "layer2_0", "layer2"),
+    "scaffold-steps": ("--method scaffold", by_client("num_steps"), STEPS, [2, 2, 2, 2, 0]),
+    "scaffold-memory": ("--method scaffold", stored_memory, 1, 0),
+    "feddyn-regulariser": ("--method feddyn", regularisation, 1, 0),
+    "feddyn-weights": ("--method feddyn", native_signal, 1, 7),
+    "feddyn-average": ("--method feddyn+fedvg", residual_of_second_round, 0, 1),
+    "elastic-sensitivity": (
         "--method elastic", lambda sim: sim.algorithm.probe, sensitivity, official_sensitivity
     ),
-    "elastic.rows": (
+    "elastic-rows": (
         "--method elastic", by_client("num_samples"), SIZES.tolist(), [n - int(0.3 * n) for n in SIZES.tolist()]
     ),
-    "fedopt.variant": ("--algorithm fedadam", second_moment, pytest.approx(1), 0),
+    "adaptive-servers": ("--algorithm fedadam", second_moment, pytest.approx(1), 0),
     "partition": ("--method fedavg", drawn, sizes_of_kind("dirichlet"), sizes_of_kind("official")),
     "cohorts": (
         "--method fedavg", lambda sim: sim.schedule(0).clients.tolist(),
         schedules.cohort(Config().seed, 0, 5, 5)[0].tolist(), random.Random(Config().seed).sample(range(5), 5),
     ),
     # of 25 rows, floor(25 / 2) = 12 are shared out as 4 : 2 : 1
-    "validation.imbalance": ("--method fedavg", lambda sim: int((sim.data.scoring >= 0).sum()), 6 + 3 + 1, 2 * 4),
+    "imbalance": ("--method fedavg", lambda sim: int((sim.data.scoring >= 0).sum()), 6 + 3 + 1, 2 * 4),
 }  # fmt: skip
-"""Setting -> flags, function of a simulation, its value by default and under `--fidelity official`."""
-OF_A_ROUND = ("server_stats", "untrained")
+"""Departure or setting -> flags, function of a simulation, its value by default and under `--fidelity official`."""
+OF_A_ROUND = ("server-stats", "untrained")
 
 
-def test_every_setting_of_the_profile_has_an_effect_on_a_run():
-    assert {*EFFECTS, *OF_A_ROUND} == set(fidelity.official_settings())
+def test_every_departure_of_the_profile_has_an_effect_on_a_run():
+    official = {name for name, row in fidelity.SWITCHES.items() if row.official}
+    assert {*EFFECTS, *OF_A_ROUND} == official | fidelity.official_settings().keys() - {"departures"}
 
 
 @pytest.mark.parametrize(("flags", "value_of", "corrected", "official"), EFFECTS.values(), ids=EFFECTS)
-def test_setting_of_the_profile_changes_what_a_run_is_made_of(flags, value_of, corrected, official):
+def test_departure_of_the_profile_changes_what_a_run_is_made_of(flags, value_of, corrected, official):
     assert corrected != official
     assert value_of(simulated("corrected", flags)) == corrected
     assert value_of(simulated("official", flags)) == official

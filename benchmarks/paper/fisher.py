@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.paper.layers import layer_norms
 from benchmarks.paper.validity import of_present, rank_correlation, thinned
+from fedvg_jax.config.options import departs
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Study, scenario_text
 from fedvg_jax.study.figures import base
@@ -67,7 +68,10 @@ def scores_and_roots(run: Run, roots_of: Any = trace_roots) -> np.ndarray:
         for record in run.records
         if (roots := roots_of(record))
         for client, score, root in zip(
-            record["clients"], of_present(record, record["scores"], run.config.untrained), roots, strict=True
+            record["clients"],
+            of_present(record, record["scores"], departs(run.config, "untrained")),
+            roots,
+            strict=True,
         )
         if score is not None and root is not None and score > 0 and root > 0
     ]
@@ -87,7 +91,7 @@ def norms_and_roots(run: Run) -> np.ndarray:
         norms = layer_norms(record)
         if norms is None or not record.get(JOINT) or len(record[JOINT][0]) != norms.shape[1]:
             continue
-        present = of_present(record, list(range(len(norms))), run.config.untrained)
+        present = of_present(record, list(range(len(norms))), departs(run.config, "untrained"))
         for i in (i for i in present if i is not None):
             roots = np.sqrt(np.array(record[JOINT][i], float))
             rows += [

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.paper.layers import layer_norms
 from benchmarks.paper.validity import LOSS, of_present, rank_correlation
-from fedvg_jax.config import Config
+from fedvg_jax.config.options import departs
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Cell, Run, Study, scenario_text
 from fedvg_jax.study.figures import base
@@ -52,7 +52,7 @@ def is_head(layer: str) -> bool:
     return layer.partition("/")[0] in HEADS
 
 
-def round_of(record: Record, layers: Sequence[str], untrained: str = Config.untrained) -> Round | None:
+def round_of(record: Record, layers: Sequence[str], counts_untrained: bool = False) -> Round | None:
     """Returns the correlations of a round; None where it lacks norms or losses, or the network has no head or no body.
 
     Clients that are absent from the round do not count.
@@ -60,7 +60,7 @@ def round_of(record: Record, layers: Sequence[str], untrained: str = Config.untr
     Args:
         record: of a round under weights of FedVG's family, with `client_val_loss`.
         layers: their names, in the order of `layer_shares`.
-        untrained: the setting, see `validity.of_present`.
+        counts_untrained: see `validity.of_present`.
 
     >>> record = {"round": 1, "clients": [4, 7, 9], "scores": [1.0, 2.0, 3.0]}
     >>> record |= {"layer_shares": [[0.5, 0.5], [0.5, 0.5], [0.75, 0.25]]}
@@ -72,7 +72,7 @@ def round_of(record: Record, layers: Sequence[str], untrained: str = Config.untr
     of_head = np.array([is_head(layer) for layer in layers])
     if norms is None or not losses or norms.shape[1] != len(layers) or of_head.all() or not of_head.any():
         return None
-    is_present = np.array(of_present(record, [True] * len(norms), untrained), bool)
+    is_present = np.array(of_present(record, [True] * len(norms), counts_untrained), bool)
     norms = np.where(is_present[:, None], norms, np.nan)  # a correlation leaves nan out
     sums = {"head": norms[:, of_head].sum(1), "body": norms[:, ~of_head].sum(1)}
     raw = {"gradient": record["scores"], "val_loss": losses}
@@ -144,5 +144,5 @@ def rounds_of(run: Run) -> list[Round]:
     return [
         measured
         for record in run.records
-        if (measured := round_of(record, run.layers, run.config.untrained)) is not None
+        if (measured := round_of(record, run.layers, departs(run.config, "untrained"))) is not None
     ]

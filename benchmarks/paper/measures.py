@@ -16,6 +16,7 @@ from benchmarks.paper.rho import RHO
 from benchmarks.paper.validity import ACCURACY, of_present, rank_correlation
 from benchmarks.paper.values import DIRICHLET, EXTERNAL, paper_name
 from fedvg_jax import paper
+from fedvg_jax.config.options import departs
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 
@@ -434,7 +435,7 @@ def _weight_correlations(
         if run.weighting != "fedvg":
             continue
         values = [
-            rank_correlation(of_present(r, r["weights"], run.config.untrained), v)
+            rank_correlation(of_present(r, r["weights"], departs(run.config, "untrained")), v)
             for r in run.records
             if (v := other(run, r))
         ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config import Config
+from fedvg_jax.config.options import departs
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Study, scenario_text
 from fedvg_jax.study.figures import base
@@ -46,7 +46,7 @@ def rank_correlation(
     return round(float(result.statistic), 12)
 
 
-def of_present(record: Record, values: Sequence[Any], untrained: str = Config.untrained) -> list[Any]:
+def of_present(record: Record, values: Sequence[Any], counts_untrained: bool = False) -> list[Any]:
     """Returns values of a cohort's clients with None for clients that are absent from the round's average.
 
     Absent clients have the weight 0 and the global model, which say nothing about the client.
@@ -54,13 +54,13 @@ def of_present(record: Record, values: Sequence[Any], untrained: str = Config.un
     Args:
         record: of the round.
         values: one per client, in the order of `clients`.
-        untrained: the setting; clients without a local step are present where it is "weighed".
+        counts_untrained: whether clients without a local step are present, as by the departure untrained.
 
-    >>> of_present({"clients": [4, 7, 9], "dropped": [7], "untrained": [9]}, [0.5, 0.0, 0.5], "weighed")
+    >>> of_present({"clients": [4, 7, 9], "dropped": [7], "untrained": [9]}, [0.5, 0.0, 0.5], True)
     [0.5, None, 0.5]
     """
     absent = {*record.get("dropped", ()), *record.get("diverged", ())}
-    absent.update(record.get("untrained", ()) if untrained != "weighed" else ())
+    absent.update(() if counts_untrained else record.get("untrained", ()))
     return [None if k in absent else value for k, value in zip(record["clients"], values, strict=True)]
 
 
@@ -74,7 +74,7 @@ def correlations(run: Run) -> dict[str, list[tuple[int, float]]]:
         for name, key in MEASURES.items():
             if record.get(ACCURACY) and record.get(key):
                 sign = -1 if key == LOSS else 1
-                present = of_present(record, record[key], run.config.untrained)
+                present = of_present(record, record[key], departs(run.config, "untrained"))
                 measure = [None if value is None else sign * value for value in present]
                 by_measure.setdefault(name, []).append((record["round"], rank_correlation(measure, record[ACCURACY])))
     return by_measure
@@ -163,7 +163,7 @@ def points_of(run: Run) -> list[tuple[int, int, float, float]]:
     points = []
     for record in run.records:
         if record.get(ACCURACY):
-            weights = of_present(record, record["weights"], run.config.untrained)
+            weights = of_present(record, record["weights"], departs(run.config, "untrained"))
             points += [
                 (record["round"], client, weight * len(weights), 100 * accuracy)
                 for client, weight, accuracy in zip(record["clients"], weights, record[ACCURACY], strict=True)

@@ -68,7 +68,7 @@ def _has_papers_method(config: Config, method: str) -> bool:
     A setting that the run does not use is of no account.
     """
     official, expected = presets.FIDELITY["official"], flatten(Config()) | presets.METHODS.get(method, {})
-    ignored = {"fedvg.granularity", "fedvg.block", "validation.source", "validation.data_dir", *unused(config)}
+    ignored = {"fedvg.granularity", "departures", "validation.source", "validation.data_dir", *unused(config)}
     for name, value in flatten(config).items():
         is_papers = value in (expected[name], official.get(name, expected[name]))
         if name.split(".")[0] in OF_PAPERS_METHOD and name not in ignored and not is_papers:

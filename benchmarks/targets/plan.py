@@ -325,7 +325,7 @@ def _scoring_groups(sim: simulation.Simulation) -> tuple[int, int]:
     """Returns the minibatches of D_val that have rows, and those of its table."""
     num_padded, batch_size = np.shape(sim.data.scoring)
     num_rows = sim.statistics["validation"]["samples"]
-    scored = num_rows - num_rows // 2 if sim.config.select == "held_out" else num_rows
+    scored = num_rows - num_rows // 2 if sim.config.best_on == "held_out" else num_rows
     return min(num_padded, math.ceil(scored / batch_size)), num_padded
 
 

@@ -86,7 +86,7 @@ def simulate_for(config: Config, machine: Machine, replacements: Mapping[str, An
         machine: hardware and devices, which need not exist.
         replacements: keyword arguments of `simulation.simulation`.
     """
-    host = {"devices": "1", "lanes": "auto", "pool": "device", "memories": "device", "force": True}
+    host = {"devices": "1", "lanes": "auto", "placement": "device", "force": True}
     here = simulation.simulation(dataclasses.replace(config, **host), **replacements)
     config = dataclasses.replace(here.config, devices=config.devices, lanes=config.lanes)
     given = {name: getattr(here, name) for name in ("algorithm", "weighting") if name in here.given}

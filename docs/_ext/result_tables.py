@@ -65,12 +65,12 @@ def own_networks() -> str:
 
 
 def host_pool() -> str:
-    """Time and memory of a run by `--pool`."""
+    """Time and memory of a run by `--placement`."""
     measured = load("host_pool")
     gib = 2**30
     rows = [
         [
-            f"`--pool {run['pool']}`",
+            f"`--placement {run['pool']}`",
             f"{run['seconds_per_round']:.3f} s",
             f"{run['anonymous'] / gib:.2f} GiB",
             f"{run['resident'] / gib:.2f} GiB",
@@ -136,8 +136,9 @@ def fidelity() -> str:
 
 def published_behaviour(row, defaults: dict[str, Any]) -> str:
     """The flags of a row, whether they are the default or in the profile, and the row's reason."""
-    flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in row.settings.items())
-    is_default = bool(flags) and all(defaults.get(name) == value for name, value in row.settings.items())
+    settings = {"departures": row.id} if row.is_switch else row.settings
+    flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in settings.items())
+    is_default = row.by_default or (flags and all(defaults.get(name) == value for name, value in settings.items()))
     note = " (default)" if is_default else " (official)" if row.official else ""
     return "; ".join(filter(None, [flags + note, escape(row.reason)]))
 

@@ -1,5 +1,6 @@
 """The settings of a run: `options` declares them, `io` reads them, `checks` refuses what cannot work. No jax."""
 
+from fedvg_jax.config import former as former
 from fedvg_jax.config import shorthands as shorthands
 from fedvg_jax.config.checks import check, epochs_range
 from fedvg_jax.config.io import apply, dotted, flatten, read_toml

@@ -22,8 +22,8 @@ FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """A zero byte; or half of a pair of UTF-16, which a byte of a command line that is not UTF-8 becomes."""
 
-NEVER_UNUSED = ("stem", "norm", "momentum", "image_size", "min_samples_rule", "partition_file")
-NEVER_UNUSED += ("validation.data_dir", "validation.classes", "validation.clients")
+NEVER_UNUSED = ("stem", "norm_layers", "momentum", "image_size", "min_samples_rule", "partition_file")
+NEVER_UNUSED += ("validation.data_dir", "validation.clients")
 """Settings that are refused where a run does not use them, also in a file and from Python: without them it would
 silently train another model, or on other data, than their user expects."""
 
@@ -51,6 +51,8 @@ def _check_values(config: Config) -> None:
         _require_name("record", name, RECORDS)
     for name in options.listed(config.track):
         _require_name("track", name, TRACKERS)
+    for name in options.listed(config.departures):
+        _require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
@@ -129,8 +131,8 @@ def _training_problems(config: Config) -> Iterator[str]:
     least, given = options.cohort_size(config), config.candidates
     if config.selection == "power_of_choice" and given > 0 and not least <= given <= config.clients:
         yield f"candidates must be from the cohort's {least} to the {config.clients} clients, or 0; got {given}"
-    if config.norm == "frozen" and not (config.pretrained or config.init):
-        yield "norm frozen keeps statistics of a trained model; name one by --pretrained or --init, or use --norm batch"
+    if config.norm_layers == "frozen" and not config.init:
+        yield "norm_layers frozen keeps statistics of a trained model; name one by --init, or use --norm-layers batch"
     if config.stop_at and options.stop_target(config) is None:
         got = _shorten(config.stop_at)
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9 or val_mae < 0.1; got {got}"
@@ -139,8 +141,8 @@ def _training_problems(config: Config) -> Iterator[str]:
             "test_ratio + val_ratio must be below 1, so that rows are left to train on;"
             f" got {config.test_ratio + config.val_ratio}"
         )
-    if config.batch_size == 1 and config.single_rows == "skipped":
-        yield "batch_size must be >= 2 with single_rows skipped; got 1; or use --single-rows trained"
+    if config.batch_size == 1 and options.departs(config, "single-rows"):
+        yield "batch_size must be >= 2 with the departure single-rows; got 1"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
 
@@ -149,9 +151,9 @@ def _method_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of weighting and algorithm."""
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
-    sensitivity = config.elastic.sensitivity
-    if config.algorithm == "elastic" and sensitivity != "official" and config.server_stats == "official":
-        yield f"elastic.sensitivity must be official where server_stats is official; got {sensitivity}"
+    chosen = options.departures(config.departures)
+    if config.algorithm == "elastic" and "server-stats" in chosen and "elastic-sensitivity" not in chosen:
+        yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
 
 
 def _algorithm_problems(config: Config) -> Iterator[str]:
@@ -171,10 +173,10 @@ def problems_of_algorithm(config: Config, algorithm: str, facts: options.Algorit
     own = f"local {config.local}" if config.local else algorithm
     if config.local and facts.has_personal_models:
         yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
-    if config.server_stats == "official":
+    if options.departs(config, "server-stats"):
         yield (
-            f"{own} cannot be used with server_stats official: the published code has one model for all clients; leave"
-            " one of them out"
+            f"{own} cannot be used with the departure server-stats: the published code has one model for all clients;"
+            " leave one of them out"
         )
     if config.robust.rule != "mean":
         yield (
@@ -227,7 +229,7 @@ def _hold_problems(config: Config) -> Iterator[str]:
 
 def _partition_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the partition, exported files, and the clients that are corrupt."""
-    kind, is_held_out_first, file = config.partition, config.split != "client", config.export_partition
+    kind, is_held_out_first, file = config.partition, config.holdout != "client", config.export_partition
     if config.export is not None and config.export.suffix != ".safetensors":
         yield f"export must end in .safetensors; got {config.export}"
     if kind == "file" and not config.partition_file:
@@ -236,8 +238,8 @@ def _partition_problems(config: Config) -> Iterator[str]:
         yield f"export_partition must end in .npz or .json; got {file}"
     if is_held_out_first and kind in ("file", "official"):
         yield (
-            f"split {config.split} holds rows out before the partition, and partition {kind} assigns all rows;"
-            " use --split client"
+            f"holdout {config.holdout} holds rows out before the partition, and partition {kind} assigns all rows;"
+            " use --holdout client"
         )
     if config.dataset == "dermamnist" and config.splits not in ("all", "official"):
         yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
@@ -264,11 +266,6 @@ def _validation_problems(config: Config) -> Iterator[str]:
         yield f"normalise columns scales the clients' rows only, and validation.source is {validation.source}; use none"
     if validation.source != "clients" and validation.data_dir is None:
         yield f"validation.source {validation.source} needs --validation.data-dir DIR with its files"
-    if validation.size > 0 and validation.fraction < 1:
-        yield (
-            f"validation.size {validation.size} and validation.fraction {validation.fraction} contradict each other;"
-            " give one of them"
-        )
 
 
 PROBLEMS = (_unused, _training_problems, _method_problems, _algorithm_problems, _rule_problems, _hold_problems)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedvg_jax.config import presets
+from fedvg_jax.config import former, presets
 from fedvg_jax.config.declare import descriptions
 from fedvg_jax.config.io import SYNONYMS
 from fedvg_jax.config.options import ALGORITHMS, SETTINGS, WEIGHTINGS, Config, registered
@@ -112,6 +112,9 @@ def add_settings(
             parser.add_argument(flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off)
         else:
             topics[topic].add_argument(flag_of(name), dest=name, metavar=_word(name), help=text, **many)
+    for name in former.NAMES:
+        value = many or ({"nargs": "?", "const": ""} if name in former.REMOVED else {})
+        parser.add_argument(flag_of(name), dest=former.RENAMED.get(name, name), help=argparse.SUPPRESS, **value)
 
 
 def is_switch(name: str) -> bool:

@@ -7,12 +7,13 @@ option reference. Its first sentence must stand alone, because `--help` shows no
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import (
@@ -33,6 +34,7 @@ from fedvg_jax.config.declare import (
     weighs_by,
 )
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.paper import fidelity
 
 
 class AlgorithmFacts(NamedTuple):
@@ -97,7 +99,7 @@ class Network(NamedTuple):
     """Settings of the model that it takes, such as stem."""
 
 
-_RESNET = Network(has_convolutions=True, has_batch_norm=True, settings=("stem", "norm"))
+_RESNET = Network(has_convolutions=True, has_batch_norm=True, settings=("stem", "norm_layers"))
 
 MODELS = {
     "mlp": Network(takes_rows=True),
@@ -110,7 +112,7 @@ MODELS = {
     "resnet50": _RESNET,
     "vit_s16": Network(channels=(1, 3)),
     "vit_b16": Network(channels=(1, 3)),
-    "efficientnet_lite0": Network(has_convolutions=True, has_batch_norm=True, settings=("norm",)),
+    "efficientnet_lite0": Network(has_convolutions=True, has_batch_norm=True, settings=("norm_layers",)),
     "gru": Network(is_sequence=True),
 }
 
@@ -130,12 +132,12 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 # --- when a setting is used
 
 _RESNETS = Condition("model", lambda config: "stem" in MODELS[config.model].settings, "ResNets")
-_NORMS = Condition("model", lambda config: "norm" in MODELS[config.model].settings, "ResNets and EfficientNets")
+_NORMS = Condition("model", lambda config: "norm_layers" in MODELS[config.model].settings, "ResNets and EfficientNets")
 _CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
     "model",
-    lambda config: MODELS[config.model].has_batch_norm and (config.norm == "batch" or not _NORMS.holds(config)),
-    "models with BatchNorm: lenet5, ResNets and EfficientNets of norm batch",
+    lambda config: MODELS[config.model].has_batch_norm and (config.norm_layers == "batch" or not _NORMS.holds(config)),
+    "models with BatchNorm: lenet5, ResNets and EfficientNets of norm_layers batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
 _SPLIT = Condition(
@@ -144,9 +146,7 @@ _SPLIT = Condition(
     "dermamnist, folder or hf:FOLDER",
 )
 _FEDVG = weighs_by("fedvg", "generalised")
-_GENERALISED = weighs_by("generalised")
 _INVERTING = weighs_by("fedvg", "val_loss", "generalised")
-_FITTED = weighs_by("fitted")
 _NOT_DELTA = is_not("fedvg.norm", "delta", "every other norm")
 _EXTERNAL = is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
 _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
@@ -174,14 +174,9 @@ _FIRST_MOMENT = Condition(
     "algorithm",
     lambda config: (
         config.algorithm in ("fedadam", "fedyogi")
-        or (config.algorithm == "fedadagrad" and config.fedopt.variant == "official")
+        or (config.algorithm == "fedadagrad" and departs(config, "adaptive-servers"))
     ),
-    "fedadam, fedyogi, or fedadagrad of variant official",
-)
-_MEMORIES = Condition(
-    "algorithm",
-    lambda config: ALGORITHMS[config.algorithm].has_memories or config.local != "",
-    ", ".join(name for name, facts in ALGORITHMS.items() if facts.has_memories) + ", or any with local",
+    "fedadam, fedyogi, or fedadagrad with the departure adaptive-servers",
 )
 
 
@@ -213,27 +208,33 @@ class FedVG:
     )
     """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor; blockwise:
     one per client and network block."""
-    block: str = setting(
-        "residual", ("residual", "stage"), used=(_FEDVG, is_one("fedvg.granularity", "blockwise"), _RESNETS)
-    )
-    """Network blocks of a ResNet. residual: every residual block (the paper); stage: six stages (the published
-    code)."""
     eps: float = setting(1e-8, ABOVE_0, hyper="eps", used=(_INVERTING,))
     """Number added to each norm before it is inverted."""
     mode: str = setting("train", ("train", "eval"), used=(_FEDVG, _NOT_DELTA, is_one("fedvg.signal", "gradient")))
     """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics."""
-    fit_steps: int = setting(10, Range(lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"), used=(_FITTED,))
-    """Optimisation steps of --weighting fitted."""
-    fit_rate: float = setting(1.0, ABOVE_0, hyper="fit_rate", used=(_FITTED,))
-    """Learning rate of --weighting fitted, per unit of loss."""
-    exponent: float = setting(1.0, Range(math.isfinite, "a finite number"), hyper="exponent", used=(_GENERALISED,))
-    """Exponent of the inverse norm, of --weighting generalised. 1 is published, 0 gives uniform weights;
-    below 0, clients with large norms weigh more."""
-    temperature: float = setting(1.0, ABOVE_0, hyper="temperature", used=(_GENERALISED,))
-    """Temperature of --weighting generalised. Weights are raised to the power 1 / temperature; large values approach
-    uniform weights."""
-    mix: float = setting(0.0, UNIT, hyper="mix", used=(_GENERALISED,))
-    """Fraction of n_k / sum_j n_j in the weights, of --weighting generalised. 0.5 is FedAvg + FedVG."""
+
+
+@dataclass(frozen=True)
+class Generalised:
+    """The family of weightings that FedVG's is one of."""
+
+    exponent: float = setting(1.0, Range(math.isfinite, "a finite number"), hyper="exponent")
+    """Exponent of the inverse norm. 1 is published, 0 gives uniform weights; below 0, clients with large norms weigh
+    more."""
+    temperature: float = setting(1.0, ABOVE_0, hyper="temperature")
+    """Temperature. Weights are raised to the power 1 / temperature; large values approach uniform weights."""
+    mix: float = setting(0.0, UNIT, hyper="mix")
+    """Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Weights that are fitted to D_val by optimisation."""
+
+    steps: int = setting(10, Range(lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"))
+    """Optimisation steps per round."""
+    rate: float = setting(1.0, ABOVE_0, hyper="fit_rate")
+    """Learning rate, per unit of loss."""
 
 
 @dataclass(frozen=True)
@@ -253,14 +254,11 @@ class FedOpt:
     lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr")
     """Learning rate of the server."""
     b1: float = setting(0.9, BELOW_1, hyper="b1", used=(_FIRST_MOMENT,))
-    """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has a first moment only with variant official."""
+    """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers."""
     b2: float = setting(0.999, BELOW_1, hyper="b2", used=(is_one("algorithm", "fedadam", "fedyogi"),))
     """Decay of the second moment (FedAdam, FedYogi)."""
     eps: float = setting(1e-3, ABOVE_0, hyper="server_eps")
     """Number tau that is added to the root of the second moment."""
-    variant: str = setting("paper", ("paper", "official"))
-    """Update rule. paper: Algorithm 2 of Reddi et al.; official: the published FedVG code, whose second moment starts
-    at 0."""
 
 
 @dataclass(frozen=True)
@@ -277,10 +275,6 @@ class Scaffold:
 
     eta_g: float = setting(1.0, ABOVE_0, hyper="eta_g")
     """Learning rate of the server."""
-    steps: str = setting("epochs", ("epochs", "single"), "data")
-    """Minibatches of a local epoch. epochs: all; single: one (the published code)."""
-    memory: str = setting("kept", ("kept", "lost"))
-    """Control variates of clients between rounds. kept, or lost (the published code)."""
 
 
 @dataclass(frozen=True)
@@ -291,13 +285,6 @@ class FedDyn:
     """Coefficient of the regulariser."""
     clip: float = setting(10.0, ABOVE_0, hyper="clip")
     """Global norm to which a client's gradient is clipped."""
-    regulariser: str = setting("full", ("full", "linear"))
-    """Terms of the regulariser. full, or linear: without alpha theta (the published code)."""
-    weights: str = setting("uniform", ("uniform", "samples"), used=(weighs_by("native"),))
-    """Weights of --weighting native. uniform, or samples (the published code)."""
-    average: str = setting("always", ("always", "once"), used=(weighs_by("fedvg"),))
-    """Rounds in which the server averages the clients under FedVG weights. always, or once: only in the first round
-    (the published code)."""
 
 
 @dataclass(frozen=True)
@@ -310,11 +297,6 @@ class Elastic:
     """Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau."""
     mu: float = setting(0.95, BELOW_1, hyper="sensitivity_decay")
     """Decay of the moving average of sensitivities over minibatches."""
-    sensitivity: str = setting("output", ("output", "official"))
-    """Measure of sensitivity. output: gradient of the outputs, compared over tensors; official: gradient of the loss,
-    compared over clients (the published code)."""
-    rows: str = setting("all", ("all", "rest"), "data")
-    """Rows that a client trains on. all, or rest: those on which sensitivity is not measured (the published code)."""
 
 
 @dataclass(frozen=True)
@@ -369,9 +351,6 @@ class Robust:
     """Number of models that krum averages. More than 1 is multi-Krum."""
     clip_norm: float = setting(10.0, ABOVE_0, hyper="clip_norm", used=(is_one("robust.rule", "clipped_mean"),))
     """Global norm to which clipped_mean shortens updates."""
-    noise: float = setting(0.0, FROM_0, hyper="noise", used=(is_one("robust.rule", "clipped_mean"),))
-    """Noise multiplier of clipped_mean. The standard deviation is noise x clip_norm x largest weight; no privacy is
-    claimed."""
 
 
 @dataclass(frozen=True)
@@ -406,27 +385,15 @@ class Validation:
     mapped to CIFAR-10's classes; npz: arrays in a file, whose class names are matched."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
     """Folder or file of the external set."""
-    copies: str = setting("official", ("official", "none"), "data", used=(_EXTERNAL,))
-    """Images taken from an external set. official: 50 of every class and then every image, at most 5,000; none:
-    every image once."""
-    classes: str = setting("paper", ("paper", "all"), "data", used=(is_one("validation.source", "cifar100"),))
-    """Classes taken from an external cifar100. paper: the paper's seven; all: also pickup_truck, as truck."""
     clients: float = setting(
-        1.0, FRACTION, "data", used=(is_one("validation.source", "clients"), is_one("split", "client"))
+        1.0, FRACTION, "data", used=(is_one("validation.source", "clients"), is_one("holdout", "client"))
     )
     """Fraction of the clients whose validation rows are used, in (0, 1]. partition_seed selects them."""
     size: int = setting(0, Range(lambda v: v == 0 or v >= 2, ">= 2, or 0 for all"), "data")
     """Number of images kept, selected at random; 0 keeps all."""
-    fraction: float = setting(1.0, FRACTION, "data")
-    """Fraction of the images kept, selected at random, in (0, 1]."""
     rho: float = setting(0.0, UNIT, "data")
     """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
     rho^i."""
-    imbalance: str = setting("corrected", ("corrected", "official"), "data", used=(_IMBALANCED,))
-    """Order of an imbalanced D_val. corrected: the order of D_val, all minibatches; official: sorted by class, without
-    an incomplete last minibatch (the published code)."""
-    pixel_noise: float = setting(0.0, FROM_0, "data")
-    """Standard deviation of Gaussian noise on the pixels, which are 0 to 1."""
     label_noise: float = setting(0.0, UNIT, "data")
     """Fraction of the labels that are replaced by another class, at random."""
 
@@ -465,9 +432,9 @@ class Config:
     weighting: str = setting("fedvg", word="NAME", is_common=True, also="aggregation weights")
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses;
     beside a method, the method's own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
-    server_stats: str = setting("averaged", ("averaged", "official"), used=(_RUNNING_STATISTICS,))
-    """Aggregation of running statistics. averaged: their weighted mean; official: the server's update rule, as for
-    parameters (the published code)."""
+    departures: str = setting("", word="NAME,...")
+    """Behaviours of the published code in place of the papers', NAME,... official names those of --fidelity official,
+    and no-NAME takes one out. By default a run has external-copies and truck."""
     dataset: str = setting("digits", kind="data", topic="Data set", word="NAME", is_common=True)
     """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
     per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
@@ -500,23 +467,20 @@ class Config:
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
     model: str = setting("mlp", MODELS, topic="Model", is_common=True, also="arch network")
     """Network. tinycnn is for 8x8 images."""
-    pretrained: Path | None = setting(None, kind="data", word="FILE|DIR")
-    """Safetensors file of initial weights, or a folder of the Hugging Face hub that holds one. For ResNets and ViTs it
-    has torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those
-    of --export. The head is initialised at random."""
-    init: Path | None = setting(None, kind="data", word="RUN")
-    """Run folder, or one of its checkpoints such as RUN/checkpoints/000040, whose global model the run starts from."""
+    init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN", also="weights checkpoint")
+    """Initial weights: a safetensors file, a folder of the Hugging Face hub that holds one, or a run folder or one of
+    its checkpoints, such as RUN/checkpoints/000040. A run gives its global model. A file for ResNets and ViTs has
+    torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those of
+    --export; the head is then initialised at random."""
     stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
     """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
-    norm: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
+    norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
-    statistics of pretrained or init; group: GroupNorm."""
+    statistics of init; group: GroupNorm."""
     clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True, also="num_users n_parties")
     """Number of clients N."""
     join_ratio: float = setting(0.5, FRACTION, is_common=True, also="fraction participation")
     """Fraction of the clients sampled each round, in (0, 1]."""
-    cohorts: str = setting("seeded", ("seeded", "official"), "data")
-    """Sampling of cohorts. seeded: from (seed, round); official: the published random stream, draw for draw."""
     selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice: of candidates
     drawn so, the clients on whose training rows the global model has the largest loss."""
@@ -524,9 +488,6 @@ class Config:
     """Candidates d of selection power_of_choice, from the cohort's size to all clients. 0: twice the cohort's size."""
     dropout: float = setting(0.0, BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
-    untrained: str = setting("absent", ("absent", "weighed"))
-    """Treatment of clients that take no local step because they have too few rows. absent: weight 0, as if dropped out;
-    weighed: like the others, although they return the global model (the published code)."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
     is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
@@ -558,7 +519,7 @@ class Config:
     min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
     """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
     largest client."""
-    split: str = setting("client", ("client", "global", "stratified"), "data")
+    holdout: str = setting("client", ("client", "global", "stratified"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
     test_ratio: float = setting(0.25, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", also="test_split")
@@ -567,7 +528,7 @@ class Config:
         0.1, Range(BELOW_1.holds, "in [0, 1); 0 only with an external D_val"), "data", also="val_split"
     )
     """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
-    select: str = setting("shared", ("shared", "held_out"), "data")
+    best_on: str = setting("shared", ("shared", "held_out"), "data")
     """Validation rows that choose the best round. shared: D_val, which FedVG's weights also use; held_out: a random
     half of D_val, which the weights then do not use."""
     rounds: int = setting(100, COUNT, hyper="rounds", topic="Training", is_common=True, also="communication_rounds")
@@ -582,9 +543,6 @@ class Config:
     Both get a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
     batch_size: int = setting(32, COUNT, is_common=True, also="bs")
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    single_rows: str = setting("trained", ("trained", "skipped"), "data")
-    """Treatment of minibatches of a single row. trained: trained on, except where BatchNorm's statistics of one row are
-    undefined; skipped: skipped for every model (the published code)."""
     lr: float = setting(0.1, ABOVE_0, hyper="lr", is_common=True, also="learning_rate eta")
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
@@ -628,13 +586,10 @@ class Config:
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = setting(0, FROM_0)
     """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
-    pool: str = setting("auto", ("auto", "device", "host"), "data")
-    """Memory that holds the rows of the data set. device: every row on every device; host: each device gets only the
-    rows of the next rounds' clients, copied while it works; auto: host where the rows take too much of a device."""
-    memories: str = setting("auto", ("auto", "device", "host"), "data", used=(_MEMORIES,))
-    """Place of the memories that an algorithm has of clients, and of their local tensors. device: the devices, divided
-    among them; host: the devices get only that of the next rounds' clients; auto: host where it takes too much of a
-    device."""
+    placement: str = setting("auto", ("auto", "device", "host"), "data", also="offload")
+    """Memory that holds the rows of the data set, and what an algorithm remembers of clients with their local tensors.
+    device: every device has all rows, and its part of the memories; host: each device gets only those of the next
+    rounds' clients, copied while it works; auto: for each of both, host where it takes too much of a device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
@@ -657,12 +612,10 @@ class Config:
     stop are saved in any case."""
     keep: int = setting(2, FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
-    select)."""
+    best_on)."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
     """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is
     created for its user alone; a folder of another user, or writable by others, is refused."""
-    trust_cache: bool = setting(False, kind="host")
-    """Use the cache folder even if another user owns it or may write to it. Compiled programs in it are executed."""
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", word="NAME,...", also="wandb tensorboard mlflow")
@@ -673,6 +626,8 @@ class Config:
     dry_run: bool = setting(False, kind="host", is_common=True)
     """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
     fedvg: FedVG = group(FedVG, "FedVG")
+    generalised: Generalised = group(Generalised, "Weighting generalised", weighs_by("generalised"))
+    fitted: Fitted = group(Fitted, "Weighting fitted", weighs_by("fitted"))
     fedavgm: FedAvgM = _of(FedAvgM, "fedavgm")
     fedopt: FedOpt = _of(FedOpt, "fedadam", "fedyogi", "fedadagrad")
     fedprox: FedProx = _of(FedProx, "fedprox")
@@ -695,11 +650,20 @@ class Config:
     """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
     code."""
 
+    if not TYPE_CHECKING:  # type checkers see the arguments of a dataclass
+
+        def __init__(self, *args, **settings):
+            from fedvg_jax.config import shorthands
+
+            for name, value in shorthands.fields_of(args, settings).items():
+                object.__setattr__(self, name, value)
+
 
 SETTINGS = table(Config)
 """Dotted name -> setting, in the order of `--help-all`."""
 
-_NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", *(n for n, s in SETTINGS.items() if s.names)}
+_NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", "departures"}
+_NAMED |= {name for name, setting in SETTINGS.items() if setting.names}
 _PATHS = {"resume", *(n for n, s in SETTINGS.items() if Path in s.types)}
 
 
@@ -714,7 +678,8 @@ def registered(setting: str, value: Any) -> Any:
     if setting in _PATHS and isinstance(value, str | Path):
         return type(value)(os.path.expanduser(value))
     is_name = setting in _NAMED and isinstance(value, str)
-    return re.sub(r"\s*\+\s*", "+", value.lower()) if is_name and ":" not in value else value
+    name = re.sub(r"\s*\+\s*", "+", value.lower()) if is_name and ":" not in value else value
+    return canonical(name) if is_name and setting == "departures" else name
 
 
 def default_cache_dir() -> Path:
@@ -747,6 +712,62 @@ def listed(names: str) -> list[str]:
     ['wandb', 'tensorboard']
     """
     return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+
+
+@functools.cache
+def departures(text: str) -> frozenset[str]:
+    """Returns the departures of a run, of which the later words of `departures` win.
+
+    >>> sorted(departures("block,no-truck"))
+    ['block', 'external-copies']
+    """
+    chosen = {name for name, row in fidelity.SWITCHES.items() if row.by_default}
+    for word in listed(text):
+        name = word.removeprefix("no-")
+        named = {name for name, row in fidelity.SWITCHES.items() if row.official} if word == "official" else {name}
+        chosen = chosen - named if word != name else chosen | named
+    return frozenset(chosen)
+
+
+def departs(config: Config, name: str) -> bool:
+    """Returns whether a run has a behaviour of the published code."""
+    return name in departures(config.departures)
+
+
+def canonical(text: str) -> str:
+    """Returns the shortest text of the same departures that has the word official where it is given.
+
+    >>> canonical("no-block, truck, cohorts"), canonical("official,no-cohorts,block")
+    ('cohorts', 'official,no-cohorts')
+    """
+    words = listed(text)
+    if not {word.removeprefix("no-") for word in words} <= {"official", *fidelity.SWITCHES}:
+        return text  # refused when the settings are checked
+    first, chosen = words.count("official") * ["official"], departures(text)
+    usual = departures(",".join(first))
+    changed = [name if name in chosen else f"no-{name}" for name in fidelity.SWITCHES if name in chosen ^ usual]
+    return ",".join(first + changed)
+
+
+DEPARTURES: dict[str, tuple[Condition, ...]] = {
+    "single-rows": (),
+    "untrained": (),
+    "block": (_FEDVG, is_one("fedvg.granularity", "blockwise"), _RESNETS),
+    "scaffold-steps": (is_one("algorithm", "scaffold"),),
+    "scaffold-memory": (is_one("algorithm", "scaffold"),),
+    "server-stats": (_RUNNING_STATISTICS,),
+    "feddyn-regulariser": (is_one("algorithm", "feddyn"),),
+    "feddyn-weights": (is_one("algorithm", "feddyn"), weighs_by("native")),
+    "feddyn-average": (is_one("algorithm", "feddyn"), weighs_by("fedvg")),
+    "elastic-sensitivity": (is_one("algorithm", "elastic"),),
+    "elastic-rows": (is_one("algorithm", "elastic"),),
+    "adaptive-servers": (is_one("algorithm", "fedadam", "fedyogi", "fedadagrad"),),
+    "cohorts": (),
+    "external-copies": (_EXTERNAL,),
+    "truck": (is_one("validation.source", "cifar100"),),
+    "imbalance": (_IMBALANCED,),
+}
+"""Name of `departures` -> conditions that must all hold for a run to have it."""
 
 
 FALLING = ("mae", "mse", "rmse", "nmse", "mape", "smape", "medae", "nll", "perplexity", "ppl", "brier", "ece")

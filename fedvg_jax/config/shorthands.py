@@ -1,13 +1,12 @@
-"""Shorthands for several settings, `method` and `fidelity`, and a `Config` that accepts them as arguments."""
+"""Shorthands for several settings, `method` and `fidelity`, also as arguments of `Config`."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedvg_jax.config import presets
+from fedvg_jax.config import former, presets
 from fedvg_jax.config.io import GROUPS, apply, name_hint
 from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
@@ -78,65 +77,45 @@ def _composed(method: str) -> dict[str, Any] | None:
     return {**settings, "algorithm": algorithm, "weighting": weighting or "native"}
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Config)}
-_generated = Config.__init__
+def fields_of(args: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns every field of a `Config` that is made with some arguments, `method` and `fidelity` among them.
 
-
-@functools.wraps(_generated)
-def _construct(self: Config, *args: Any, **settings: Any) -> None:
-    """Applies the arguments `method` and `fidelity` of `Config`.
-
-    Settings given beside a shorthand win. A group may be given as a dict of the settings to change. Of a group given as
-    a dataclass, the values that differ from the defaults win. A default that contradicts the shorthand is refused,
-    because whether it was chosen cannot be known.
+    Settings given beside a shorthand win. A group may be given as a dict of the settings to change.
     """
-    given = {name: settings.pop(name, None) for name in presets.SHORTHANDS}
-    given = {name: value for name, value in given.items() if value is not None}
-    unknown = next((name for name in settings if name not in _FIELDS), None)
-    if unknown is not None:
-        raise UsageError(f"unknown setting '{unknown}'{name_hint(unknown, [*_FIELDS, *presets.SHORTHANDS])}")
-    positional = dict(zip(_FIELDS, args, strict=False))
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    positional = dict(zip(fields, args, strict=False))
     if twice := positional.keys() & settings.keys():
         raise UsageError(f"Config takes {min(twice)} by position or by name; got both")
-    settings |= positional
-    if given and settings.keys() >= _FIELDS.keys():
-        raise UsageError(f"dataclasses.replace cannot apply {' and '.join(given)}; give it to Config(...)")
-    is_native = registered("weighting", settings.get("weighting")) == "native"
-    if "method" in given and is_native and "algorithm" not in settings:
-        del settings["weighting"]  # the method's own
-    meant = meaning(given)
+    meant = {name: settings[name] for name in presets.SHORTHANDS if settings.get(name) is not None}
+    own = {name: value for name, value in settings.items() if name not in presets.SHORTHANDS} | positional
+    if meant and own.keys() >= fields.keys():
+        raise UsageError(f"dataclasses.replace cannot apply {' and '.join(meant)}; give it to Config(...)")
+    is_native = registered("weighting", own.get("weighting")) == "native"
+    if "method" in meant and is_native and "algorithm" not in own:
+        del own["weighting"]  # the method's own
+    meant = meaning(meant)
+    own = former.current(_dotted(own), "Config", meant.get("departures", ""))
+    unknown = next((name for name in own if name.partition(".")[0] not in fields), None)
+    if unknown is not None:
+        raise UsageError(f"unknown setting '{unknown}'{name_hint(unknown, [*fields, *presets.SHORTHANDS])}")
+    result = {name: field.default for name, field in fields.items() if name not in GROUPS}
+    result |= {name: value for name, value in {**meant, **own}.items() if "." not in name}
     for name, group in GROUPS.items():
-        inner = {key.removeprefix(f"{name}."): meant.pop(key) for key in [*meant] if key.startswith(f"{name}.")}
-        if inner or isinstance(settings.get(name), Mapping):
-            settings[name] = _fill_group(name, settings.get(name, {}), group(), inner)
-    _generated(self, **{**meant, **settings})
+        inner = {**_inside(meant, name), **_inside(own, name)}
+        is_known = inner.keys() <= group.__dataclass_fields__.keys()  # others are refused when the settings are checked
+        result[name] = own.get(name, group(**inner) if is_known else inner)
+    return result
 
 
-Config.__init__ = _construct
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted name, where a group is given as a dict."""
+    flat = {}
+    for name, value in settings.items():
+        is_group = name in GROUPS and isinstance(value, Mapping)
+        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if is_group else {name: value}
+    return flat
 
 
-def _fill_group(name: str, given: Any, default: Any, values: Mapping[str, Any]) -> Any:
-    """Returns a group of settings: as given, and with a shorthand's values where nothing is given.
-
-    Args:
-        name: of the group.
-        given: a dict of the settings to change, or the group as a dataclass.
-        default: the group with its defaults.
-        values: what the shorthand sets.
-    """
-    if isinstance(given, Mapping):
-        names = {f.name for f in dataclasses.fields(default)}
-        merged = {**values, **given}
-        return dataclasses.replace(default, **merged) if merged.keys() <= names else merged
-    if type(given) is not type(default):
-        return given  # refused when the settings are checked
-    changes = {}
-    for inner, value in values.items():
-        chosen, usual = getattr(given, inner), getattr(default, inner)
-        if chosen == usual and value != usual:
-            raise UsageError(
-                f"the shorthand sets {name}.{inner} to {value!r}, and the {type(default).__name__} given has"
-                f" the default {usual!r}; give {name} as a dict of the settings to change"
-            )
-        changes[inner] = value if chosen == usual else chosen
-    return dataclasses.replace(given, **changes)
+def _inside(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Returns the settings of a group by their names in it."""
+    return {name.removeprefix(f"{group}."): v for name, v in settings.items() if name.startswith(f"{group}.")}

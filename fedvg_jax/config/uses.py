@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedvg_jax.config import former
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.io import flatten
-from fedvg_jax.config.options import SETTINGS, Config
+from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config, departures, listed
 from fedvg_jax.core.types import UsageError
 
 PASSED = {
@@ -32,7 +33,21 @@ HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind ==
 
 def unmet(config: Config, name: str) -> Condition | None:
     """Returns the first condition of a setting that does not hold; None where the run uses it."""
-    conditions = SETTINGS[name].facts.used if name in SETTINGS else ()  # shorthands have none
+    if name == "departures":
+        conditions = [*_unmet_of_departures(config).values()]
+        return conditions[0] if conditions and all(conditions) else None
+    if name in former.SWITCHED:
+        return _unmet(config, DEPARTURES[former.SWITCHED[name][2]])
+    return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
+
+
+def _unmet_of_departures(config: Config) -> dict[str, Condition | None]:
+    """Returns every departure that is given by its own name -> its first condition that does not hold, if any."""
+    names = [word.removeprefix("no-") for word in listed(config.departures) if word != "official"]
+    return {f"departures {name}": _unmet(config, DEPARTURES.get(name, ())) for name in names}
+
+
+def _unmet(config: Config, conditions: Iterable[Condition]) -> Condition | None:
     return next((condition for condition in conditions if not condition.holds(config)), None)
 
 
@@ -52,8 +67,19 @@ def used(config: Config) -> dict[str, Any]:
     >>> "lr" in settings, "fedvg.norm" in settings, "out" in settings
     (True, False, False)
     """
-    left_out = {*HOST, *unused(config)}
-    return {name: plain(value) for name, value in flatten(config).items() if name not in left_out}
+    left_out = {*HOST, "departures", *unused(config)}
+    settings = {name: plain(value) for name, value in flatten(config).items() if name not in left_out}
+    return settings | used_departures(config)
+
+
+def used_departures(config: Config) -> dict[str, bool]:
+    """Returns whether the run has each departure that it can have, as a setting of that name.
+
+    >>> used_departures(Config(algorithm="scaffold", departures="scaffold-memory"))["departures.scaffold-memory"]
+    True
+    """
+    chosen = departures(config.departures)
+    return {f"departures.{name}": name in chosen for name, used in DEPARTURES.items() if not _unmet(config, used)}
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -74,7 +100,8 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
 
 def no_use(config: Config, name: str) -> str:
     """Returns the message about a setting that the run does not use; "" where it uses it."""
-    condition = unmet(config, name)
+    conditions = _unmet_of_departures(config) if name == "departures" else {name: unmet(config, name)}
+    name, condition = next((item for item in conditions.items() if item[1]), (name, None))
     if condition is None:
         return ""
     flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))

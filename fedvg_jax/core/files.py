@@ -242,7 +242,7 @@ def user_path(path: str | os.PathLike) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def private_folder(folder: Path, is_trusted: bool) -> None:
+def private_folder(folder: Path) -> None:
     """Makes a cache folder, and refuses one that another user may have written to.
 
     The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
@@ -250,7 +250,6 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
 
     Args:
         folder: the cache folder.
-        is_trusted: whether the user vouches for the folder.
 
     Raises:
         UsageError: the folder or a sub-folder belongs to another user (also if this user is root), or is writable by
@@ -258,8 +257,6 @@ def private_folder(folder: Path, is_trusted: bool) -> None:
     """
     with contextlib.suppress(OSError):
         make_private(folder)
-    if is_trusted:
-        return
     with contextlib.suppress(OSError):
         for checked in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
             _refuse_shared(checked)
@@ -271,12 +268,12 @@ def _refuse_shared(folder: Path) -> None:
     if status.st_uid != own:
         raise UsageError(
             f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}, so its content cannot be"
-            " trusted; name a folder of your own with --cache-dir, or vouch for this one with --trust-cache"
+            " trusted; name a folder of your own with --cache-dir"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
             f"cache folder {folder} is writable by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
-            f" {folder}, name another with --cache-dir, or vouch for this one with --trust-cache"
+            f" {folder}, or name another with --cache-dir"
         )
 
 

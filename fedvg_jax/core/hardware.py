@@ -146,7 +146,7 @@ class Choices(NamedTuple):
     A training step is bound by its launches: 1.24 ms of four lanes of ResNet-18 on an H200, whose bytes need about
     0.35. `python -m benchmarks.gpu` times three values; no GPU has yet."""
     pool_share: float
-    """Largest part of a device's memory that the pool of rows may take there (`--pool auto`).
+    """Largest part of a device's memory that the pool of rows may take there (`--placement auto`).
 
     The rest is for models, gradients and activations; on a CPU also for the host's own copy of the rows."""
     options_of_once: Mapping[str, int]
@@ -252,7 +252,7 @@ def auto_devices(model: str, double: bool) -> int:
 
 
 def auto_pool(num_bytes: int) -> str:
-    """Returns where `--pool auto` keeps rows of so many bytes: "host" if they would fill too much of a "device".
+    """Returns where `--placement auto` keeps rows of so many bytes: "host" if they would fill too much of a "device".
 
     >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=80 * 10**9)):
     ...     auto_pool(40 * 10**9), auto_pool(100 * 10**9)

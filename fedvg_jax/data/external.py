@@ -45,7 +45,7 @@ COPIES, MAX_IMAGES = 50, 5000
 
 
 def load(
-    source: str, data_dir: Path, target: Arrays, classes: str = "paper", cache_dir: Path | None = None
+    source: str, data_dir: Path, target: Arrays, all_classes: bool = False, cache_dir: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Loads the mapped official training images of an external set.
 
@@ -53,7 +53,7 @@ def load(
         source: "cifar100", "stl10" or "npz". An npz has the target's class names, or no names and the target's numbers.
         data_dir: folder or file of the external set.
         target: data set whose labels and image size are used.
-        classes: "paper", or "all" with `PICKUP_TRUCK`.
+        all_classes: whether `PICKUP_TRUCK` is mapped, too.
         cache_dir: folder of the decoded data sets.
 
     Returns:
@@ -64,7 +64,7 @@ def load(
             length, or of images.
     """
     outside = datasets.load(source, data_dir, cache_dir)
-    label_of = _labels(source, outside, target, classes)
+    label_of = _labels(source, outside, target, all_classes)
     x, y = outside.x[: outside.num_train], outside.y[: outside.num_train]
     mapped = np.array([label_of.get(name, -1) for name in outside.class_names], np.int32)[y]
     rows = np.flatnonzero(mapped >= 0)
@@ -105,19 +105,19 @@ def _manifest(path: Path) -> dict[str, Any]:
         return {}
 
 
-def order(labels: np.ndarray, copies: str, stream: np.random.Generator) -> np.ndarray:
+def order(labels: np.ndarray, has_copies: bool, stream: np.random.Generator) -> np.ndarray:
     """Returns the order of the images in D_val, int64 [V].
 
     Args:
         labels: int [E].
-        copies: "none" takes every image once, in random order; "official" is the published order, with copies.
+        has_copies: whether the order is the published one, with copies; else every image comes once, in random order.
         stream: consumed.
 
-    >>> len(order(np.repeat([1, 3, 5], [1000, 1500, 1000]), "official", np.random.default_rng(0)))
+    >>> len(order(np.repeat([1, 3, 5], [1000, 1500, 1000]), True, np.random.default_rng(0)))
     3650
     """
     shuffled = stream.permutation(len(labels))
-    if copies == "none":
+    if not has_copies:
         return shuffled
     members = (np.flatnonzero(labels == c) for c in np.unique(labels))
     first = np.concatenate([stream.permutation(rows)[:COPIES] for rows in members])
@@ -155,14 +155,14 @@ def _scaled(image: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.concatenate([np.asarray(picture).reshape(height, width, -1) for picture in scaled], -1)
 
 
-def _labels(source: str, outside: Arrays, target: Arrays, classes: str) -> dict[str, int]:
+def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> dict[str, int]:
     """Returns the target's label of each mapped class of the external set."""
     number = {name: c for c, name in enumerate(target.class_names)}
     numbered = outside.class_names == tuple(map(str, range(len(outside.class_names))))
     is_named = number.keys() >= set(outside.class_names)
     if source == "npz" and numbered and not is_named and len(outside.class_names) <= len(number):
         return {name: int(name) for name in outside.class_names}
-    named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if classes == "all" else {})}
+    named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}
     names = named.get(source) or {name: name for name in outside.class_names}
     mapped = {name: number[own] for name, own in names.items() if own in number}
     missing = sorted(set(names.values()) - number.keys()) if source != "npz" else []

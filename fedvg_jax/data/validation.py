@@ -60,42 +60,40 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 
-def from_outside(arrays: Arrays, x: np.ndarray, y: np.ndarray, copies: str, seed: int) -> Shared:
+def from_outside(arrays: Arrays, x: np.ndarray, y: np.ndarray, has_copies: bool, seed: int) -> Shared:
     """Builds D_val from external images, in the order of `external.order`; equal for every partition.
 
     Args:
         arrays: the data set; the external images are appended to its pool.
         x: uint8 [E, H, W, D], or features [E, F].
         y: int32 [E].
-        copies: see `external.order`.
+        has_copies: see `external.order`.
         seed: the partition's.
     """
-    rows = len(arrays.y) + external.order(y, copies, _stream(seed, _SOURCE)).astype(np.int32)
+    rows = len(arrays.y) + external.order(y, has_copies, _stream(seed, _SOURCE)).astype(np.int32)
     pool = np.concatenate([arrays.x, x]), np.concatenate([arrays.y, y])
     return Shared(*pool, rows.astype(np.int32), len(rows), None)
 
 
-def subset(shared: Shared, size: int, fraction: float, seed: int) -> Shared:
+def subset(shared: Shared, size: int, seed: int) -> Shared:
     """Keeps random images in their order; a smaller subset is part of every larger one.
 
     Args:
         shared: D_val of V images.
-        size: number of images; 0 for floor(fraction V).
-        fraction: in (0, 1]; at least one image is kept.
+        size: number of images.
         seed: the partition's.
 
     Raises:
         UsageError: `size` exceeds V.
 
     >>> whole = Shared(np.zeros((5, 1)), np.zeros(5), np.arange(5), 5, None)
-    >>> len(subset(whole, 0, 0.5, seed=0).rows)
+    >>> len(subset(whole, 2, seed=0).rows)
     2
     """
     available = len(shared.rows)
     if size > available:
         raise UsageError(f"validation.size must be at most {available}, the number of images, got {size}")
-    wanted = size or max(1, int(fraction * available))
-    places = np.sort(_stream(seed, _SUBSET).permutation(available)[:wanted])
+    places = np.sort(_stream(seed, _SUBSET).permutation(available)[:size])
     return shared._replace(rows=shared.rows[places])
 
 
@@ -135,23 +133,20 @@ def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_si
     return shared._replace(rows=shared.rows[kept])
 
 
-def noisy(shared: Shared, pixel_noise: float, label_noise: float, num_classes: int, seed: int) -> Shared:
-    """Adds noise to D_val. Its rows belong to no other set, so only its rows of the pool change.
+def noisy(shared: Shared, label_noise: float, num_classes: int, seed: int) -> Shared:
+    """Changes labels of D_val. Its rows belong to no other set, so only its rows of the pool change.
 
     Args:
         shared: D_val.
-        pixel_noise: standard deviation, in units in which pixels are 0 to 1.
         label_noise: share of the images that get another label.
         num_classes: C.
         seed: the partition's.
     """
-    rows, stream = np.unique(shared.rows), _stream(seed, _NOISE)
-    x, y = shared.x, shared.y
-    if pixel_noise:
-        x = corrupt.rewritten(x, rows, corrupt.pixel_noise(x[rows], pixel_noise, stream))
-    if label_noise:
-        y = corrupt.rewritten(y, rows, corrupt.label_noise(y[rows], label_noise, num_classes, stream))
-    return shared._replace(x=x, y=y)
+    if not label_noise:
+        return shared
+    rows = np.unique(shared.rows)
+    labels = corrupt.label_noise(shared.y[rows], label_noise, num_classes, _stream(seed, _NOISE))
+    return shared._replace(y=corrupt.rewritten(shared.y, rows, labels))
 
 
 def halves(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,7 +167,7 @@ def halves(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
     images = np.unique(rows)
     if len(images) < 2:
-        raise UsageError(f"select held_out needs 2 validation images or more, got {len(images)}; use --select shared")
+        raise UsageError(f"best_on held_out needs 2 validation images or more, got {len(images)}; use --best-on shared")
     is_held_out = np.isin(rows, _stream(seed, _SELECTION).permutation(images)[: len(images) // 2])
     return rows[~is_held_out], rows[is_held_out]
 

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array, lax
 from jax.sharding import NamedSharding
 
@@ -134,25 +133,19 @@ def clipped_mean(
     weights: Variables,
     sharding: NamedSharding | None = None,
 ) -> Variables:
-    """Returns the weighted mean of updates clipped to norm C, plus Gaussian noise.
+    """Returns the weighted mean of updates clipped to norm C.
 
-        theta <- theta_g - sum_k s_k delta_k min(1, C / ||delta_k||) + N(0, (z C max_k s_k)^2)
+        theta <- theta_g - sum_k s_k delta_k min(1, C / ||delta_k||)
 
-    The norm is over trained tensors, the maximum over clients and trained tensors; C is `clip_norm` and z is `noise`.
-    Running statistics are averaged without clipping or noise. This gives no privacy guarantee, which would need an
-    accountant over rounds and cohorts, and weights that do not depend on the clients' models.
+    The norm is over trained tensors; C is `clip_norm`. Running statistics are averaged without clipping.
 
-    Source: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018; against corrupt
-    clients, Sun et al., "Can You Really Backdoor Federated Learning?", 2019.
+    Source: Sun et al., "Can You Really Backdoor Federated Learning?", 2019.
     """
     most = hyper["clip_norm"]
     deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
     factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
     clipped = weights._replace(params=jax.tree.map(lambda w: jnp.where(w > 0, factor * w, 0), weights.params))
-    averaged = aggregation.aggregate(variables, clients, clipped, sharding=sharding)
-    std = hyper["noise"] * most * norms.largest(jnp.stack(jax.tree.leaves(weights.params)))
-    normal = optax.tree.random_like(key, averaged.params)
-    return averaged._replace(params=tree.add(averaged.params, tree.scale(std, normal)))
+    return aggregation.aggregate(variables, clients, clipped, sharding=sharding)
 
 
 OVER_DEVICES = (mean, clipped_mean)

@@ -1,7 +1,7 @@
 """Where the paper, the published code and this package differ, one row per difference.
 
-The rows are in `fidelity.toml`. `presets.FIDELITY` and the documentation's table are generated from them. A row names
-settings that give the published behaviour, or the reason why there are none.
+The rows are in `fidelity.toml`. `presets.FIDELITY` and the documentation's table are generated from them. A row is
+a name of `--departures`, names settings that give the published behaviour, or has the reason why a run cannot have it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ class Departure(NamedTuple):
     settings: Mapping[str, Any] = {}
     """Dotted settings that give the published behaviour."""
     reason: str = ""
-    """Why there are no such settings, or why `--fidelity official` does not apply them."""
+    """Why a run cannot have it, or why `--fidelity official` does not."""
+    is_switch: bool = False
+    """Whether `id` is a name of `--departures`."""
+    by_default: bool = False
+    """Of a switch: whether a run has the published behaviour unless it is given otherwise."""
     official: bool = False
-    """Whether `--fidelity official` applies `settings`."""
+    """Whether `--fidelity official` has the published behaviour."""
 
 
 def _read() -> tuple[Departure, ...]:
@@ -51,6 +55,11 @@ DEPARTURES = _read()
 """All rows, in the order of the documentation's table."""
 
 
+SWITCHES = {row.id: row for row in DEPARTURES if row.is_switch}
+"""Name of `--departures` -> its row."""
+
+
 def official_settings() -> dict[str, Any]:
     """Returns the settings that `--fidelity official` applies, by dotted name."""
-    return {name: value for row in DEPARTURES if row.official for name, value in row.settings.items()}
+    settings = {name: value for row in DEPARTURES if row.official for name, value in row.settings.items()}
+    return {"departures": "official", **settings}

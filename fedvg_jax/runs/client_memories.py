@@ -72,7 +72,7 @@ def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSh
     By default they are on the host if they are large, and the run samples some clients only or they fill the devices.
 
     Args:
-        config: its `memories` is "auto", "device" or "host".
+        config: its `placement` is "auto", "device" or "host".
         client_bytes: of one client's memory.
         max_rounds: R, rounds that a chunk can hold.
         sharding: of the rows over devices; None if each device holds all.
@@ -86,7 +86,7 @@ def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSh
     own_bytes = num_bytes // num_parts(sharding)
     is_sparse = most_clients(config) < config.clients
     is_too_large = num_bytes > DENSE_BYTES and (is_sparse or hw.auto_pool(2 * own_bytes) == "host")
-    if client_bytes == 0 or config.memories == "device" or (config.memories == "auto" and not is_too_large):
+    if client_bytes == 0 or config.placement == "device" or (config.placement == "auto" and not is_too_large):
         return Placement(None, max_rounds, sharding)
     of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
     capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.options import departs
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
@@ -33,10 +34,12 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
     if not isinstance(chosen, Selection) or not callable(chosen.choose):
         raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}")
     checks.takes(chosen.choose, ("population",), "selection.choose")
-    if config.cohorts == "official":
-        raise UsageError("cohorts official draws the published cohorts; use cohorts seeded beside a selection")
+    if departs(config, "cohorts"):
+        raise UsageError("the departure cohorts draws the published cohorts; leave it out beside a selection")
     if chosen.num_candidates and pool_is_on_host:
-        raise UsageError("this selection measures losses on the device, and the rows stay on the host; use pool device")
+        raise UsageError(
+            "this selection measures losses on the device, and the rows stay on the host; use placement device"
+        )
     return chosen
 
 

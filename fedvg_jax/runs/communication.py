@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.options import departs
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.stores import stored
@@ -51,7 +52,7 @@ def of_round(
         pool: arrays or shapes [T, ...].
         chosen: the selection; None for uniform sampling.
     """
-    local, stats_too = make_local(config), config.server_stats == "official"
+    local, stats_too = make_local(config), departs(config, "server-stats")
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
     leaves, structure = jax.tree.flatten(arguments)

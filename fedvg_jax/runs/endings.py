@@ -1,7 +1,7 @@
 """When a run ends before its last round: a target is reached, D_val improves no more, or it diverged.
 
 `stop_at` and `patience` are functions of the records alone, so a resumed run ends where an uninterrupted one does.
-`val_*` are measured on the rows that `select` names.
+`val_*` are measured on the rows that `best_on` names.
 """
 
 from __future__ import annotations

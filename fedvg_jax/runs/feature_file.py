@@ -21,7 +21,7 @@ from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
 from fedvg_jax.runs import registry
-from fedvg_jax.runs.record import provenance
+from fedvg_jax.runs.record import provenance, seals
 
 ROWS = 64
 """Rows of a pass through the network."""
@@ -114,12 +114,13 @@ def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype
     below_head = jax.device_get(jax.tree.leaves((params, variables.stats)))
     return {
         "model": config.model,
-        "pretrained": config.pretrained.name if config.pretrained else None,
+        "pretrained": config.init.name if config.init and not seals.is_run(config.init) else None,
         "weights": cache.digest(*below_head),
         "dataset": arrays.name,
         "source": cache.digest(arrays.x, arrays.y),
         "shape": list(shape),
-        **{name: getattr(config, name) for name in ("normalise", "precision", "norm", "stem", "seed")},
+        **{name: getattr(config, name) for name in ("normalise", "precision", "stem", "seed")},
+        "norm": config.norm_layers,
         "dtype": dtype,
         "versions": provenance.versions(),
     }

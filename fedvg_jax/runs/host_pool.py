@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.options import departs, listed
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.core.stores import stored
@@ -54,7 +54,7 @@ class HostPool(NamedTuple):
 
 def is_chosen(config: Config, num_bytes: int) -> bool:
     """Returns whether a pool of so many bytes stays on the host."""
-    return config.pool == "host" or (config.pool == "auto" and hw.auto_pool(num_bytes) == "host")
+    return config.placement == "host" or (config.placement == "auto" and hw.auto_pool(num_bytes) == "host")
 
 
 def resident_data(config: Config, data: Data) -> Data:
@@ -96,7 +96,7 @@ def make(
         num_devices=num_devices,
         block_size=block_size(config),
         probe_ratio=probe_ratio(config, algorithm),
-        single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
+        single_batches=config.algorithm == "scaffold" and departs(config, "scaffold-steps"),
     )
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))

@@ -72,9 +72,8 @@ def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
     if limit is not None and needed > limit and not config.force:
         largest = sorted(((size, name) for name, size in parts.items() if size > needed / 100), reverse=True)
         listed = ", ".join(f"{name} {_gib(size)}" for size, name in largest)
-        elsewhere = {"data": ("pool", config.pool), STATE: ("memories", config.memories)}
-        setting, value = elsewhere.get(largest[0][1], ("", ""))
-        first = f"--{setting} host, or smaller" if value == "device" else "smaller"
+        is_movable = config.placement == "device" and largest[0][1] in ("data", STATE)
+        first = "--placement host, or smaller" if is_movable else "smaller"
         raise UsageError(
             f"this run needs about {_gib(needed)} of memory by estimate ({listed}), and there is {_gib(limit)}; use"
             f" {first} --hold, --batch-size, --local-epochs, --clients or --model, or --force to start it anyway"

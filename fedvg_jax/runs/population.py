@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config.options import departs
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
@@ -48,7 +49,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
         rule=config.min_samples_rule,
         test_ratio=config.test_ratio,
         val_ratio=config.val_ratio,
-        held_out=config.split,
+        held_out=config.holdout,
         shards_per_client=config.shards_per_client,
         classes_per_client=config.classes_per_client,
         groups=arrays.groups,
@@ -77,12 +78,12 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
 
     Raises:
         UsageError: it is not a partition of these data among the config's clients, or the lists are to be split, and
-            the config's `split` holds rows out before the partition.
+            the config's `holdout` holds rows out before the partition.
     """
-    if config.split != "client" and not isinstance(partition, tuple):
+    if config.holdout != "client" and not isinstance(partition, tuple):
         raise UsageError(
-            f"split {config.split} holds rows out before the partition, and the lists of partition= assign all rows;"
-            " use split client, or give (train, val, test)"
+            f"holdout {config.holdout} holds rows out before the partition, and lists of partition= assign all rows;"
+            " use holdout client, or give (train, val, test)"
         )
     return _checked(config, arrays, partition, "the partition given")
 
@@ -105,17 +106,18 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
     else:
         assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
-        images = external.load(options.source, options.data_dir, arrays, options.classes, cache_dir)
+        all_classes = not departs(config, "truck")
+        images = external.load(options.source, options.data_dir, arrays, all_classes, cache_dir)
         if is_features(arrays.x) and config.data_dir:
             external.refuse_other_network(options.data_dir, config.data_dir)
-        shared = validation.from_outside(arrays, *images, options.copies, seed)
-    if options.size or options.fraction < 1:
-        shared = validation.subset(shared, options.size, options.fraction, seed)
+        shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
+    if options.size:
+        shared = validation.subset(shared, options.size, seed)
     if options.rho:
-        batch_size = config.batch_size if options.imbalance == "official" else 0
+        batch_size = config.batch_size if departs(config, "imbalance") else 0
         shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
     clean = shared.y
-    shared = validation.noisy(shared, options.pixel_noise, options.label_noise, classes, seed)
+    shared = validation.noisy(shared, options.label_noise, classes, seed)
     if options.label_noise and np.array_equal(shared.y, clean):
         raise UsageError(f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0")
     x, y = corrupt.apply(
@@ -140,8 +142,6 @@ def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
         user_data.check_rows_are_images(
             arrays, f"validation.source {options.source}", "use --validation.source clients"
         )
-    if options.pixel_noise:
-        user_data.check_rows_are_images(arrays, f"validation.pixel_noise {options.pixel_noise:g}", "use 0")
     if options.rho:
         user_data.class_labels(arrays, f"validation.rho {options.rho:g}", "use 0")
     if options.label_noise:
@@ -164,7 +164,7 @@ def describe(
         shared: D_val.
         is_given: whether the partition comes from Python.
     """
-    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "split": config.split}
+    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "split": config.holdout}
     result |= statistics.describe(arrays.y, arrays.class_names, parts)
     result["validation"] = {"source": config.validation.source, "samples": len(shared.rows)}
     if "counts" in result:

@@ -17,6 +17,7 @@ import optax
 from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
+from fedvg_jax.config.options import departs
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks, groups
 from fedvg_jax.core import hardware as hw
@@ -38,7 +39,7 @@ from fedvg_jax.engine import attacks, executors, local_training, robust, server_
 from fedvg_jax.models import cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.runs.record import checkpoint
+from fedvg_jax.runs.record import checkpoint, seals
 from fedvg_jax.weightings import baselines, basic, family
 from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
 from fedvg_jax.weightings.fedvg import fedvg, layers_of
@@ -47,16 +48,16 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: algorithms.fedavg(),
     "fedavgm": lambda config: algorithms.fedavgm(),
     "fedprox": lambda config: algorithms.fedprox(),
-    "scaffold": lambda config: algorithms.scaffold(keeps=config.scaffold.memory == "kept"),
+    "scaffold": lambda config: algorithms.scaffold(keeps=not departs(config, "scaffold-memory")),
     "feddyn": lambda config: algorithms.feddyn(
-        config.feddyn.regulariser == "full",
-        config.feddyn.weights,
-        averages=config.feddyn.average == "always" or "fedvg" not in config.weighting,
+        not departs(config, "feddyn-regulariser"),
+        "samples" if departs(config, "feddyn-weights") else "uniform",
+        averages=not departs(config, "feddyn-average") or "fedvg" not in config.weighting,
     ),
-    "elastic": lambda config: algorithms.elastic(official=config.elastic.sensitivity == "official"),
-    "fedadam": lambda config: algorithms.fedadam(config.fedopt.variant == "official"),
-    "fedyogi": lambda config: algorithms.fedyogi(config.fedopt.variant == "official"),
-    "fedadagrad": lambda config: algorithms.fedadagrad(config.fedopt.variant == "official"),
+    "elastic": lambda config: algorithms.elastic(official=departs(config, "elastic-sensitivity")),
+    "fedadam": lambda config: algorithms.fedadam(departs(config, "adaptive-servers")),
+    "fedyogi": lambda config: algorithms.fedyogi(departs(config, "adaptive-servers")),
+    "fedadagrad": lambda config: algorithms.fedadagrad(departs(config, "adaptive-servers")),
     "fednova": lambda config: algorithms.fednova(),
     "moon": lambda config: algorithms.moon(),
     "fedntd": lambda config: algorithms.fedntd(),
@@ -80,11 +81,11 @@ class Model(NamedTuple):
     """A network and its blocks."""
 
     make: Callable[..., Any]
-    """(classes, and the settings that its `config.Network` names) -> Flax module."""
+    """(classes, and stem and norm where its `config.Network` has such settings) -> Flax module."""
     block_of: Callable[[str], str] = tasks.head_and_base
     """Path of a tensor -> name of its block."""
     stage_of: Callable[[str], str] | None = None
-    """As `block_of`, for `fedvg.block stage`."""
+    """As `block_of`, for the departure block."""
 
 
 _RESNET_BLOCKS = resnet.blocks_residual, resnet.blocks_stage
@@ -132,7 +133,7 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
         num_classes: C, classes or characters.
     """
     network = NETWORKS[config.model]
-    settings = {name: getattr(config, name) for name in network.settings}
+    settings = {name.removesuffix("_layers"): getattr(config, name) for name in network.settings}
     module = MODELS[config.model].make(num_classes, **settings)
     if network.is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
@@ -170,22 +171,20 @@ def make_variables(
     """
     key = jax.random.key(config.seed)
     if initial is not None:
-        if config.init or config.pretrained:
-            raise UsageError("initial gives the initial model, and so does init or pretrained of the config; use one")
+        if config.init:
+            raise UsageError("initial gives the initial model, and so does init of the config; use one")
         if not isinstance(initial, tuple) or len(initial) != 2:
             raise UsageError(f"initial must be Variables(params, stats); got a {type(initial).__name__}")
         checks.same_arrays(Variables(*initial), jax.eval_shape(init, key), "initial", "the model")
         return jax.tree.map(jnp.array, Variables(*initial))
-    if config.init and config.pretrained:
-        raise UsageError(f"init {config.init} and pretrained {config.pretrained} both give the initial model; use one")
-    if config.init:
-        return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, jax.eval_shape(init, key)))
-    if config.pretrained is None:
+    if config.init is None:
         return init(key)
     shapes = jax.eval_shape(init, key)
+    if seals.is_run(config.init):
+        return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
     if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
-        raise UsageError(f"pretrained needs a model with a layer {pretrained.HEAD}; give initial= for your own task")
-    read = pretrained.load(config.pretrained, shapes, config.model)
+        raise UsageError(f"init FILE needs a model with a layer {pretrained.HEAD}; give initial= for your own task")
+    read = pretrained.load(config.init, shapes, config.model)
     head = hw.jit_once(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
 
@@ -193,7 +192,7 @@ def make_variables(
 def block_of(config: Config) -> Callable[[str], str]:
     """Returns the function path of a tensor -> name of its block, for the config's model."""
     model = MODELS[config.model]
-    return (model.stage_of if config.fedvg.block == "stage" else None) or model.block_of
+    return (model.stage_of if departs(config, "block") else None) or model.block_of
 
 
 def make_local(config: Config) -> LocalPart | None:
@@ -208,8 +207,8 @@ def round_options(config: Config, task: Task) -> dict[str, Any]:
         "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
         "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
         "augment": pixels.AUGMENTATIONS[config.augment],
-        "stats_too": config.server_stats == "official",
-        "weigh_untrained": config.untrained == "weighed",
+        "stats_too": departs(config, "server-stats"),
+        "weigh_untrained": departs(config, "untrained"),
         "local": make_local(config),
     }
 
@@ -340,7 +339,7 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
     "fltrust": lambda config, task, *_: baselines.fltrust(task),
     "generalised": lambda config, task, gradient: family.generalised(task, **_fedvg_options(config, gradient)),
-    "fitted": lambda config, task, *_: baselines.fitted(task, config.fedvg.fit_steps),
+    "fitted": lambda config, task, *_: baselines.fitted(task, config.fitted.steps),
 }
 """Name -> function (config, task, gradient) -> weighting, as in `make_weighting`."""
 

@@ -22,7 +22,7 @@ from fedvg_jax.runs.record import checkpoint, provenance
 from fedvg_jax.runs.record.recorder import BestModel, Start
 from fedvg_jax.runs.simulation import Simulation
 
-OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "trust_cache", "force")
+OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "force")
 """Settings that may differ between the processes of a run."""
 
 _JAX_SETTINGS = re.compile("prng|threefry|random|gumbel|x64|dtype|precision|promotion|f16|softmax|optimi|linearize")
@@ -56,9 +56,9 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
 def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
     """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
     if processes.count() > 1:
-        places = {"pool": sim.host_pool, "memories": sim.memories.is_on_host}
+        places = {"rows": sim.host_pool, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
-        refuse_different(values | sources(), "give all the same files, --pool and --memories")
+        refuse_different(values | sources(), "give all the same files and --placement")
 
 
 def start_of_first(start: Start, state: SimState) -> Start:

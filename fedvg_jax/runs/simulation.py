@@ -13,7 +13,7 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
-from fedvg_jax.config.options import AlgorithmFacts, listed
+from fedvg_jax.config.options import AlgorithmFacts, departs, listed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import files, hardware, processes, tree, value_keys
 from fedvg_jax.core.types import (
@@ -59,12 +59,13 @@ from fedvg_jax.runs import (
 )
 from fedvg_jax.runs.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.population import describe, make_partition, make_shared, take_partition
+from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
-MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm")
+MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm_layers")
 """Settings that only the building of the config's model reads."""
 
 
@@ -99,9 +100,9 @@ class Simulation(NamedTuple):
     given: frozenset[str]
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
     host_pool: host_pool.HostPool | None
-    """for a run whose rows stay on the host (`--pool`), what the devices hold of them"""
+    """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
     memories: client_memories.Placement
-    """where the clients' memories are (`--memories`)"""
+    """where the clients' memories are (`--placement`)"""
     metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
     """the user's own, by name"""
     selection: Selection | None = None
@@ -125,7 +126,7 @@ class Simulation(NamedTuple):
         (1, (2,))
         """
         if self.host_pool or self.memories.is_on_host:
-            raise UsageError("sim.step needs rows and memories on the device; use pool and memories device, or fv.run")
+            raise UsageError("sim.step needs rows and memories on the device; use placement device, or fv.run")
         rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
@@ -133,13 +134,13 @@ class Simulation(NamedTuple):
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
         """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
 
-        With `select` held_out it is of the half of D_val that the weights do not use.
+        With `best_on` held_out it is of the half of D_val that the weights do not use.
 
         Raises:
             UsageError: the rows stay on the host.
         """
         if self.host_pool:
-            raise UsageError("sim.validation_loss needs the rows on the device; use pool device, or fv.evaluate")
+            raise UsageError("sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate")
         variables = model.variables if isinstance(model, SimState) else model
         rows = self.data.val if self.data.selection is None else self.data.selection
         return evaluate.mean_loss(self.task, variables, self.data.pool, rows)
@@ -191,7 +192,7 @@ def simulation(
         weighting: aggregation weights, or a function task -> `Weighting`.
         selection: of the cohorts.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        initial: variables to start from, in place of `task.init`, `init` and `pretrained`.
+        initial: variables to start from, in place of `task.init` and `init`.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
 
@@ -249,10 +250,10 @@ def _check_settings(config: Config) -> Config:
     """Returns the settings, checked, with the cache folder, also where that is the default."""
     config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
     assert config.cache_dir is not None, "it is set above"
-    files.private_folder(config.cache_dir, config.trust_cache)
+    files.private_folder(config.cache_dir)
     compilation.use_cache(config.cache_dir)
-    if config.pretrained:  # checked before the data are read, which may take minutes
-        pretrained.read(config.pretrained)
+    if config.init and not seals.is_run(config.init):  # checked before the data are read, which may take minutes
+        pretrained.read(config.init)
     return config
 
 
@@ -314,7 +315,7 @@ def _check_own(
             tables.pool,
             hyper,
             num_clients=config.clients,
-            stats_too=config.server_stats == "official",
+            stats_too=departs(config, "server-stats"),
         )
         sends, keeps = bool(jax.tree.leaves(messages)), program.algorithm.personal is not None
         facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
@@ -399,7 +400,7 @@ def make_state(
         UsageError: the run would not fit in this machine's memory.
     """
     variables = registry.make_variables(config, hardware.jit_once(program.task.init), initial)
-    options = {"local": registry.make_local(config), "stats_too": config.server_stats == "official"}
+    options = {"local": registry.make_local(config), "stats_too": departs(config, "server-stats")}
 
     def init() -> SimState:
         """Returns the state with the memories of one client."""
@@ -462,7 +463,7 @@ def make_data(
     shared = shared or make_shared(config, arrays, parts)
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
-    is_split = config.select == "held_out"
+    is_split = config.best_on == "held_out"
     scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
@@ -504,7 +505,7 @@ def fitting_width(batch_size: int, largest: int) -> int:
 def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Program | Simulation) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
-    They skip them under `single_rows` skipped, and where BatchNorm would have undefined statistics.
+    They skip them by the departure single-rows, and where BatchNorm would have undefined statistics.
 
     Args:
         config: the run's settings.
@@ -516,7 +517,7 @@ def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Progr
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
     is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
-    if config.single_rows == "skipped" or not (config.batch_size == 1 or is_possible):
+    if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
         return False
     is_undefined = norm.lone_row_is_undefined(program.task.init)
     if is_undefined and config.batch_size == 1:
@@ -540,14 +541,14 @@ def make_schedule(
     Args:
         program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
         largest: rows of the largest client of all partitions that share a program; by default of `parts`.
-        select: the cohorts; by default those of the config's `cohorts`.
+        select: the cohorts; by default those of the config.
     """
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, sizes, program)
     size, epochs = cohort_size(config), epochs_range(config)
     largest = largest or int(sizes.max())
     batch_size = fitting_width(config.batch_size, largest)
-    is_official = config.cohorts == "official"
+    is_official = departs(config, "cohorts")
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
     probed = registry.probe_ratio(config, program.algorithm)
@@ -568,8 +569,8 @@ def make_schedule(
             capacity=capacity,
             probe_ratio=probed,
             keep_single=keep_single,
-            probe_apart=config.elastic.rows == "rest",
-            single_batches=config.algorithm == "scaffold" and config.scaffold.steps == "single",
+            probe_apart=departs(config, "elastic-rows"),
+            single_batches=config.algorithm == "scaffold" and departs(config, "scaffold-steps"),
             dropout=config.dropout,
             clients=cohort_of(number, state),
             block_size=block_size(config),

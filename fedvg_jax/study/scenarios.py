@@ -7,8 +7,8 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets, shorthands
-from fedvg_jax.config.uses import unused, with_passed
+from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, former, presets, shorthands
+from fedvg_jax.config.uses import unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import PLACES
@@ -19,7 +19,7 @@ NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir", "
 folder of data that is an axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
-METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first")
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first", "departures")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
 OF_BASE = ("algorithm", "weighting", "local", "local_first")
@@ -69,8 +69,9 @@ def used_settings(point: Point) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _used(config: Config) -> Mapping[str, Any]:
-    ignored = NO_RESULT.union(unused(config))
-    return types.MappingProxyType({name: value for name, value in flatten(config).items() if name not in ignored})
+    ignored = NO_RESULT.union(unused(config), ["departures"])
+    settings = {name: value for name, value in flatten(config).items() if name not in ignored}
+    return types.MappingProxyType(settings | used_departures(config))
 
 
 def varying(points: Sequence[Point]) -> list[str]:
@@ -144,7 +145,7 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:
     """Returns whether a setting is the method's own, or a default that stands for nothing, such as no tuning steps.
 
-    >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.exponent", 0.0, "fedvg")
+    >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.eps", 0.0, "fedvg")
     (True, False)
     >>> _goes_without_saying("local", "^classifier/", "fedper+fedvg"), _goes_without_saying("local", "bias", "fedvg")
     (True, False)
@@ -174,9 +175,13 @@ def _settings_of_values(point: Point) -> Mapping[str, Any]:
     named |= {n: v for n, v in values.items() if n not in presets.SHORTHANDS and not (is_own and n == "weighting")}
     if named.get("partition_seed") == "follow":
         named["partition_seed"] = named.get("seed", Config.seed)
-    config = apply(Config(), {name: value for name, value in named.items() if name in SETTINGS}, "sweep.json")
+    config = apply(
+        Config(), {name: value for name, value in named.items() if name in (*SETTINGS, *former.SWITCHED)}, "sweep.json"
+    )
     of_others = {name for name in unused(config) if name.split(".")[0] in METHOD_GROUPS}
-    return with_passed({n: value for n, value in named.items() if n not in of_others}, point.given)
+    by_name = {"departures", *former.SWITCHED} & named.keys()
+    named = {n: value for n, value in named.items() if n not in of_others | by_name}
+    return with_passed(named | (used_departures(config) if by_name else {}), point.given)
 
 
 def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:

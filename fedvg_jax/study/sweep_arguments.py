@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import command_line
+from fedvg_jax.config import command_line, former
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import sweep_folder, sweep_points, workers
@@ -27,7 +27,7 @@ OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds",
 
 EXECUTORS = ("processes", "submitit")
 
-SHARED = ("cache_dir", "trust_cache", "deterministic", "track")
+SHARED = ("cache_dir", "deterministic", "track")
 """Settings of the process, which all points share."""
 
 
@@ -66,7 +66,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     slurm = workers.parse_options(flags.pop("slurm", []))
     tuned = {}
     for flag in [flag for flag in flags if flag.startswith("tune ")]:
-        name = flag.removeprefix("tune ")
+        name = former.RENAMED.get(flag.removeprefix("tune "), flag.removeprefix("tune "))
         tuned[name] = _tuned_values(name, flags.pop(flag))
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
     file = sweep_points.SweepFile({})
@@ -74,8 +74,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         file = sweep_points.read_file(files.user_path(own["config"]), own.get("scale", "full"))
     elif "scale" in own:
         raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
-    if (tuned or file.tune) and flags.get("select") == ["val"]:
-        del flags["select"]
+    if (tuned or file.tune) and flags.get("best_on") == ["val"]:  # --select val
+        del flags["best_on"]
     sweep = make_sweep(flags, file, str(own.get("config")))
     in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])  # words may tune a setting of the file
     if both := sorted((in_words & {*file.tune, *tuned}) | (in_file & file.tune.keys())):

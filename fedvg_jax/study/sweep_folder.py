@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, uses
+from fedvg_jax.config import Config, former, uses
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data import datasets, images
@@ -116,11 +116,11 @@ def read(out: Path) -> Stored:
     """
     content = files.read_object(out / DOCUMENT)
     try:
-        axes = tuple(str(name) for axis in content["axes"] for name in axis)
-        points = {str(point["name"]): dict(point["values"]) for point in content["points"]}
+        axes = tuple(former.RENAMED.get(str(name), str(name)) for axis in content["axes"] for name in axis)
+        points = {str(point["name"]): former.renamed(point["values"]) for point in content["points"]}
         chosen = (content.get("tuning") or {}).get("chosen", {})
-        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
-        base, given = (dict(content.get(name, {})) for name in ("base", "given"))
+        tuned = {str(cell): former.renamed(choice["values"]) for cell, choice in chosen.items()}
+        base, given = (former.renamed(content.get(name, {})) for name in ("base", "given"))
         return Stored(str(content.get("title") or ""), axes, points, base, given, tuned)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{out / DOCUMENT} is damaged ({type(error).__name__} {one_line(str(error))})") from None
@@ -169,7 +169,7 @@ def check_sources(points: Sequence[Point]) -> None:
             checked.add(key)
             size = images.parse_size(config.image_size)
             datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
-        for name in ("pretrained", "init", "partition_file", "validation.data_dir"):
+        for name in ("init", "partition_file", "validation.data_dir"):
             path = operator.attrgetter(name)(config)
             if path and not path.exists():
                 raise UsageError(f"{name} {path}: no such file or folder")

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import presets, shorthands
+from fedvg_jax.config import former, presets, shorthands
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply, dotted, flatten, name_hint, python_scalar, read_toml
 from fedvg_jax.config.options import SETTINGS, Config, registered
@@ -95,7 +95,8 @@ def cross(axes: Mapping[str, Any], source: str) -> list[Axis]:
     >>> cross({"seed": "0:3"}, "example")
     [Axis(names=('seed',), values=((0,), (1,), (2,)))]
     """
-    return [_axis((name,), [(v,) for v in _values(name, given, source)]) for name, given in axes.items()]
+    columns = {name: _values(name, given, source) for name, given in former.renamed(axes).items()}
+    return [_axis((name,), [(v,) for v in values]) for name, values in columns.items()]
 
 
 def zipped(table: Mapping[str, Any], source: str) -> Axis:
@@ -111,7 +112,7 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     >>> zipped({"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}, "example").values
     (('digits', 'mlp'), ('cifar10', 'lenet5'))
     """
-    columns = {name: _values(name, given, source) for name, given in table.items()}
+    columns = {name: _values(name, given, source) for name, given in former.renamed(table).items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no setting"
@@ -185,6 +186,7 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
     if type(budget) is not int or budget < 0:
         raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
     axes = (*(zipped(table, f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
+    content, tune = former.renamed(content), former.renamed(tune)
     if several := [name for name, value in content.items() if isinstance(value, list) and name != "tune_seeds"]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
     return SweepFile(content, axes, title, tune, content.pop("tune_seeds", None), budget)
@@ -219,7 +221,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
-    if name not in known:
+    if name not in (*known, *former.NAMES):
         raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{name_hint(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
@@ -232,7 +234,7 @@ def refuse_set(config: Config) -> None:
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 
-PATHS = ("data_dir", "pretrained", "init", "partition_file", "validation.data_dir")
+PATHS = ("data_dir", "init", "partition_file", "validation.data_dir")
 """Paths that the points of a sweep may have; an empty one is not set, for which TOML has no other value."""
 
 
@@ -445,7 +447,8 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    kept = {name: value for name, value in values.items() if name in presets.SHORTHANDS or value in (FOLLOW, "native")}
+    untyped = (*presets.SHORTHANDS, *former.SWITCHED)
+    kept = {name: value for name, value in values.items() if name in untyped or value in (FOLLOW, "native")}
     return {name: kept.get(name, flat.get(name)) for name in values}
 
 

@@ -226,7 +226,7 @@ REPLACED = {
         "partition",
         "partition_file",
         "alpha",
-        "split",
+        "holdout",
         "min_samples_rule",
         "shards_per_client",
         "classes_per_client",
@@ -234,7 +234,7 @@ REPLACED = {
     "task": ("model", *simulation.MODEL_SETTINGS),
     "algorithm": ("algorithm", "method"),
     "weighting": ("weighting", "method"),
-    "selection": ("selection", "candidates", "cohorts"),
+    "selection": ("selection", "candidates"),
 }
 """Argument -> settings that it replaces, so that an axis of them would change nothing."""
 

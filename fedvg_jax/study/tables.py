@@ -233,7 +233,7 @@ def choices(study: Study) -> Table:
         return [spread_of(study, cell, choice) for choice in CHOICES] + largest
 
     header, rows = per_cell(study, columns, entries)
-    selected = sorted({run.config.select for run in study.runs})
+    selected = sorted({run.config.best_on for run in study.runs})
     notes = (
         f"Validation is {', or '.join(labels.SELECTED_ON[name] for name in selected)}.",
         *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),

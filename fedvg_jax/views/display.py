@@ -21,6 +21,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import SELECTED_ON, partition_label
@@ -95,8 +96,8 @@ def _model_text(sim: simulation.Simulation) -> str:
     size = f"{tree.size(sim.state.variables.params):,} parameters"
     if "task" in sim.given:
         return f"given, {size}"
-    source = f", from {sim.config.pretrained} except the head" if sim.config.pretrained else ""
-    source = f", from {sim.config.init}" if sim.config.init else source
+    init = sim.config.init
+    source = f", from {init}{'' if seals.is_run(init) else ' except the head'}" if init else ""
     return f"{sim.config.model}, {size}{source}"
 
 

@@ -13,7 +13,7 @@ SELECTED_ON = {
     "held_out": "the half of D_val that no weights use",
     "shared": "D_val, which FedVG's weights also use",
 }
-"""Value of `select` -> the rows on which the best round is chosen."""
+"""Value of `best_on` -> the rows on which the best round is chosen."""
 
 
 def method_label(name: str) -> str:

@@ -10,7 +10,6 @@ import oracle
 import pytest
 import worlds
 
-from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables
 from fedvg_jax.engine import local_training
@@ -109,7 +108,7 @@ def test_a_published_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five
     """The oracle is that algorithm's box in NumPy, from v = 0. Updates are below, at and above tau, so that Yogi's v
     rises and falls. `test_oracle.py` has rounds of the paper's servers."""
     rng = np.random.default_rng(0)
-    algorithm, rule = worlds.algorithm(name, fedopt=config.FedOpt(variant="official")), oracle.PUBLISHED[name]
+    algorithm, rule = worlds.algorithm(name, departures="adaptive-servers"), oracle.PUBLISHED[name]
     hyper, zero = worlds.hyper(), {"a": np.zeros(4)}
     plain, residual = {key: float(value) for key, value in hyper.items()}, worlds.jit(algorithm.residual)
     server, expected_server = algorithm.init(hyper, zero)[0], rule.init(plain, zero)[0]
@@ -126,14 +125,14 @@ def test_a_published_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five
 
 def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
     """theta <- theta_g + mean lambda, for any models that the clients return; under FedVG's weights only."""
-    algorithm = worlds.algorithm("feddyn", weighting="fedvg", feddyn=config.FedDyn(average="once"))
+    algorithm = worlds.algorithm("feddyn", weighting="fedvg", departures="feddyn-average")
     states = after(algorithm, 3, "samples+fedvg")
     for before, now in itertools.pairwise(states):
         worlds.assert_close(now.variables.params, tree.add(before.variables.params, now.server.dual), 1e-12)
     always = after(worlds.algorithm("feddyn"), 3, "samples+fedvg")
     worlds.assert_close(states[0].variables, always[0].variables, 1e-12)
     assert tree_distance(states[1].variables, always[1].variables) > 1e-3
-    native = worlds.algorithm("feddyn", weighting="native", feddyn=config.FedDyn(average="once"))
+    native = worlds.algorithm("feddyn", weighting="native", departures="feddyn-average")
     update = states[0].variables.params
     cohort = Cohort(update, tree.zeros_like(update), (), {}, {}, 5)
     residuals = [
@@ -145,7 +144,7 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
 
 def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
     """g + alpha (lambda_k - theta_g), cut to a norm of 10: of (60, 80), to (6, 8)."""
-    correct = worlds.algorithm("feddyn", feddyn=config.FedDyn(regulariser="linear")).correct
+    correct = worlds.algorithm("feddyn", departures="feddyn-regulariser").correct
     anchor = Anchor({"x": jnp.full(2, 2.0)}, None, {"x": jnp.full(2, 5.0)})
     hyper, theta = worlds.hyper(dyn_alpha=0.5, clip=10.0), {"x": jnp.full(2, 7.0)}
     for gradient, expected in (([0.5, -0.5], [2.0, 1.0]), ([58.5, 78.5], [6.0, 8.0])):
@@ -156,7 +155,7 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
     """Of H equal batches with the gradient g of the loss, sum_i (1 - mu) mu^(H - i) ||i g||^2; no bias is corrected."""
     params, mu, num_batches = worlds.QUADRATIC.init(None).params, 0.5, 3
     world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
-    probe = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).probe
+    probe = worlds.algorithm("elastic", departures="elastic-sensitivity").probe
     actual = probe(worlds.hyper(sensitivity_decay=mu), probe_of(world, num_batches, params)).params
     factor = sum((1 - mu) * mu ** (num_batches - i) * i**2 for i in range(1, num_batches + 1))
     worlds.assert_close(actual, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12)
@@ -164,7 +163,7 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
 
 def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64):
     """zeta = 1 + 0.5 - (0.25 x 8 + 0.75 x 4) / 8 = 0.875 of u = 1."""
-    residual = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official")).residual
+    residual = worlds.algorithm("elastic", departures="elastic-sensitivity").residual
     one = {"x": jnp.ones(())}
     cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
     rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)

@@ -85,8 +85,16 @@ def test_settings_of_the_federation_are_refused_as_flags_and_allowed_in_a_file(t
 @pytest.mark.usefixtures("traced")
 def test_external_validation_set_needs_no_validation_rows_of_clients(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros((20, 8, 8), np.uint8), y=np.repeat(np.arange(10), 2))
-    source = Validation(source="npz", data_dir=tmp_path / "other.npz", copies="none")
-    settings = replace(SETTINGS, val_ratio=0.0, select="held_out", validation=source, rounds=1, local_epochs=1)
+    source = Validation(source="npz", data_dir=tmp_path / "other.npz")
+    settings = replace(
+        SETTINGS,
+        val_ratio=0.0,
+        best_on="held_out",
+        departures="no-external-copies",
+        validation=source,
+        rounds=1,
+        local_epochs=1,
+    )
     sizes = {bound.kind: bound.num_samples for bound in bounds.measure(settings)}
     assert sizes["validation"] == 10 and sizes["pooled"] > 1000
 

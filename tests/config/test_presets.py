@@ -7,7 +7,7 @@ from files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config, sim
-from fedvg_jax.config import Config, FedDyn, FedProx, presets
+from fedvg_jax.config import Config, FedProx, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs import registry
 from fedvg_jax.study.sweep_points import parse_axes
@@ -97,13 +97,11 @@ def test_shorthands_in_python_equal_those_of_the_command_line():
         assert settings == expected, (method, fidelity)
 
 
-def test_group_given_whole_is_refused_where_its_default_contradicts_the_shorthand():
+def test_settings_of_a_group_or_alone_win_beside_a_shorthand():
     assert Config(method="fedprox", fedprox=FedProx(mu=0.5)).fedprox.mu == 0.5
-    with pytest.raises(fedvg_jax.UsageError, match="give feddyn as a dict"):
-        Config(fidelity="official", feddyn=FedDyn(alpha=0.3))
-    made = Config(fidelity="official", feddyn={"alpha": 0.3}, server_stats="averaged")
-    assert made.feddyn.alpha == 0.3 and made.feddyn.regulariser == Config(fidelity="official").feddyn.regulariser
-    assert made.server_stats == "averaged" == Config().server_stats  # given, though the default
+    made = Config(fidelity="official", feddyn={"alpha": 0.3}, partition="dirichlet")
+    assert made.feddyn.alpha == 0.3 and made.departures == "official"
+    assert made.partition == "dirichlet" == Config().partition  # given, though the default
 
 
 def test_names_have_any_case_as_papers_print_them(tmp_path):

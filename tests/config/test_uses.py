@@ -50,7 +50,7 @@ def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
             assert uses.unused(with_condition(made, condition, holds=False), [name]) == [name]
 
 
-def test_models_that_use_server_stats_are_those_with_running_statistics():
+def test_models_with_the_departure_server_stats_are_those_with_running_statistics():
     models = [("mlp", "batch"), ("tinycnn", "batch"), ("cnn", "batch"), ("lenet5", "batch"), ("vit_s16", "batch")]
     for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
         options = {"norm": norm} if model.startswith("resnet") else {}
@@ -58,17 +58,17 @@ def test_models_that_use_server_stats_are_those_with_running_statistics():
         init = functools.partial(module.init, train=False)
         images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))
-        made = Config(model=model, norm=norm)
-        assert ("batch_stats" in variables) == (uses.unused(made, ["server_stats"]) == []), model
+        made = Config(model=model, norm_layers=norm, departures="server-stats")
+        assert ("batch_stats" in variables) == (uses.unused(made, ["departures"]) == []), model
 
 
-def test_algorithms_that_use_memories_are_those_that_store_something_of_a_client():
+def test_facts_say_which_algorithms_store_something_of_a_client():
     for name, make in registry.ALGORITHMS.items():
         made = Config(algorithm=name)
         variables = fedvg_jax.Variables({"w": jnp.zeros(2)}, {})
         algorithm = make(made)
         memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
-        assert bool(jax.tree.leaves(memory) or algorithm.personal) == (uses.unused(made, ["memories"]) == []), name
+        assert bool(jax.tree.leaves(memory) or algorithm.personal) == config.ALGORITHMS[name].has_memories, name
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():

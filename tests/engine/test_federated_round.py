@@ -13,7 +13,6 @@ import optax
 import pytest
 import worlds
 
-from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Weighting
@@ -78,7 +77,7 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
 def test_the_probe_of_a_client_that_drops_out_is_ignored(x64):
     """Published sensitivities are relative to the most sensitive client's; another one in the absent one's place has
     another."""
-    algorithm = worlds.algorithm("elastic", elastic=config.Elastic(sensitivity="official"))
+    algorithm = worlds.algorithm("elastic", departures="elastic-sensitivity")
     step, start = worlds.shared_round(algorithm), worlds.shared_state(THREE, algorithm)
 
     def model(client, absent):

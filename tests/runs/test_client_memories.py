@@ -107,7 +107,7 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, 
 
 def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(tmp_path):
     """A checkpoint of memories on the host has no personal model of theirs."""
-    config = replace(SETTINGS, algorithm="ditto", memories="host", rounds=1, out=tmp_path / "run")
+    config = replace(SETTINGS, algorithm="ditto", placement="host", rounds=1, out=tmp_path / "run")
     model = Variables({"w": np.ones(3, np.float32)}, {})
     fv.run(config, **linear.GIVEN, initial=model)
     config = replace(config, rounds=2, resume=str(config.out))
@@ -131,9 +131,9 @@ BY_CLIENT = Placement(max_rounds=64)
 
 
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
-    assert client_memories.choose(replace(MILLION, memories="host"), 0, 64) == BY_CLIENT, "no memories"
+    assert client_memories.choose(replace(MILLION, placement="host"), 0, 64) == BY_CLIENT, "no memories"
     assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
-    assert client_memories.choose(replace(MILLION, memories="device"), 2**20, 64) == BY_CLIENT
+    assert client_memories.choose(replace(MILLION, placement="device"), 2**20, 64) == BY_CLIENT
     often = replace(MILLION, rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):

@@ -84,7 +84,7 @@ def recorded(result):
 
 def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
     """Clients that have no row yet have the initial model."""
-    some = run(method="ditto", memories="host", pool="host", devices="2")
+    some = run(method="ditto", placement="host", devices="2")
     assert len(some[2][0].memory_clients) < 4
     assert recorded(some) == recorded(run(method="ditto"))
 

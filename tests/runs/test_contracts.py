@@ -124,7 +124,7 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     own = linear.GIVEN | {"algorithm": algorithm}
     simulation.simulation(fedvg_jax.Config(clients=4), **own)
     with pytest.raises(UsageError, match=r"algorithm\.residual"):
-        simulation.simulation(fedvg_jax.Config(clients=4, server_stats="official"), **own)
+        simulation.simulation(fedvg_jax.Config(clients=4, departures="server-stats"), **own)
 
 
 # --- weightings

@@ -68,7 +68,7 @@ def simulated(devices=3, **changes):
 
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     """A chunk of three rounds of four clients has 12 rows or more."""
-    sim = simulated(memories="host")
+    sim = simulated(placement="host")
     placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
     clients, _ = client_memories.number_rows(placement, chunk)
     store = client_memories.open_store(placement, sim.config, sim.state)
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
     for devices in (3, 1):
         out = tmp_path / f"on {devices}"
         shutil.copytree(tmp_path / "three", out)
-        found = run(devices, out=out, resume=str(out), memories="host" if devices == 1 else "device")
+        found = run(devices, out=out, resume=str(out), placement="host" if devices == 1 else "device")
         assert_equal_runs(found, (run(3)[0], run(3)[1][2:] if devices == 3 else []), 0 if devices == 3 else 1e-5)
 
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
 def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, memories):
     """A run of two and of four processes, and runs that move between one process and several after two rounds."""
     single, two, four = (1, 1), (2, 2), (4, 1)
-    changes = ["--algorithm", "scaffold", "--memories", memories]
+    changes = ["--algorithm", "scaffold", "--placement", memories]
     run_processes(tmp_path, "one", single, *changes, "--rounds", "4")
     for name, first, then in (("2x2", two, two), ("4x1", four, single), ("1", single, two), ("2 to 4", two, four)):
         run_processes(tmp_path, name, first, *changes, "--rounds", "2")

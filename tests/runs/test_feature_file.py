@@ -39,7 +39,7 @@ def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(imag
     task = registry.named_task(config, (8, 8, 1), 3)
     variables = task.init(jax.random.key(7))
     pretrained.save(tmp_path / "weights.safetensors", variables, "tinycnn")
-    assert call(source, tmp_path / "f.npz", "--pretrained", str(tmp_path / "weights.safetensors"), "--float32") == 0
+    assert call(source, tmp_path / "f.npz", "--init", str(tmp_path / "weights.safetensors"), "--float32") == 0
     forward = jax.jit(lambda x: task.forward(*variables, Batch(x, y.astype(np.int32)), np.ones(len(x), bool), False)[0])
     expected = np.asarray(forward(x).features).reshape(len(x), -1)
     with np.load(tmp_path / "f.npz") as file:

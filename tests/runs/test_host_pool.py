@@ -13,7 +13,7 @@ from several_processes import assert_equal_histories, run_processes
 from small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
-from fedvg_jax.config import Config, Scaffold
+from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.data import datasets
 from fedvg_jax.runs import chunks, host_pool
@@ -45,7 +45,7 @@ def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
     monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
 
     def capacity(algorithm):
-        settings = replace(SETTINGS, algorithm="scaffold", scaffold=Scaffold(steps="single"), pool="host")
+        settings = replace(SETTINGS, algorithm="scaffold", departures="scaffold-steps", placement="host")
         settings = replace(settings, record="", devices="2")
         return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_pool.capacity
 
@@ -55,7 +55,7 @@ def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
 def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
     copied, copy_rows = [], host_pool.copy_rows
     monkeypatch.setattr(host_pool, "copy_rows", lambda host, *r: copied.append(host) or copy_rows(host, *r))
-    assert_equal_runs(run(pool="host"), run(pool="device"))
+    assert_equal_runs(run(placement="host"), run(placement="device"))
     host = copied[0]
     assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
     assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
@@ -63,13 +63,15 @@ def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
 
 def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
     for first, then in (("device", "host"), ("host", "device")):
-        run(pool=first, rounds=4, out=tmp_path / first)
-        assert_equal_runs(run(pool=then, out=tmp_path / first, resume=str(tmp_path / first)), run(pool="device"))
+        run(placement=first, rounds=4, out=tmp_path / first)
+        assert_equal_runs(
+            run(placement=then, out=tmp_path / first, resume=str(tmp_path / first)), run(placement="device")
+        )
 
 
 def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
     made = [fv.simulation(replace(SETTINGS, pool=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
-    variables = run(pool="device").variables
+    variables = run(placement="device").variables
     on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
     assert on_device == on_host
     before = host_pool._compiled.store.cache_info()
@@ -81,8 +83,8 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
 @pytest.mark.slow
 def test_each_of_two_processes_reads_the_rows_of_its_clients(tmp_path):
     """Two processes with the rows on the host write the history of two devices of one process."""
-    run_processes(tmp_path, "one", (1, 2), "--rounds", "4", "--pool", "device")
-    run_processes(tmp_path, "two", (2, 1), "--rounds", "4", "--pool", "host")
+    run_processes(tmp_path, "one", (1, 2), "--rounds", "4", "--placement", "device")
+    run_processes(tmp_path, "two", (2, 1), "--rounds", "4", "--placement", "host")
     assert_equal_histories(tmp_path, "two", "one")
 
 
@@ -94,9 +96,9 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     sizes = (40 * 2**30, 60 * 2**30)
     with hw.assumed(gpu):
         assert [host_pool.is_chosen(Config(), size) for size in sizes] == [False, True]
-        assert not host_pool.is_chosen(Config(pool="device"), sizes[1])
+        assert not host_pool.is_chosen(Config(placement="device"), sizes[1])
     with hw.assumed(gpu._replace(memory_bytes=None)):
-        assert host_pool.is_chosen(Config(pool="host"), 1)
+        assert host_pool.is_chosen(Config(placement="host"), 1)
         assert not host_pool.is_chosen(Config(), sizes[1])
 
 
@@ -122,7 +124,7 @@ def test_a_folder_of_npy_files_is_read_in_place(tmp_path, monkeypatch):
 
 
 def test_only_two_chunks_of_rows_are_on_the_device():
-    sim = fv.simulation(replace(SETTINGS, pool="host"), data=IMAGES, task=TASK)
+    sim = fv.simulation(replace(SETTINGS, placement="host"), data=IMAGES, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_pool.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):

@@ -38,8 +38,8 @@ def test_run_beyond_this_machine_is_refused_with_its_estimate_before_allocation(
 def test_run_is_refused_on_a_smaller_machine_unless_forced():
     with hw.assumed(hw.current()._replace(memory_bytes=2**20)):
         with pytest.raises(UsageError, match="--force"):
-            simulation.simulation(replace(SETTINGS, pool="device"))
-        assert simulation.simulation(replace(SETTINGS, pool="device", force=True)).config.force
+            simulation.simulation(replace(SETTINGS, placement="device"))
+        assert simulation.simulation(replace(SETTINGS, placement="device", force=True)).config.force
 
 
 def test_temporaries_of_the_compiled_program_count():

@@ -41,7 +41,7 @@ def elsewhere(tmp_path_factory):
 @pytest.mark.parametrize(
     "options",
     [
-        {"split": "global", "validation.size": 50, "select": "held_out"},
+        {"holdout": "global", "validation.size": 50, "best_on": "held_out"},
         {"partition": "shards", "validation.clients": 0.5},
         {"validation.rho": 0.8, "corrupt.kind": "rotate90"},
         {"validation.source": "npz", "val_ratio": 0.0},
@@ -222,7 +222,7 @@ def test_halves_of_a_validation_set_are_disjoint_and_complete(rows, seed):
     rows = np.array(rows, np.int32)
     images = len(np.unique(rows))
     if images < 2:
-        with pytest.raises(UsageError, match="use --select shared"):
+        with pytest.raises(UsageError, match="use --best-on shared"):
             validation.halves(rows, seed)
         return
     scored, selected = validation.halves(rows, seed)
@@ -240,7 +240,7 @@ def rows_of(table):
 
 def test_held_out_rows_select_and_no_weight_reads_them():
     """Every weighting reads `scoring` or `val`."""
-    held_out = settings(select="held_out")
+    held_out = settings(best_on="held_out")
     parts = population.make_partition(held_out, DIGITS)
     made, d_val = simulation.make_data(held_out, DIGITS, parts), np.concatenate(parts.val).tolist()
     selected, weighed = rows_of(chunks.evaluation_tables(made)["val"]), rows_of(made.val)
@@ -251,7 +251,7 @@ def test_held_out_rows_select_and_no_weight_reads_them():
 
 @pytest.mark.usefixtures("traced")
 def test_summary_and_table_name_the_rows_that_selected():
-    history = fedvg_jax.run(settings(rounds=1, local_epochs=1, select="held_out"))
+    history = fedvg_jax.run(settings(rounds=1, local_epochs=1, best_on="held_out"))
     assert history.summary["select"] == "held_out"
     for select, rows in labels.SELECTED_ON.items():
         shown = display.result_table(history._replace(summary=history.summary | {"select": select}))
@@ -277,9 +277,9 @@ def num_steps(task=None, **settings):
 
 def test_single_rows_are_trained_on_except_where_batchnorm_is_undefined_or_by_the_setting():
     assert num_steps() == [3, 2, 1]
-    assert num_steps(worlds.TASK) == num_steps(single_rows="skipped") == [2, 2, 0]
+    assert num_steps(worlds.TASK) == num_steps(departures="single-rows") == [2, 2, 0]
     assert num_steps(batch_size=1) == SIZES
     with pytest.raises(UsageError, match="--batch-size 2 or more"):
         num_steps(worlds.TASK, batch_size=1)
-    with pytest.raises(UsageError, match="--single-rows trained"):
-        config.check(Config(batch_size=1, single_rows="skipped"))
+    with pytest.raises(UsageError, match="departure single-rows"):
+        config.check(Config(batch_size=1, departures="single-rows"))

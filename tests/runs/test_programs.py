@@ -15,6 +15,7 @@ from small_sweeps import assert_equal_runs
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import departs
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import compilation, programs, registry, simulation
@@ -48,7 +49,7 @@ def program_text(settings: Config) -> str:
     sim = default_simulation()
     made = programs._make(settings, programs.Images((8, 8, 1), 10), None, None, None)
     hyper = registry.make_hyper(settings)
-    start = {"stats_too": settings.server_stats == "official", "variables": sim.state.variables}
+    start = {"stats_too": departs(settings, "server-stats"), "variables": sim.state.variables}
     arguments = made.task, made.algorithm, settings.clients, hyper
     state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)

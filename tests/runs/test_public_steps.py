@@ -12,7 +12,7 @@ import fedvg_jax as fv
 
 def test_a_loop_over_steps_equals_a_run():
     """The validation loss is of the rows that `select` holds out."""
-    config = fv.Config(algorithm="scaffold", rounds=3, clients=4, eval_every=1, weighting="samples", select="held_out")
+    config = fv.Config(algorithm="scaffold", rounds=3, clients=4, eval_every=1, weighting="samples", best_on="held_out")
     run, sim = fv.run(config, **linear.GIVEN), fv.simulation(config, **linear.GIVEN)
     state = sim.state
     for record in run.records:
@@ -38,7 +38,7 @@ def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
 
 
 def test_rows_or_memories_on_the_host_are_refused():
-    sim = fv.simulation(fv.Config(clients=4, pool="host"))
+    sim = fv.simulation(fv.Config(clients=4, placement="host"))
     with pytest.raises(fv.UsageError, match=r"use pool and memories device, or fv\.run"):
         sim.step(sim.state, 0)
     with pytest.raises(fv.UsageError, match=r"use pool device, or fv\.evaluate"):

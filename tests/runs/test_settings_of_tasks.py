@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config import Robust, Scaffold, check
+from fedvg_jax.config import Robust, check
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.runs import contracts, registry
 
@@ -78,7 +78,7 @@ def test_scores_of_sequences_have_an_axis_for_their_places():
     ("changes", "message"),
     [
         ({"precision": "bfloat16"}, "precision bfloat16 has no effect beside task="),
-        ({"model": "resnet18", "norm": "group"}, "norm group has no effect"),
+        ({"model": "resnet18", "norm_layers": "group"}, "norm_layers group has no effect"),
         ({"record": "confusion"}, "record confusion needs a task whose measure returns a dict with 'confusion'"),
     ],
     ids=["precision", "norm", "confusion"],
@@ -97,14 +97,14 @@ def test_pretrained_weights_need_a_task_with_the_layer_of_the_named_models(tmp_p
 
 
 def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
-    named = {"algorithm": "scaffold", "scaffold": Scaffold(steps="single")}
+    named = {"algorithm": "scaffold", "departures": "scaffold-steps"}
     given, other = (built(linear.TASK, algorithm_given=fedavg(), **changes).schedule(0) for changes in (named, {}))
     assert given.num_steps.tolist() == other.num_steps.tolist()
     assert built(linear.TASK, **named).schedule(0).num_steps.tolist() != given.num_steps.tolist()
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "ditto"])
-@pytest.mark.parametrize("setting", [{"robust": Robust(rule="median")}, {"server_stats": "official"}])
+@pytest.mark.parametrize("setting", [{"robust": Robust(rule="median")}, {"departures": "server-stats"}])
 def test_given_algorithm_is_refused_where_the_named_one_is(name, setting):
     config = dataclasses.replace(CONFIG, **setting)
     algorithm = registry.ALGORITHMS[name](config)

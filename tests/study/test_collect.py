@@ -77,8 +77,8 @@ def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
-        write_run(tmp_path / f"v{seed}", method="fedvg", seed=seed, pretrained="w.safetensors")
-    with pytest.raises(UsageError, match=r"mixed settings: pretrained is .* for 'fedavg'; w\.safetensors for 'fedvg'"):
+        write_run(tmp_path / f"v{seed}", method="fedvg", seed=seed, init="w.safetensors")
+    with pytest.raises(UsageError, match=r"mixed settings: init is .* for 'fedavg'; w\.safetensors for 'fedvg'"):
         collect([tmp_path])
     partial = collect([tmp_path], partial=True)
     assert len(partial.scenarios) == 2 and any("mixed settings" in note for note in partial.notes)
@@ -86,7 +86,7 @@ def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
 
 def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
     write_run(tmp_path / "a", method="scaffold")
-    write_run(tmp_path / "v", method="fedvg", pool="host", devices="1", lanes="2", memories="host")
+    write_run(tmp_path / "v", method="fedvg", placement="host", devices="1", lanes="2")
     write_run(tmp_path / "d", method="ditto", record="accuracy_by_client,personal_accuracy")
     assert collect([tmp_path]).scenarios == ((),)
 

@@ -137,8 +137,8 @@ REFUSED = {
     "wide range": ({"seed": "0:99999999"}, "has 99,999,999 seeds; give a range of at most 100,000"),
     "too many": ({"seed": "0:1000", "partition_seed": "0:1000"}, "cross to 1,000,000 points"),
     "contradiction": (
-        {"batch_size": [1, 2], "single_rows": ["skipped"]},
-        "point batch_size=1: batch_size must be >= 2 with single_rows skipped",
+        {"batch_size": [1, 2], "departures": ["single-rows"]},
+        "point batch_size=1: batch_size must be >= 2 with the departure single-rows",
     ),
 }
 

@@ -79,7 +79,7 @@ def test_plan_of_many_rounds_counts_only_the_first(monkeypatch):
     monkeypatch.setattr(dry_run.time, "perf_counter", slowing_clock())
     monkeypatch.setattr(dry_run, "REPEATS", 1)
     monkeypatch.setattr(dry_run, "COUNTED", 3)
-    many = replace(SETTINGS, rounds=2**32 - 1, cohorts="official")
+    many = replace(SETTINGS, rounds=2**32 - 1, departures="cohorts")
     counted = []
     sim_of_many = simulation.simulation(many)
     sim_of_many = sim_of_many._replace(schedule=lambda r, f=sim_of_many.schedule: counted.append(r) or f(r))

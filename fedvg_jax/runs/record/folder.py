@@ -164,9 +164,7 @@ def _lines_of(value: Mapping[str, Any]) -> str:
 
 AUTO = "auto"
 
-RESUMABLE_CHANGES = frozenset(
-    (*HOST, "rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "pool", "memories")
-)
+RESUMABLE_CHANGES = frozenset((*HOST, "rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "placement"))
 """Settings that may differ when a run is resumed, because they change no result.
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another

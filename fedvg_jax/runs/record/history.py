@@ -68,7 +68,7 @@ class History(_Results):
         records: One dict per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`,
             `seconds`, and at evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy,
             balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use, or with
-            `select` "held_out" on the half of it that the weights do not use.
+            `best_on` "held_out" on the half of it that the weights do not use.
         summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `select` names those
             rows.
         variables: The final global model. In a loaded history, the model of the newest intact checkpoint.
@@ -256,7 +256,7 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
 
     For a task without accuracy, or if `metric` says so, it is the loss, and the minimum.
 
-    The best round is chosen on D_val, which FedVG's weights also use, unless `select` is held_out.
+    The best round is chosen on D_val, which FedVG's weights also use, unless `best_on` is held_out.
     The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
 
     Args:

@@ -35,7 +35,7 @@ Log = Callable[[str], None]
 
 
 class BestModel(NamedTuple):
-    """The best model so far on D_val, or on the half of it that `select` holds out."""
+    """The best model so far on D_val, or on the half of it that `best_on` holds out."""
 
     round: int
     metric: str

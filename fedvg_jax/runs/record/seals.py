@@ -58,6 +58,11 @@ def has_own_digest(value: Mapping[str, Any]) -> bool:
     return value.get(DIGEST) == with_digest(value)[DIGEST]
 
 
+def is_run(path: Path) -> bool:
+    """Returns whether a path is a run folder or one of its checkpoints, and not a file or folder of weights alone."""
+    return any((path / name).exists() for name in (FOLDER, SEAL, "history.jsonl"))
+
+
 def folder_name(number: int) -> str:
     """Returns the name of the folder of a round's checkpoint."""
     return f"{number:06d}"

@@ -1,0 +1,101 @@
+"""Former names of settings, which files, flags, run folders and `Config` accept until version 0.2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedvg_jax.config.options import SETTINGS, canonical
+from fedvg_jax.core.types import UsageError
+
+RENAMED = {
+    "norm": "norm_layers",
+    "split": "holdout",
+    "select": "best_on",
+    "pretrained": "init",
+    "pool": "placement",
+    "memories": "placement",
+    "fedvg.exponent": "generalised.exponent",
+    "fedvg.temperature": "generalised.temperature",
+    "fedvg.mix": "generalised.mix",
+    "fedvg.fit_steps": "fitted.steps",
+    "fedvg.fit_rate": "fitted.rate",
+}
+"""Former name -> name."""
+
+SWITCHED = {
+    "server_stats": ("official", "averaged", "server-stats"),
+    "cohorts": ("official", "seeded", "cohorts"),
+    "untrained": ("weighed", "absent", "untrained"),
+    "single_rows": ("skipped", "trained", "single-rows"),
+    "fedvg.block": ("stage", "residual", "block"),
+    "fedopt.variant": ("official", "paper", "adaptive-servers"),
+    "scaffold.steps": ("single", "epochs", "scaffold-steps"),
+    "scaffold.memory": ("lost", "kept", "scaffold-memory"),
+    "feddyn.regulariser": ("linear", "full", "feddyn-regulariser"),
+    "feddyn.weights": ("samples", "uniform", "feddyn-weights"),
+    "feddyn.average": ("once", "always", "feddyn-average"),
+    "elastic.sensitivity": ("official", "output", "elastic-sensitivity"),
+    "elastic.rows": ("rest", "all", "elastic-rows"),
+    "validation.copies": ("official", "none", "external-copies"),
+    "validation.classes": ("paper", "all", "truck"),
+    "validation.imbalance": ("official", "corrected", "imbalance"),
+}
+"""Former name -> (value of the published code, the other value, name of the departure)."""
+
+REMOVED = {
+    "robust.noise": 0.0,
+    "validation.pixel_noise": 0.0,
+    "validation.fraction": 1.0,
+    "trust_cache": False,
+}
+"""Setting that is no more -> its default, which is ignored."""
+
+NAMES = (*RENAMED, *SWITCHED, *REMOVED)
+
+
+def name_of(name: str) -> str:
+    """Returns the name of a setting that may be given by its former one."""
+    return "departures" if name in SWITCHED else RENAMED.get(name, name)
+
+
+def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings of which those of `RENAMED` have their names."""
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+def current(settings: Mapping[str, Any], source: str, departures: str = "") -> dict[str, Any]:
+    """Returns settings under their names.
+
+    Args:
+        settings: dotted name -> value.
+        source: where they come from, for messages.
+        departures: those of the settings that these replace.
+
+    Raises:
+        UsageError: a setting that is no more has another value than its default, a former name has a value that it
+            never had, or is given beside the name.
+
+    >>> current({"pool": "host", "memories": "auto", "scaffold.memory": "lost", "lr": 0.1}, "file", "block")
+    {'lr': 0.1, 'placement': 'host', 'departures': 'block,scaffold-memory'}
+    """
+    if settings.keys().isdisjoint(NAMES):
+        return dict(settings)
+    result = {name: value for name, value in settings.items() if name not in NAMES}
+    words = [str(settings.get("departures", departures))]
+    for name in [name for name in settings if name in NAMES]:
+        value, new = settings[name], name_of(name)
+        if name in RENAMED:
+            default = SETTINGS[new].default
+            given = result.setdefault(new, default)
+            if given != default and value not in (default, given) and new != "placement":
+                raise UsageError(f"{source}: {name} is a former name of {new}; got both; give {new} alone")
+            result[new] = value if given == default or value == "host" else given
+        elif name in SWITCHED:
+            published, other, departure = SWITCHED[name]
+            if str(value).lower() not in (published, other):
+                raise UsageError(f"{source}: {name} is {published} or {other}; got {str(value)[:100]!r}")
+            words.append(departure if str(value).lower() == published else f"no-{departure}")
+        elif value != REMOVED[name]:
+            raise UsageError(f"{source}: {name} is no setting any more; leave it out")
+    return result | ({"departures": canonical(",".join(words))} if len(words) > 1 else {})

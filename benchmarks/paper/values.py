@@ -150,7 +150,7 @@ def _scale(study: Study) -> list[str]:
         used = [used_settings(Point("", run.config)) for run in runs if run.config.dataset == dataset]
         preset, official = flatten(Config()) | presets.of_dataset(dataset), presets.FIDELITY["official"]
         differing = []
-        for name in dict.fromkeys(name for ours in used for name in ours):
+        for name in dict.fromkeys(name for ours in used for name in ours if name in preset):
             theirs = preset[name], official.get(name, preset[name])
             values = dict.fromkeys(ours[name] for ours in used if name in ours)
             is_compared = name not in NO_SCALE and name.split(".")[0] not in OF_PAPERS_METHOD

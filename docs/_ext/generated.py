@@ -35,7 +35,6 @@ def pieces() -> dict[str, str]:
         "options": option_lists.options(),
         "methods": option_lists.methods(),
         "presets": option_lists.presets_of_data_sets(),
-        "official": option_lists.official(),
         "fidelity": result_tables.fidelity(),
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),

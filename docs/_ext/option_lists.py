@@ -49,12 +49,6 @@ def methods() -> str:
     return settings_table("`--method`", bases)
 
 
-def official() -> str:
-    """The settings of `--fidelity official`."""
-    rows = [f"| `{name}` | `{value}` |" for name, value in presets.FIDELITY["official"].items()]
-    return "\n".join(["| setting | value |", "|---|---|", *rows]) + "\n"
-
-
 def presets_of_data_sets() -> str:
     """`--dataset NAME` -> the settings that differ from the defaults; a row for all data sets with the same ones."""
     names = [name for name in SETTINGS if any(name in settings for settings in presets.DATASETS.values())]

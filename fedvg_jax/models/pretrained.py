@@ -172,7 +172,7 @@ def find(path: Path) -> Path:
     if len(files) == 1:
         return files[0]
     listed = f"it holds {', '.join(file.name for file in files[:5])}" if files else "it holds no .safetensors file"
-    advice = f"name a folder with {FILE}, in the hub's cache one below snapshots, or the file itself"
+    advice = f"name a run, a folder with {FILE}, in the hub's cache one below snapshots, or the file itself"
     raise UsageError(f"cannot read {path}: {listed}; {advice}")
 
 

@@ -31,7 +31,7 @@ RULES = {
     "generalised": ("generalised", {"exponent": 2.0}),
     "permuted": ("permuted(fedvg)", {}),
 }
-"""Case -> (weighting, FedVG's settings)."""
+"""Case -> (weighting, settings of its group)."""
 
 
 CHEAP = ("layerwise", "mean")
@@ -49,7 +49,8 @@ def every_case(*left_out):
 def settings(case: str) -> config.Config:
     """Returns the config of a case."""
     weighting, options = RULES[case]
-    return config.Config(weighting=weighting, fedvg=config.FedVG(**options), batch_size=WORLD.batch_size, lr=LR)
+    group = {"generalised" if case == "generalised" else "fedvg": options}
+    return config.check(config.Config(weighting=weighting, **group, batch_size=WORLD.batch_size, lr=LR))
 
 
 def named(variables: Variables) -> dict[str, np.ndarray]:

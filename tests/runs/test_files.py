@@ -241,26 +241,25 @@ def test_cache_folder_is_created_for_its_user_only(tmp_path):
     folder = tmp_path / "above" / "cache"
     before = os.umask(0)
     try:
-        files.private_folder(folder, is_trusted=False)
+        files.private_folder(folder)
     finally:
         os.umask(before)
     assert folder.stat().st_mode & 0o777 == 0o700
-    files.private_folder(folder, is_trusted=False)
+    files.private_folder(folder)
 
 
 @pytest.mark.parametrize(("mode", "inner"), [(0o720, ""), (0o702, "xla"), (0o1777, "")])
-def test_cache_folder_writable_by_others_is_refused_unless_trusted(tmp_path, mode, inner):
+def test_cache_folder_writable_by_others_is_refused(tmp_path, mode, inner):
     folder = tmp_path / "cache"
     (folder / inner).mkdir(parents=True)
     (folder / inner).chmod(mode)
-    with pytest.raises(UsageError, match=r"\A[^\n]*writable by other users[^\n]*chmod go-w [^\n]*--trust-cache\Z"):
-        files.private_folder(folder, is_trusted=False)
-    files.private_folder(folder, is_trusted=True)
+    with pytest.raises(UsageError, match=r"\A[^\n]*writable by other users[^\n]*chmod go-w [^\n]*--cache-dir\Z"):
+        files.private_folder(folder)
     (folder / inner).chmod(0o755)
-    files.private_folder(folder, is_trusted=False)
+    files.private_folder(folder)
 
 
-def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkeypatch):
+def test_cache_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     """Also refused for root, who may write everywhere and should not run another user's programs."""
     folder, own = tmp_path / "cache", 0
     (folder / "xla").mkdir(parents=True)
@@ -273,9 +272,8 @@ def test_cache_folder_of_another_user_is_refused_unless_trusted(tmp_path, monkey
 
     monkeypatch.setattr(type(folder), "stat", of_owner)
     monkeypatch.setattr(os, "geteuid", lambda: own)
-    with pytest.raises(UsageError, match=rf"\A[^\n]*belongs to user 1001[^\n]*user {own}[^\n]*--trust-cache\Z"):
-        files.private_folder(folder, is_trusted=False)
-    files.private_folder(folder, is_trusted=True)
+    with pytest.raises(UsageError, match=rf"\A[^\n]*belongs to user 1001[^\n]*user {own}[^\n]*--cache-dir\Z"):
+        files.private_folder(folder)
 
 
 def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, capsys):
@@ -284,7 +282,7 @@ def test_commands_refuse_a_cache_folder_writable_by_others(tmp_path, capsys):
     flags = ["--cache-dir", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
     for main, words in ((sim.main, ["--dry-run"]), (prepare.main, ["digits"])):
         assert main([*words, *flags]) == 2 and not (tmp_path / "out").exists()
-        assert "--trust-cache" in capsys.readouterr().err
+        assert "--cache-dir" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a device", "no folder"])

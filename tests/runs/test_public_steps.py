@@ -39,9 +39,9 @@ def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
 
 def test_rows_or_memories_on_the_host_are_refused():
     sim = fv.simulation(fv.Config(clients=4, placement="host"))
-    with pytest.raises(fv.UsageError, match=r"use pool and memories device, or fv\.run"):
+    with pytest.raises(fv.UsageError, match=r"use placement device, or fv\.run"):
         sim.step(sim.state, 0)
-    with pytest.raises(fv.UsageError, match=r"use pool device, or fv\.evaluate"):
+    with pytest.raises(fv.UsageError, match=r"use placement device, or fv\.evaluate"):
         sim.validation_loss(sim.state)
 
 
@@ -78,5 +78,6 @@ def test_variables_of_another_model_are_one_line(change, message):
 
 
 def test_two_sources_of_the_initial_model_are_refused(tmp_path):
+    (tmp_path / "history.jsonl").touch()  # a run folder
     with pytest.raises(fv.UsageError, match="initial gives the initial model, and so does init"):
         fv.run(fv.Config(clients=4, rounds=1, init=str(tmp_path)), initial=variables())

@@ -92,8 +92,8 @@ def test_setting_without_effect_beside_a_task_is_refused(changes, message):
 
 def test_pretrained_weights_need_a_task_with_the_layer_of_the_named_models(tmp_path):
     save_file({"w": np.zeros(2, np.float32)}, tmp_path / "weights.safetensors")
-    with usage_error("pretrained needs a model with a layer classifier; give initial= for your own task"):
-        built(linear.TASK, pretrained=tmp_path / "weights.safetensors")
+    with usage_error("init FILE needs a model with a layer classifier; give initial= for your own task"):
+        built(linear.TASK, init=tmp_path / "weights.safetensors")
 
 
 def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():

@@ -1,0 +1,100 @@
+"""Former names of settings: accepted on the command line, in files, from Python, in run folders and in sweeps."""
+
+import json
+
+import pytest
+from files import usage_error
+
+from fedvg_jax import config, sim
+from fedvg_jax.config import SETTINGS, Config, former, options
+from fedvg_jax.paper import fidelity
+from fedvg_jax.runs.record.folder import config_from_json
+from fedvg_jax.study.sweep_points import Sweep, make_points, parse_axes, read_file
+
+OTHER = {"norm": "group", "split": "global", "select": "held_out", "pretrained": "w.safetensors", "pool": "host"}
+OTHER |= {"memories": "device", "fedvg.exponent": 2.0, "fedvg.temperature": 0.5, "fedvg.mix": 0.25}
+OTHER |= {"fedvg.fit_steps": 3, "fedvg.fit_rate": 0.5}
+"""Former name of `RENAMED` -> a value that is not the default."""
+
+
+def changed(made):
+    default = config.flatten(Config())
+    return {name: value for name, value in config.flatten(config.check(made)).items() if value != default[name]}
+
+
+def nested(name, value):
+    group, _, last = name.rpartition(".")
+    return {group: {last: value}} if group else {last: value}
+
+
+def test_no_former_name_is_a_setting_and_every_new_one_is():
+    assert not set(former.NAMES) & SETTINGS.keys()
+    assert {former.name_of(name) for name in (*former.RENAMED, *former.SWITCHED)} <= SETTINGS.keys()
+    assert {name for *_, name in former.SWITCHED.values()} == fidelity.SWITCHES.keys()
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_renamed_setting_is_the_same_by_both_names(name):
+    value, beside = OTHER[name], {"model": "resnet18"} if name == "norm" else {}
+    by_new_name = changed(config.apply(Config(**beside), {former.RENAMED[name]: value}, "test"))
+    assert changed(Config(**beside, **nested(name, value))) == by_new_name
+    assert changed(config.apply(Config(**beside), {name: value}, "test")) == by_new_name
+    parsed = config.command_line.parse([f"--{name.replace('_', '-')}", str(value)], "sim")
+    assert changed(config.apply(Config(**beside), parsed, "test")) == by_new_name
+
+
+@pytest.mark.parametrize("name", former.SWITCHED)
+def test_switched_setting_adds_its_departure_or_takes_it_out(name):
+    published, other, departure = former.SWITCHED[name]
+    for start in ("", "official"):
+        for value, is_published in ((published, True), (other, False)):
+            made = config.apply(Config(departures=start), {name: value}, "test")
+            assert options.departs(made, departure) == is_published
+            assert options.departures(made.departures) ^ options.departures(start) <= {departure}
+            parsed = config.command_line.parse([f"--{name.replace('_', '-')}", value], "sim")
+            assert config.apply(Config(departures=start), parsed, "test") == made
+            fidelity_of = {"": None, "official": "official"}[start]
+            from_python = Config(fidelity=fidelity_of, partition="dirichlet", **nested(name, value))
+            assert from_python.departures == made.departures
+
+
+def test_departures_that_a_run_cannot_have_are_refused_as_flags():
+    with usage_error("--scaffold.memory is not used by --algorithm fedavg"):
+        sim.parse(["--scaffold.memory", "lost"])
+    with usage_error("--departures scaffold-memory is not used by --algorithm fedavg"):
+        sim.parse(["--departures", "cohorts,scaffold-memory"])
+    assert sim.parse(["--fidelity", "official"]).departures == "official"
+    with usage_error("unknown departures 'scafold-memory'"):
+        sim.parse(["--departures", "scafold-memory"])
+
+
+@pytest.mark.parametrize("name", former.REMOVED)
+def test_removed_setting_is_refused_unless_it_has_its_default(name):
+    default = former.REMOVED[name]
+    assert config.apply(Config(), {name: default}, "config.json") == Config()
+    with usage_error(f"config.json: {name} is no setting any more; leave it out"):
+        config.apply(Config(), {name: not default if isinstance(default, bool) else 0.5}, "config.json")
+    with usage_error("is no setting any more"):
+        sim.parse([f"--{name.replace('_', '-')}"])
+
+
+def test_settings_of_a_run_folder_of_former_names_are_read():
+    """Those that differ from the defaults, as an earlier version wrote them, beside the others at their defaults."""
+    written = json.loads(json.dumps(config.to_json(Config()) | {"init": None}))
+    del written["departures"], written["norm_layers"], written["placement"]
+    written |= {"norm": "group", "pool": "host", "memories": "auto", "pretrained": None, "server_stats": "averaged"}
+    written["scaffold"] |= {"steps": "single", "memory": "kept"}
+    written["validation"] |= {"copies": "none", "classes": "paper", "fraction": 1.0, "pixel_noise": 0.0}
+    made = config_from_json(written, "config.json")
+    assert (made.norm_layers, made.placement, made.init) == ("group", "host", None)
+    assert made.departures == "scaffold-steps,no-external-copies"
+
+
+def test_former_names_are_axes_of_a_sweep(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text('algorithm = "scaffold"\n[axes]\n"scaffold.memory" = ["kept", "lost"]\npool = ["host"]\n')
+    file = read_file(path)
+    points = make_points(Sweep(file.axes, start=Config(algorithm="scaffold"))).points
+    assert [point.config.departures for point in points] == ["", "scaffold-memory"]
+    assert {point.config.placement for point in points} == {"host"}
+    assert [axis.names for axis in parse_axes({"fedvg.mix": [0.5]})] == [("generalised.mix",)]

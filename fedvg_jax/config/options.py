@@ -13,7 +13,7 @@ import os
 import re
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import (
@@ -649,14 +649,6 @@ class Config:
     fidelity: InitVar[str | None] = None
     """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
     code."""
-
-    if not TYPE_CHECKING:  # type checkers see the arguments of a dataclass
-
-        def __init__(self, *args, **settings):
-            from fedvg_jax.config import shorthands
-
-            for name, value in shorthands.fields_of(args, settings).items():
-                object.__setattr__(self, name, value)
 
 
 SETTINGS = table(Config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,15 @@ def fields_of(args: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any
         is_known = inner.keys() <= group.__dataclass_fields__.keys()  # others are refused when the settings are checked
         result[name] = own.get(name, group(**inner) if is_known else inner)
     return result
+
+
+@functools.wraps(Config.__init__)
+def _construct(self: Config, *args: Any, **settings: Any) -> None:
+    for name, value in fields_of(args, settings).items():
+        object.__setattr__(self, name, value)
+
+
+Config.__init__ = _construct
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ CASES = {
         "h100",
         _RESNET,
         True,
-        {"scoring_conv": "lax", "rows_per_scoring_pass": {"": 6016}, "values_per_scoring_pass": 2e7},
+        {"scoring_conv": "lax", "rows_per_scoring_pass": {"": 6016}, "values_per_scoring_pass": 6016 * 3072},
     ),
 }
 

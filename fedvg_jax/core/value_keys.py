@@ -28,6 +28,9 @@ from jax.core import Tracer
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _PACKAGE = str(Path(__file__).parents[1])
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages, also of the user's own or of another environment on the path."""
+
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, _PACKAGE)
 
 _MOST_BYTES = 2**20
@@ -186,4 +189,5 @@ def _members(cls: type) -> list[Any]:
 def _is_users(module: str | None) -> bool:
     """Returns whether a module is neither of this package nor installed; so are a notebook's and a script's."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return module in (None, "__main__") or (file is not None and not file.startswith(_LIBRARIES))
+    is_own = file is not None and not file.startswith(_LIBRARIES) and _INSTALLED.isdisjoint(Path(file).parts)
+    return module in (None, "__main__") or is_own

@@ -1,5 +1,6 @@
 """Functions are keyed by the values that they read: equal ones have equal keys, and a changed value changes the key."""
 
+import sys
 import types
 
 import flax.linen as nn
@@ -146,3 +147,11 @@ def test_functions_that_refer_to_each_other_have_keys():
         return n != 0 and even(n - 1)
 
     assert value_keys.of(even) == value_keys.of(even) != value_keys.of(odd)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_packages_of_another_environment_on_the_path_are_installed_ones(folder, monkeypatch):
+    """Their functions are constants: following them would lead through all of jax."""
+    for parent, is_users in ((folder, False), ("projects", True)):
+        monkeypatch.setitem(sys.modules, "elsewhere", types.SimpleNamespace(__file__=f"/home/me/{parent}/elsewhere.py"))
+        assert value_keys._is_users("elsewhere") == is_users

@@ -153,5 +153,6 @@ def test_functions_that_refer_to_each_other_have_keys():
 def test_packages_of_another_environment_on_the_path_are_installed_ones(folder, monkeypatch):
     """Their functions are constants: following them would lead through all of jax."""
     for parent, is_users in ((folder, False), ("projects", True)):
-        monkeypatch.setitem(sys.modules, "elsewhere", types.SimpleNamespace(__file__=f"/home/me/{parent}/elsewhere.py"))
-        assert value_keys._is_users("elsewhere") == is_users
+        name = f"elsewhere_{folder}_{parent}"
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(__file__=f"/home/me/{parent}/{name}.py"))
+        assert value_keys._is_users(name) == is_users

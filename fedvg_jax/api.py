@@ -107,7 +107,7 @@ def run(
     fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
     settings = configs.check(_with_trackers(Config() if config is None else config, track))
-    _check_flags(settings, task)
+    _check_flags(settings)
     config = shared_start.choose_folder(settings, run_folder.resolve)
     if settings.resume and config.out is None:
         raise UsageError(
@@ -134,7 +134,7 @@ def run(
         sim = simulation.simulation(config, **replacements)
         finished = tracking.run_simulation(sim._replace(metrics=metrics), callbacks=callbacks)
     if config.export and processes.is_first():
-        pretrained.save(config.export, finished.variables, config.model)
+        pretrained.save(config.export, finished.variables, None if task else config.model)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -150,7 +150,7 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     return dataclasses.replace(config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track)
 
 
-def _check_flags(config: Config, task: Task | None = None) -> None:
+def _check_flags(config: Config) -> None:
     """Raises UsageError for a setting that only the command line can follow, or whose file cannot be written."""
     if config.dry_run:
         command = "python -m fedvg_jax.sim --dry-run"
@@ -164,11 +164,6 @@ def _check_flags(config: Config, task: Task | None = None) -> None:
     flag = hardware.DETERMINISTIC
     if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
         raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")
-    if config.export and task is not None:
-        raise UsageError(
-            f"Config: export writes the models that a config names, and {config.export} would be of a task of your own;"
-            " save History.variables instead"
-        )
     with processes.together():
         if config.export:
             files.export_target(config.export)
@@ -243,7 +238,7 @@ def run_sweep(
     replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
     from fedvg_jax.study import sweeps
 
-    return sweeps.run_sweep(start, axes, replacements, folder, progress, lambda config: _check_flags(config, task))
+    return sweeps.run_sweep(start, axes, replacements, folder, progress, _check_flags)
 
 
 def make_schedule(

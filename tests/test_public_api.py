@@ -253,7 +253,6 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({}, {"track": 3}, "unknown track '3'"),
         ({"dry_run": True}, {}, "dry_run plans a run, which only the command line does"),
         ({"export": Path("none") / "m.safetensors"}, {}, "export none/m.safetensors: no such folder"),
-        ({"export": Path("model.safetensors")}, {"task": linear_regression()}, "save History.variables instead"),
     ],
 )
 def test_run_refuses_arguments_and_settings_that_cannot_work_in_one_line(settings, arguments, message):

@@ -613,11 +613,14 @@ class Config:
     keep: int = setting(2, FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
     best_on)."""
+    keep_clients: bool = setting(False)
+    """Keep in checkpoints the model that every client trained in its newest round, for History.client_variables."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
     """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is
     created for its user alone; a folder of another user, or writable by others, is refused."""
     export: Path | None = setting(None, kind="host", word="FILE")
-    """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
+    """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names; the tensors of a
+    task of your own are as they are, by path, such as params/fc1/kernel."""
     track: str = setting("", kind="host", word="NAME,...", also="wandb tensorboard mlflow")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
     goes on in the same tracked run; a tracker that fails does not end the run."""

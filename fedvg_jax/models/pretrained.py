@@ -112,7 +112,7 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     return jax.tree.structure(variables).unflatten(filled)
 
 
-def save(path: Path, variables: Variables, architecture: str) -> None:
+def save(path: Path, variables: Variables, architecture: str | None) -> None:
     """Writes a model with its head; `load(path, variables, architecture, head=True)` returns the same bits.
 
     ResNets and `vit_b16` get torchvision's names and shapes, other ViTs timm's, so torch's `load_state_dict` accepts
@@ -122,11 +122,13 @@ def save(path: Path, variables: Variables, architecture: str) -> None:
     Args:
         path: the file to write.
         variables: the model's variables.
-        architecture: name of the model.
+        architecture: name of the model; None for any other one, whose tensors are written as they are, by path.
 
     Raises:
         UsageError: the file cannot be written, or two tensors would have the same name.
     """
+    if architecture is None:
+        return write(path, jax.device_get(tree.by_path(variables)))
     renames = _head_names(architecture, {"class_token"} if architecture == "vit_b16" else {})
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]

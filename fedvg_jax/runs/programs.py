@@ -18,6 +18,7 @@ import numpy as np
 from jax.stages import Wrapped
 
 from fedvg_jax import config as configs
+from fedvg_jax.algorithms.kept import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import listed
 from fedvg_jax.core import collection, local_part
@@ -118,6 +119,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     scored = registry.scoring_task(config, *model) if isinstance(model, Images) else None
     scored = task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
     algorithm = algorithm or registry.ALGORITHMS[config.algorithm](config)
+    algorithm = keeping_models(algorithm) if config.keep_clients else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative

@@ -143,6 +143,27 @@ class History(_Results):
         """Names and values of the summary's results."""
         return [(name, f"{value:.4g}") for name, value in self.summary.items() if _is_result(name, value)]
 
+    def client_variables(self, client: int) -> Variables:
+        """Returns a client's own model from the newest intact checkpoint, on the host.
+
+        It is the personal model of a method with one, and where tensors stay with the clients the global model with
+        the client's. With `keep_clients` it is, under any algorithm, the model that the client trained in the newest
+        round in which it took part, with the client's local tensors and the running statistics of the global model.
+
+        Raises:
+            UsageError: the run has no folder, or no checkpoint holds such a model.
+
+        >>> History([], {}, None, None).client_variables(0)
+        Traceback (most recent call last):
+            ...
+        fedvg_jax.UsageError: models of clients are read from the run folder, and this run has none; give out
+        """
+        if self.folder is None:
+            raise UsageError("models of clients are read from the run folder, and this run has none; give out")
+        from fedvg_jax.runs.record import checkpoint  # which imports jax
+
+        return checkpoint.client_variables(self.folder, client)
+
     def to_pandas(self, per: Literal["round", "client"] = "round"):
         """Returns the records as a `pandas.DataFrame`.
 

@@ -149,7 +149,11 @@ class FedVG(Strategy):
         contents = [r.content for r, is_present in zip(replies, weights.present, strict=True) if is_present]
         if not contents:
             return None, None
-        metrics = self.server.train_metrics_aggr_fn(contents, key)
+        try:
+            metrics = self.server.train_metrics_aggr_fn(contents, key)
+        except ZeroDivisionError:
+            log.warning("FedVG: no mean of the metrics, because every reply has 0 %s", key)
+            metrics = None
         mean = named_arrays.average(self._model, [client.arrays for client in clients], weights)
         return self._server_step(server_round, replies[0], contents[0], mean), metrics
 

@@ -201,6 +201,13 @@ def test_strategy_that_cannot_work_is_refused_before_the_first_round(arguments, 
         flower.FedVG(**arguments)
 
 
+def test_replies_without_examples_are_weighed_and_have_no_mean_of_metrics():
+    strategy = without_evaluation(flower.FedVG, gradient=gradient)
+    arrays, metrics = one_round_of(strategy, lambda node, message: quadratic_client(node, message, 0))
+    assert arrays is not None and metrics is None
+    assert strategy.rounds[-1].weights.sum() == pytest.approx(1)
+
+
 def test_reply_without_its_number_of_examples_is_refused():
     strategy = flower.FedVG(gradient=gradient, fraction_evaluate=0.0)
     with pytest.raises(UsageError, match=r"node 11 replied with num-examples 2\.7; expected its number"):

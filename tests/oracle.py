@@ -338,7 +338,7 @@ class FedAvgM(Algorithm):
     def residual(self, hyper, server, theta, cohort):
         beta = hyper["server_momentum"]
         velocity = each(lambda v, u: beta * v + u, server, cohort.update)
-        return each(lambda u, v: u - hyper["server_lr"] * (u + beta * v), cohort.update, velocity), velocity
+        return each(lambda u, v: u - hyper["avgm_lr"] * (u + beta * v), cohort.update, velocity), velocity
 
 
 class Adaptive(Algorithm):

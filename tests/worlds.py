@@ -158,6 +158,7 @@ HYPER = {
     "lr": 0.3,
     "eps": 1e-3,
     "server_lr": 0.7,
+    "avgm_lr": 0.7,
     "server_momentum": 0.8,
     "b1": 0.9,
     "b2": 0.99,

@@ -42,7 +42,7 @@ B1 = Hyperparameter("b1", 0.9, 0.0, 1.0, doc="beta_1, decay of the first moment"
 B2 = Hyperparameter("b2", 0.999, 0.0, 1.0, doc="beta_2, decay of the second moment", excludes_high=True)
 SERVER_EPS = Hyperparameter("server_eps", 1e-3, 0.0, doc="tau, added to the root of v", excludes_low=True)
 FEDAVGM_DEFAULTS = (
-    Hyperparameter("server_lr", 1.0, 0.0, doc="learning rate of the server", excludes_low=True),
+    Hyperparameter("avgm_lr", 1.0, 0.0, doc="learning rate of the server", excludes_low=True),
     Hyperparameter("server_momentum", 0.9, 0.0, 1.0, doc="beta, Nesterov momentum of the server", excludes_high=True),
 )
 
@@ -148,10 +148,10 @@ def adaptive(
 
 
 def fedavgm() -> Algorithm:
-    """Returns FedAvgM, which reads `server_momentum` (beta) and `server_lr`. At beta = 0 and rate 1 it is FedAvg."""
+    """Returns FedAvgM, which reads `server_momentum` (beta) and `avgm_lr`. At beta = 0 and rate 1 it is FedAvg."""
 
     def optimiser(hyper: Hyper) -> optax.GradientTransformation:
-        return optax.sgd(hyper["server_lr"], hyper["server_momentum"], nesterov=True)
+        return optax.sgd(hyper["avgm_lr"], hyper["server_momentum"], nesterov=True)
 
     return fedopt(optimiser, FEDAVGM_DEFAULTS)
 

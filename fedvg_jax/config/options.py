@@ -243,7 +243,7 @@ class FedAvgM:
 
     momentum: float = setting(0.9, BELOW_1, hyper="server_momentum", also="server_momentum")
     """Nesterov momentum beta of the server."""
-    lr: float = setting(1.0, ABOVE_0, hyper="server_lr")
+    lr: float = setting(1.0, ABOVE_0, hyper="avgm_lr")
     """Learning rate of the server."""
 
 

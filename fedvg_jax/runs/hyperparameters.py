@@ -49,7 +49,7 @@ def merge_hyperparameters(
     """
     check_kind(given)
     declared = _declared(algorithm, weighting)
-    values = registry.make_hyper(config, algorithm)
+    values = registry.make_hyper(config)
     passed = {parameter for part in own for parameter in part.defaults} - registry.built_in_hyperparameters()
     new = {name: p.value for name, p in declared.items() if p in passed or name not in values}
     settable = {parameter.name for part in own for parameter in part.defaults}
@@ -80,7 +80,7 @@ def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper
     >>> own_values(Config(), fedboost, weightings.samples(), {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
     {'boost': 3.0}
     """
-    fields = {name: float(value) for name, value in registry.make_hyper(config, algorithm).items()}
+    fields = {name: float(value) for name, value in registry.make_hyper(config).items()}
     own = {p.name: float(hyper[p.name]) for p in (*algorithm.defaults, *weighting.defaults)}
     return {name: value for name, value in own.items() if fields.get(name) != value}
 

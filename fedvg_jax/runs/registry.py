@@ -218,16 +218,9 @@ def corrupt_clients(config: Config) -> np.ndarray:
     return attacks.corrupt_clients(config.seed, config.clients, num_corrupt(config))
 
 
-def make_hyper(config: Config, algorithm: Algorithm | None = None) -> Hyper:
-    """Returns the hyperparameters that the config has a field for, as float32 scalars.
-
-    Args:
-        algorithm: of the run; defaults to the config's. One with `server_momentum` takes FedAvgM's `server_lr`.
-    """
+def make_hyper(config: Config) -> Hyper:
+    """Returns the hyperparameters that the config has a field for, as float32 scalars."""
     values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
-    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
-    if any(parameter.name == "server_momentum" for parameter in algorithm.defaults):
-        values["server_lr"] = config.fedavgm.lr  # in place of FedOpt's
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
 

@@ -45,7 +45,7 @@ def models(name, world=WORLD, **changes):
     ("name", "world", "changes"),
     [
         ("fedprox", WORLD, {"mu": 0.0}),
-        ("fedavgm", WORLD, {"server_momentum": 0.0, "server_lr": 1.0}),
+        ("fedavgm", WORLD, {"server_momentum": 0.0, "avgm_lr": 1.0}),
         ("fednova", EVEN, {}),
     ],
     ids=["fedprox", "fedavgm", "fednova with equal steps"],

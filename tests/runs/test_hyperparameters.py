@@ -23,6 +23,11 @@ def test_declared_defaults_equal_the_config_s():
             assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
 
 
+def test_no_two_settings_are_one_hyperparameter():
+    names = [setting.facts.hyper for setting in config.SETTINGS.values() if setting.facts.hyper]
+    assert len(names) == len(set(names)) == len(registry.make_hyper(config.Config()))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "weighting"),
     [*((name, "uniform") for name in registry.ALGORITHMS)]
@@ -40,7 +45,7 @@ def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting
 
 def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
     settings = dataclasses.replace(config.Config(), fedprox=config.FedProx(mu=0.5), fedavgm=config.FedAvgM(lr=0.25))
-    for algorithm, name, value in ((algorithms.fedprox(), "mu", 0.5), (algorithms.fedavgm(), "server_lr", 0.25)):
+    for algorithm, name, value in ((algorithms.fedprox(), "mu", 0.5), (algorithms.fedavgm(), "avgm_lr", 0.25)):
         assert merge_hyperparameters(settings, algorithm, weightings.uniform())[name] == value
         given = merge_hyperparameters(settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,))
         assert given[name] == 0.75

@@ -1,6 +1,7 @@
 """The public names, each once: what type checkers see, and the table that `__init__.py` imports from."""
 
 from fedvg_jax import algorithms as algorithms
+from fedvg_jax import compression as compression
 from fedvg_jax import data as data
 from fedvg_jax import executors as executors
 from fedvg_jax import models as models
@@ -13,6 +14,7 @@ from fedvg_jax.config import Config as Config
 from fedvg_jax.core import norms as norms
 from fedvg_jax.core import tree as tree
 from fedvg_jax.core.local_part import local_part as local_part
+from fedvg_jax.core.trained_part import trained_part as trained_part
 from fedvg_jax.core.types import Algorithm as Algorithm
 from fedvg_jax.core.types import Batch as Batch
 from fedvg_jax.core.types import Data as Data
@@ -20,6 +22,7 @@ from fedvg_jax.core.types import Executor as Executor
 from fedvg_jax.core.types import Hyperparameter as Hyperparameter
 from fedvg_jax.core.types import Schedule as Schedule
 from fedvg_jax.core.types import Selection as Selection
+from fedvg_jax.core.types import Send as Send
 from fedvg_jax.core.types import SimState as SimState
 from fedvg_jax.core.types import Task as Task
 from fedvg_jax.core.types import UsageError as UsageError

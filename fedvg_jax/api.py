@@ -68,6 +68,7 @@ def run(
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
+    train: str | None = None,
 ) -> History:
     """Returns the history of one federated run.
 
@@ -90,6 +91,7 @@ def run(
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
         track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
             config.
+        train: regular expression of the tensors that are trained; None for that of the config.
 
     Returns:
         The history; it is also written to `config.out` if that is set.
@@ -106,7 +108,8 @@ def run(
         ...
     fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
     """
-    settings = configs.check(_with_trackers(Config() if config is None else config, track))
+    config = _with_trackers(Config() if config is None else config, track)
+    settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
     _check_flags(settings)
     config = shared_start.choose_folder(settings, run_folder.resolve)
     if settings.resume and config.out is None:
@@ -334,7 +337,7 @@ def evaluate(
     >>> evaluate(task, Variables({"w": jax.numpy.float32(2)}, {}), np.array([1, 2, 3], np.float32))
     {'loss': 4.0}
     """
-    task = model.task if isinstance(model, Simulation) else model
+    task, variables = (model.model, model.whole(variables)) if isinstance(model, Simulation) else (model, variables)
     if data is None:
         if not isinstance(model, Simulation):
             raise UsageError("evaluate needs data: a batch, or the Data of a simulation")

@@ -133,7 +133,7 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
     alone = dataclasses.replace(config, **_ALONE, rounds=rounds, eval_every=rounds)
     single = _single(federated, alone)
     largest = max(len(rows) for *_, rows in jobs)
-    program = single._replace(task=federated.task)
+    program = single._replace(model=federated.model)
 
     def with_rows(rows: np.ndarray) -> Simulation:
         parts = single.partition._replace(train=[rows])

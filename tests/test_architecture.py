@@ -17,6 +17,7 @@ ORDER = (
     "data",
     "models",
     "algorithms",
+    "compression",
     "weightings",
     "engine",
     "runs",

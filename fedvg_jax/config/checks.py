@@ -72,7 +72,7 @@ def _check_texts(config: Config) -> None:
     """Raises UsageError for a text that does not follow the grammar of its setting."""
     parse_weighting(config.weighting)
     epochs_range(config)
-    for name, pattern in {"fedvg.include": config.fedvg.include, "local": config.local}.items():
+    for name, pattern in {"fedvg.include": config.fedvg.include, "local": config.local, "train": config.train}.items():
         try:
             re.compile(pattern)
         except NO_PATTERN as error:

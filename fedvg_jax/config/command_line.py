@@ -106,12 +106,14 @@ def add_settings(
             topics[topic] = parser.add_argument_group(topic)
         is_shown = name in names and (shown == "all" or (shown and (setting is None or setting.facts.is_common)))
         text = _help(name, texts[name], is_long=shown == "all") if is_shown else argparse.SUPPRESS
+        group, dot, last = name.rpartition(".")
         if is_switch(name):
-            group, dot, last = name.rpartition(".")
             topics[topic].add_argument(flag_of(name), dest=name, help=text, **on)
             parser.add_argument(flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off)
         else:
             topics[topic].add_argument(flag_of(name), dest=name, metavar=_word(name), help=text, **many)
+        if last == "kind":  # the kind alone turns a group on
+            parser.add_argument(flag_of(group), dest=name, help=argparse.SUPPRESS, **many)
     for name in former.NAMES:
         value = many or ({"nargs": "?", "const": ""} if name in former.REMOVED else {})
         parser.add_argument(flag_of(name), dest=former.RENAMED.get(name, name), help=argparse.SUPPRESS, **value)

@@ -354,6 +354,18 @@ class Robust:
 
 
 @dataclass(frozen=True)
+class Send:
+    """Compression of the updates that clients send; the server scores and averages what arrives."""
+
+    kind: str = setting("none", ("none", "topk", "qsgd"), also="compression sparsification quantization")
+    """Compression of updates. topk: the largest entries, with error feedback; qsgd: random rounding to few levels."""
+    fraction: float = setting(0.01, FRACTION, used=(is_one("send.kind", "topk"),))
+    """Fraction of the entries that topk sends, in (0, 1]."""
+    levels: int = setting(4, COUNT, used=(is_one("send.kind", "qsgd"),))
+    """Levels s of qsgd, of each tensor's norm."""
+
+
+@dataclass(frozen=True)
 class Attack:
     """Clients with corrupt updates, the same in every round."""
 
@@ -535,6 +547,9 @@ class Config:
     """Number of federated rounds."""
     local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True, also="epoch num_epochs")
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
+    train: str = setting("", word="REGEX", also="trainable freeze frozen")
+    """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen:
+    they keep their initial values and are neither sent, nor averaged, nor scored. Default: all are trained."""
     local: str = setting("", word="REGEX", also="personal_layers")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
@@ -641,6 +656,7 @@ class Config:
     fedntd: FedNTD = _of(FedNTD, "fedntd")
     feddecorr: FedDecorr = _of(FedDecorr, "feddecorr")
     ditto: Ditto = _of(Ditto, "ditto")
+    send: Send = group(Send, "Compression of updates")
     robust: Robust = group(Robust, "Robust aggregation")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")

@@ -91,9 +91,9 @@ def check(part: LocalPart, variables: Variables, name: str) -> None:
     """Raises UsageError unless some tensors are local, and some trained ones are not."""
     paths = [_without_kind(path) for path in tree.paths(variables)]
     if not any(map(part.is_local, paths)):
-        raise UsageError(f"{name} matches no tensor; there are {_listed(paths)}")
+        raise UsageError(f"{name} matches no tensor; there are {listed(paths)}")
     if all(map(part.is_local, tree.paths(variables.params))):
-        raise UsageError(f"{name} matches every trained tensor, so that nothing is shared; there are {_listed(paths)}")
+        raise UsageError(f"{name} matches every trained tensor, so that nothing is shared; there are {listed(paths)}")
 
 
 def _without_kind(path: str) -> str:
@@ -101,5 +101,6 @@ def _without_kind(path: str) -> str:
     return path.partition("/")[2]
 
 
-def _listed(paths: Sequence[str]) -> str:
+def listed(paths: Sequence[str]) -> str:
+    """Returns paths as text, the first of many."""
     return ", ".join(paths[:40]) + (" and more" if len(paths) > 40 else "")

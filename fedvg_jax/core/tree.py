@@ -190,8 +190,9 @@ def is_finite(tree: Tree) -> Array:
 
 
 def dtype(tree: Tree):
-    """Returns the floating dtype of a model."""
-    return jax.tree.leaves(tree)[0].dtype
+    """Returns the floating dtype of a model, which may have constants of integers; without floats the first dtype."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree)]
+    return next((own for own in dtypes if jnp.issubdtype(own, jnp.floating)), dtypes[0])
 
 
 def wide_dtype(tree: Tree):

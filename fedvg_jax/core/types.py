@@ -131,6 +131,9 @@ class Task(NamedTuple):
     """(params, stats, batch, mask, train, key=None) -> (`Outputs`, new stats), in one pass and equal to `loss`.
 
     Only algorithms with a loss of their own need it."""
+    is_frozen: Callable[[str], bool] | None = None
+    """path of a parameter -> whether no run trains it, such as a constant of the module; None for no such parameter.
+    `core.trained_part` leaves them out."""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -164,6 +167,8 @@ class Data(NamedTuple):
     """The rows that `Schedule.rows` numbers, where `pool` does not hold them: like `pool`, leaves [D C, ...] for D
     devices with C rows each, and each client's numbers are those of its device. None: `Schedule.rows` numbers `pool`.
     """
+    base: Tree = None
+    """The frozen tensors of the model, where only a part is trained, see `core.trained_part`."""
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
@@ -287,6 +292,17 @@ class Probe(NamedTuple):
     """Runs through the minibatches."""
 
 
+class Send(NamedTuple):
+    """How clients send their updates, e.g. compressed. The server scores and averages what arrives."""
+
+    init: Callable[[Hyper, Tree], Tree]
+    """(hyper, the sent parameters) -> what one client keeps from round to round; () for nothing"""
+    apply: Callable[[Hyper, Array, Tree, Tree], tuple[Tree, Tree]]
+    """(hyper, key of round and client, delta_k = theta_g - theta_k, memory) -> (what arrives of delta_k, memory)"""
+    num_bytes: Callable[[Tree], int]
+    """the sent parameters, arrays or shapes -> bytes of what is sent in place of them"""
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm under the general rule theta <- theta_g - sum_k s_k (theta_g - theta_k) + R.
 
@@ -321,6 +337,8 @@ class Algorithm(NamedTuple):
 
     It starts from the initial model, takes its own step by `task.loss` on every minibatch that the client trains on,
     and stays with the client from round to round."""
+    send: Send | None = None
+    """how theta_k is sent; `report` gets what arrives of it. None: as it is"""
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def process_block(
         running: the clients processed earlier.
         block: the arrays of the cohort block, with the memories after the earlier ones.
     """
-    rows, clients, trained = steps.train_and_score(parts, block)
+    rows, clients, kept = steps.train_and_score(parts, block)
     table = tree.put(running.table, block.positions, rows)
     table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
     present, block_weights = tree.take((table.present, weights), block.positions)
@@ -108,7 +108,7 @@ def process_block(
     clients = steps.replace_absent(block.state.variables, present, clients)
     models = tuple(steps.aggregate_models(parts, block, clients, w) for w in block_weights)
 
-    memories, summed, averaged = steps.report_clients(parts, block, clients, trained.personal, present)
+    memories, summed, averaged = steps.report_clients(parts, block, clients, kept, present)
     messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
     memories = steps.write_memories(block, memories).clients
     of_block = RunningCohort(table, weights, models, messages, tree.total(summed), extremes, memories)
@@ -126,9 +126,9 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
     """
 
     def results() -> tuple[Tree, Tree]:
-        rows, clients, trained = steps.train_and_score(parts, block)
+        rows, clients, kept = steps.train_and_score(parts, block)
         rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
-        _, summed, averaged = steps.report_clients(parts, block, clients, trained.personal, rows.present)
+        _, summed, averaged = steps.report_clients(parts, block, clients, kept, rows.present)
         messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
         return (rows, weights), (messages, tree.total(summed), extremes)
 

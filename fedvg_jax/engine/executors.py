@@ -123,7 +123,7 @@ def _specs(shared: Tree, by_device: P) -> Tree:
     def spec_of(node: Tree) -> Tree:
         if not isinstance(node, Data) or node.training is None:
             return P()
-        return Data(*[P()] * (len(node) - 1), training=by_device)
+        return Data(*[P()] * len(node))._replace(training=by_device)
 
     return jax.tree.map(spec_of, shared, is_leaf=lambda node: isinstance(node, Data))
 

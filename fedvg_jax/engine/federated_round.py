@@ -46,14 +46,14 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
     """Returns the state after a round of a cohort that is held whole, and the round's metrics."""
     theta = inputs.state.variables  # theta_g
-    table, clients, trained = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
+    table, clients, kept = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
     table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k
 
     if parts.aggregate is not robust.mean:  # which takes nothing of a client of weight 0
         clients = steps.replace_absent(theta, table.present, clients)
     model = steps.aggregate_models(parts, inputs, clients, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
 
-    memories, summed, averaged = steps.report_clients(parts, inputs, clients, trained.personal, table.present)
+    memories, summed, averaged = steps.report_clients(parts, inputs, clients, kept, table.present)
     messages = steps.average_messages(parts, weights, averaged)
     after = steps.write_memories(inputs, memories)
     averages = Averages(weights, model, messages, tree.total(summed), extremes)
@@ -97,11 +97,12 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
-    if algorithm.personal:
-        client = local_training.Kept(client, variables)
-    elif local is not None:
+    if local is not None:
         local_part.check(local, variables, "local")
-        client = local_training.Kept(client, local.of(variables))
+    if local is not None or algorithm.personal or algorithm.send:
+        own = variables if algorithm.personal else () if local is None else local.of(variables)
+        sent = variables.params if local is None else local.sent(variables.params)
+        client = local_training.Kept(client, own, algorithm.send.init(hyper, sent) if algorithm.send else ())
     return SimState(first_round, variables, server, tree.repeat(client, num_clients))
 
 

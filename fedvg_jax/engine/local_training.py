@@ -35,7 +35,7 @@ from fedvg_jax.engine import schedule as schedules
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
 
-AUGMENT, LOSS = 2, 3
+AUGMENT, LOSS, SEND = 2, 3, 4
 """Domains of a step's random streams; 0 and 1 are the halves that `jax.random.split` makes of the round's key."""
 
 
@@ -80,12 +80,14 @@ LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
 
 
 class Kept(NamedTuple):
-    """What a client keeps between rounds where a part of the model is local, or the algorithm has personal models."""
+    """What a client keeps between rounds, with local tensors, personal models or an `Algorithm.send`."""
 
     memory: Tree
     """The algorithm's memory."""
     local: Tree
-    """The local part of its model, see `core.local_part`; or the `Variables` of its personal model."""
+    """The local part of its model, see `core.local_part`; or the `Variables` of its personal model; () without."""
+    sent: Tree = ()
+    """The memory of `Algorithm.send`."""
 
 
 def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None = None) -> Anchor:
@@ -244,7 +246,10 @@ def minibatch_key(schedule: Schedule, k: Array, minibatch: Array, domain: int = 
 
     It depends neither on the lane nor on where the minibatch is in the table.
     """
+    return jax.random.fold_in(client_key(schedule, k, domain), minibatch - schedule.start[k])
+
+
+def client_key(schedule: Schedule, k: Array, domain: int) -> Array:
+    """Returns a key of a client's round, from (seed, round, domain, client id) alone."""
     key = jax.random.wrap_key_data(schedule.key, impl="threefry2x32")
-    for number in (domain, schedule.clients[k], minibatch - schedule.start[k]):
-        key = jax.random.fold_in(key, number)
-    return key
+    return jax.random.fold_in(jax.random.fold_in(key, domain), schedule.clients[k])

@@ -142,21 +142,44 @@ def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carr
 
 def receive_models(
     parts: RoundParts, inputs: RoundInputs, trained: local_training.Carry
-) -> tuple[Variables, Array, Array]:
+) -> tuple[Variables, Array, Array, Tree]:
     """Returns the models that the server receives, after attacks, and marks the absent clients.
 
     Returns:
         Variables [H, ...], theta_g for absent clients.
         bool [H], whether model, personal model and loss are finite.
         bool [H], whether the client is present.
+        The memories of `Algorithm.send`, leaves [H, ...].
     """
     theta, schedule = inputs.state.variables, inputs.schedule
     own = Variables(trained.params, trained.stats)
-    returned = tree.like(disturb_models(parts, inputs, own), own)
-    finite = tree.is_finite((returned, trained.loss, trained.personal))
+    arrived, sent = send_models(parts, inputs, own)
+    returned = tree.like(disturb_models(parts, inputs, arrived), own)
+    finite = tree.is_finite((returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else [])))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
-    return replace_absent(theta, present, returned), finite, present
+    return replace_absent(theta, present, returned), finite, present, sent
+
+
+def send_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> tuple[Variables, Tree]:
+    """Returns what arrives of the clients' models [H, ...], and the memories of `Algorithm.send` [H, ...]."""
+    rule, local = parts.algorithm.send, parts.local
+    if rule is None:
+        return clients, ()
+
+    def send(shared: Tree, entry: tuple[Tree, Array]) -> tuple[Tree, Tree]:
+        (state, schedule, hyper), (params, k) = shared, entry
+        key = local_training.client_key(schedule, k, local_training.SEND)
+        memory = tree.take(state.clients.sent, schedules.memory_rows(schedule)[k])
+        theta, own = (model if local is None else local.sent(model) for model in (state.variables.params, params))
+        arrived, after = rule.apply(hyper, key, tree.sub(theta, own), memory)
+        return tree.like((tree.sub(theta, arrived), after), (theta, memory))
+
+    shared = (inputs.state, inputs.schedule, inputs.hyper)
+    params, memories = parts.executor.map(send, shared, (clients.params, _indices(inputs)))
+    if local is None:
+        return clients._replace(params=params), memories
+    return local.within(clients, {f"params/{path}": leaf for path, leaf in params.items()}), memories
 
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
@@ -193,14 +216,15 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
     return jax.vmap(packing.unpack)(packed)
 
 
-def train_and_score(parts: RoundParts, inputs: RoundInputs) -> tuple[ClientTable, Variables, local_training.Carry]:
-    """Returns the table of the clients, their models theta_k as the server receives them, and their trained carries."""
+def train_and_score(parts: RoundParts, inputs: RoundInputs) -> tuple[ClientTable, Variables, local_training.Kept]:
+    """Returns the table of the clients, their models theta_k as the server receives them, and what clients keep."""
     probes = probe_clients(parts, inputs)
     trained = train_clients(parts, inputs)
-    clients, finite, present = receive_models(parts, inputs, trained)  # theta_k
+    clients, finite, present, sent = receive_models(parts, inputs, trained)  # theta_k
     measured = score_clients(parts, inputs, clients)  # of FedVG: ||g_k^(l)|| on D_val
     table = ClientTable(measured, probes, trained.loss, finite, present)
-    return drop_nonfinite(table, (parts.weighting.decisive(measured), probes)), clients, trained
+    kept = local_training.Kept((), trained.personal, sent)
+    return drop_nonfinite(table, (parts.weighting.decisive(measured), probes)), clients, kept
 
 
 def weigh_clients(
@@ -269,11 +293,11 @@ def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> V
 
 
 def report_clients(
-    parts: RoundParts, inputs: RoundInputs, clients: Variables, personal: Tree, present: Array
+    parts: RoundParts, inputs: RoundInputs, clients: Variables, kept: local_training.Kept, present: Array
 ) -> tuple[Tree, Tree, Tree]:
     """Returns the clients' memories after the round and their messages, leaves [H, ...].
 
-    Absent clients keep their memories and send zeros. `personal` are the personal models, () without them.
+    Absent clients keep their memories and send zeros. `kept` has the personal models and the memories of `send`.
 
     Returns:
         Memories; messages to be summed; messages to be averaged.
@@ -296,10 +320,9 @@ def report_clients(
     memories, *messages = jax.vmap(report)(_indices(inputs), sent)
     if parts.local is not None and parts.algorithm.loss is not None:  # which may compare with the client's whole model
         memories, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
-    if parts.algorithm.personal:
-        memories = local_training.Kept(memories, personal)
-    elif parts.local is not None:
-        memories = local_training.Kept(memories, parts.local.of(clients))
+    if isinstance(state.clients, local_training.Kept):
+        memories = kept._replace(memory=memories)
+        memories = memories if parts.local is None else memories._replace(local=parts.local.of(clients))
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.memory_rows(schedule))
     return tree.where(present, tree.like(memories, earlier), earlier), summed, averaged

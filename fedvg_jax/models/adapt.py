@@ -17,7 +17,7 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -54,7 +54,8 @@ def linen_task(
     """Returns the task of minimising the mean of loss(module(x)_i, y_i) over the real rows of a batch.
 
     Args:
-        module: x [B, ...] -> outputs, a pytree with leading axis B. Allowed collections: params and batch_stats.
+        module: x [B, ...] -> outputs, a pytree with leading axis B. Its params are trained and its batch_stats
+            averaged; other collections, which it may only read, are frozen.
         loss: (output, y) of one example -> scalar.
         example: one or more examples x [B, ...], for shape and dtype; e.g. `x[:1]`.
         metrics: name -> function of one example, as `loss`; evaluations report their means beside the loss. Progress
@@ -62,7 +63,7 @@ def linen_task(
         block_of: path of a tensor -> name of its block; defaults to the top-level module.
 
     Raises:
-        UsageError: if the module has another collection, or batch statistics that would include padding; or if its
+        UsageError: if the module changes another collection, or batch statistics would include padding; or if its
             outputs lack the leading axis B.
 
     >>> task = linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, jnp.ones((1, 3)))
@@ -79,25 +80,33 @@ def linen_task(
         x = jnp.zeros(example.shape, example.dtype)
         with _calling(module, x, example):
             variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
-        others = variables.keys() - {"params", "batch_stats"}
-        if others:
-            raise UsageError(f"{_name(module)} has variables {', '.join(sorted(others))}; allowed: params, batch_stats")
-        return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
+        frozen.update(variables.keys() - {"params", "batch_stats"})
+        params = _with_frozen(module, variables.get("params", {}), {name: variables[name] for name in frozen})
+        return Variables(params, variables.get("batch_stats", {}))
+
+    frozen: set[str] = set()  # names of collections, once `init` is traced
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
         # other streams are taken from params; a module that asks `has_rng("dropout")` has it in local training only
         rngs = {"params": jax.random.key(0)} if key is None or not train else {"params": key, "dropout": key}
+        trained = {name: own for name, own in params.items() if name not in frozen} if frozen else params
+        collections = {"params": trained, "batch_stats": stats, **{name: params[name] for name in frozen}}
 
         def run(*x, **modes):
-            return module.apply(
-                {"params": params, "batch_stats": stats}, *x, **modes, mutable=["batch_stats"], rngs=rngs
-            )
+            return module.apply(collections, *x, **modes, mutable=["batch_stats"], rngs=rngs)
 
         with nn.intercept_methods(_skip_dropout) if key is None else contextlib.nullcontext():
             outputs, new = call(run, x, mask, train)
         return outputs, new.get("batch_stats", stats)
 
-    return _task(module, init, apply, False, example, loss, metrics, block_of)
+    return _task(module, init, apply, False, example, loss, metrics, block_of, frozen)
+
+
+def _with_frozen(module: Any, params: Tree, frozen: Mapping[str, Tree]) -> Tree:
+    """Returns the parameters with the frozen tensors beside them, under the names of their collections."""
+    if both := sorted(frozen.keys() & params.keys()):
+        raise UsageError(f"{_name(module)} has a layer and a collection of variables named {both[0]}; rename one")
+    return {**params, **frozen} if frozen else params
 
 
 def nnx_task(
@@ -112,7 +121,8 @@ def nnx_task(
 
     Args:
         make: nnx.Rngs -> the module, e.g. `lambda rngs: Net(rngs=rngs)`. Its Params are trained and its BatchStats
-            averaged; it runs as `module.train()` in training and as `module.eval()` otherwise.
+            averaged; it runs as `module.train()` in training and as `module.eval()` otherwise. Variables of other
+            kinds, which it may only read, are frozen.
         loss: as in `linen_task`.
         example: as in `linen_task`.
         metrics: as in `linen_task`.
@@ -135,21 +145,20 @@ def nnx_task(
     checks.takes(make, ("rngs",), "nnx_task: make")
     with checks.calling("nnx_task: make"):
         abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount
+    kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount, nnx.Variable
     graph, *abstract_states, other_state = nnx.split(abstract, *kinds, ...)
-    entries = [entry for _, entry in nnx.to_flat_state(other_state)]
-    others = sorted({type(entry).__name__ for entry in entries if isinstance(entry, nnx.Variable)})
-    if others:
-        raise UsageError(f"{_name(abstract)} has variables {', '.join(others)}; allowed: Param, BatchStat, RngState")
+    frozen = {"frozen"} if jax.tree.leaves(abstract_states[-1]) else set()
     attributes = (getattr(attribute, "value", None) for _, attribute in graph.attributes)  # where Flax keeps tracers
-    if entries or any(isinstance(value, jax.Array) for value in attributes):  # constants, which need their values
+    has_constants = any(isinstance(value, jax.Array) for value in attributes)
+    if nnx.to_flat_state(other_state) or has_constants:  # which need their values
         graph, *abstract_states, other_state = nnx.split(make(nnx.Rngs(0)), *kinds, ...)
-    call = _caller(_signature(abstract))
+    kind, call = type(abstract), _caller(_signature(abstract))
     has_dropout = any(isinstance(node, nnx.Dropout) and node.rate > 0 for _, node in nnx.iter_graph(abstract))
 
     def init(key: Array) -> Variables:
-        _, params, stats, *_ = nnx.split(make(nnx.Rngs(key)), *kinds, ...)
-        return Variables(nnx.to_pure_dict(params), nnx.to_pure_dict(stats))
+        _, *states = nnx.split(make(nnx.Rngs(key)), *kinds, ...)
+        params, stats, _, _, others, _ = map(nnx.to_pure_dict, states)
+        return Variables(_with_frozen(kind, params, dict.fromkeys(frozen, others)), stats)
 
     def with_values(state, values: Tree):
         state = jax.tree.map(lambda leaf: leaf, state)  # a copy, because replace_by_pure_dict works in place
@@ -157,16 +166,23 @@ def nnx_task(
         return state
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
-        keys, counts = map(nnx.to_pure_dict, abstract_states[2:])
-        values = params, stats, _keys_like(keys, jax.random.key(0) if key is None else key), tree.zeros_like(counts)
+        keys, counts, others = map(nnx.to_pure_dict, abstract_states[2:])
+        keys = _keys_like(keys, jax.random.key(0) if key is None else key)
+        if frozen:
+            params, others = {name: own for name, own in params.items() if name not in frozen}, params["frozen"]
+        values = params, stats, keys, tree.zeros_like(counts), others
         module = nnx.merge(graph, *map(with_values, abstract_states, values), other_state)
         module.train() if train else module.eval()
         if key is None:
             module.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)
         outputs = call(module, x, mask, train)
+        *_, after, _ = nnx.split(module, *kinds, ...)
+        pairs = zip(jax.tree.leaves(after), jax.tree.leaves(others), strict=True)
+        if any(value is not given for value, given in pairs):
+            raise UsageError(f"{_name(kind)} changes variables other than Param, BatchStat and RngState")
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
-    return _task(type(abstract), init, apply, has_dropout, example, loss, metrics, block_of)
+    return _task(kind, init, apply, has_dropout, example, loss, metrics, block_of, frozen)
 
 
 def _task(
@@ -178,6 +194,7 @@ def _task(
     loss: PerExample,
     metrics: Mapping[str, PerExample] | None,
     block_of: Callable[[str], str] | None,
+    frozen: Collection[str],
 ) -> Task:
     """Returns the task of a module given as functions; further arguments as in `linen_task`.
 
@@ -186,6 +203,7 @@ def _task(
         init: key -> variables.
         apply: see `Apply`.
         has_dropout: whether the module has layers of Dropout, unless it is a Linen module.
+        frozen: names of what `params` has beside the parameters.
     """
     if not isinstance(metrics or {}, Mapping):
         raise UsageError(f"metrics must be a dict, name -> function; got {type(metrics).__name__}")
@@ -234,7 +252,9 @@ def _task(
 
     is_random = _check_module(module, init, checked_apply, example, loss, has_dropout)
     mean_loss = random_loss if is_random else fixed_loss
-    return Task(init, mean_loss, predict, measure, means, block_of or groups.first_component, forward=forward)
+    names = block_of or groups.first_component
+    task = Task(init, mean_loss, predict, measure, means, names, forward=forward)
+    return task._replace(is_frozen=lambda path: groups.first_component(path) in frozen) if frozen else task
 
 
 def _check_instance(module: Any) -> None:

@@ -68,8 +68,8 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
             chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
         memory.refuse_unfitting(sim.config, memory.of_program(chunk))
         if sim.host_pool:
-            tables, variables = evaluation_tables(sim.data).values(), sim.state.variables
-            evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.task, variables, tables)
+            tables, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
+            evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.model, variables, tables)
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -217,7 +217,7 @@ def evaluate(
 
     `store` holds the clients' memories where the host does.
     """
-    data, variables = sim.data, state.variables
+    data, variables = sim.data, sim.whole(state.variables)
     tables = evaluation_tables(data).items()
     sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in tables})
     model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays

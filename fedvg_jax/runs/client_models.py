@@ -26,14 +26,13 @@ from fedvg_jax.core.types import (
     Hyper,
     Schedule,
     SimState,
-    Task,
     Tree,
     Variables,
 )
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.models import pixels
-from fedvg_jax.runs import client_memories, evaluation_records, simulation
+from fedvg_jax.runs import client_memories, evaluation_records, programs, simulation
 from fedvg_jax.runs.evaluation_records import BY_CLIENT, FINETUNED, PERSONAL
 from fedvg_jax.runs.memory import num_bytes
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
@@ -55,7 +54,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     if not wanted:
         return {}
     augment = pixels.AUGMENTATIONS[sim.config.augment]
-    count = _make(sim.task, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
+    count = _make(sim.bind, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
     # cosine is 0 after the last round, which then counts; the others go on where the run may be resumed
@@ -64,7 +63,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
         needs_own = PERSONAL in wanted or FINETUNED in wanted
         own = client_memories.own_parts(sim.memories, store, state, clients) if needs_own else ()
-        placed = processes.place(inputs, sim.executor.placement)
+        placed = (*processes.place(inputs, sim.executor.placement), sim.base)
         for name, values in jax.device_get(count(state.variables, own, next_round, sim.hyper, *placed)).items():
             correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
@@ -126,7 +125,7 @@ def _take(pool: Batch, rows: np.ndarray) -> Batch:
 
 @stored
 def _make(
-    task: Task,
+    bind: Callable[[Tree], programs.Bound],
     executor: Executor,
     optimiser: local_training.Optimiser,
     augment: Augment | None,
@@ -134,14 +133,21 @@ def _make(
     wanted: tuple[str, ...],
 ) -> Callable[..., dict[str, Array]]:
     """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
-    count_correct = evaluate.make_count_correct(task)
     options = {"augment": augment, "local": local}
-    make_client = functools.partial(local_training.make_client, task, fedavg(), optimiser, **options)
 
     def count(
-        theta: Variables, own: Tree, round: Array, hyper: Hyper, schedule: Schedule, pool: Batch, tables: Array
+        theta: Variables,
+        own: Tree,
+        round: Array,
+        hyper: Hyper,
+        schedule: Schedule,
+        pool: Batch,
+        tables: Array,
+        base: Tree,
     ) -> dict[str, Array]:
-        counts, models = {}, {}
+        counts, models, task = {}, {}, bind(base).task
+        count_correct = evaluate.make_count_correct(task)
+        make_client = functools.partial(local_training.make_client, task, fedavg(), optimiser, **options)
         if BY_CLIENT in wanted:
             shared = (theta, pool)
             counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)

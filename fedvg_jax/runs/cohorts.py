@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.options import departs
-from fedvg_jax.core import checks
+from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, schedule, selection
@@ -44,7 +44,12 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
 
 
 def make_cohorts(
-    config: Config, chosen: Selection, program: programs.Program, pool: Tree, rows: Sequence[np.ndarray]
+    config: Config,
+    chosen: Selection,
+    program: programs.Program,
+    pool: Tree,
+    rows: Sequence[np.ndarray],
+    base: Tree = None,
 ) -> Cohorts:
     """Returns the cohorts of a selection.
 
@@ -54,13 +59,14 @@ def make_cohorts(
         program: evaluates the model.
         pool: leaves [T, ...], on the devices.
         rows: training rows of every client.
+        base: `Data.base`.
     """
     sizes, count = client_rows.sizes(rows), cohort_size(config)
     most = -(-int(sizes.max()) // evaluate.ROWS)
 
     def loss(variables: Variables, client: int) -> float:
         table = schedule.table(rows[client], evaluate.ROWS, most)
-        sums = program.evaluate(variables, pool, table)
+        sums = program.evaluate(trained_part.whole(variables, base), pool, table)
         return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else -np.inf
 
     def cohort(number: int, state: SimState | None) -> np.ndarray:

@@ -6,12 +6,14 @@
 
 Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) and
 personal models are not sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and
-configs are not counted, and neither is compression: arrays have their own dtypes. Every message counts, also one that
-the server could compute from theta_k: FedDyn's -delta_k, and FedNova's delta_k / D_k but for the number D_k.
+configs are not counted. Arrays have their own dtypes; of theta_k, `Algorithm.send` counts what it sends. Every message
+counts, also one that the server could compute from theta_k: FedDyn's -delta_k, and FedNova's delta_k / D_k but for the
+number D_k.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,10 +24,10 @@ from fedvg_jax.config.options import departs
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Probe, Selection, SimState, Task, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
 from fedvg_jax.runs.memory import num_bytes
-from fedvg_jax.runs.programs import Program
+from fedvg_jax.runs.programs import Bound, Program
 from fedvg_jax.runs.record.history import SENT, Record
 from fedvg_jax.runs.registry import make_local
 
@@ -42,22 +44,22 @@ class Traffic(NamedTuple):
 
 
 def of_round(
-    config: Config, program: Program, state: SimState, pool: Tree, hyper: Hyper, chosen: Selection | None
+    config: Config, program: Program, state: SimState, data: Data, hyper: Hyper, chosen: Selection | None
 ) -> Traffic:
     """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
 
     Args:
         config, program, hyper: of the run.
         state: arrays or shapes; of clients' memories any number of rows.
-        pool: arrays or shapes [T, ...].
+        data: arrays or shapes; its pool and its frozen tensors.
         chosen: the selection; None for uniform sampling.
     """
     local, stats_too = make_local(config), departs(config, "server-stats")
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
-    arguments = (state.server, tree.entry_shapes(state.clients), state.variables, pool, hyper)
+    arguments = (state.server, tree.entry_shapes(state.clients), state.variables, data.pool, hyper, data.base)
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    is_read, messages = _traced(program.algorithm, program.task, stats_too, structure, shapes)
+    is_read, messages = _traced(program.algorithm, program.bind, stats_too, structure, shapes)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
     params, paths = jax.tree.structure(state.variables.params), tree.paths(state.variables.params)
@@ -72,8 +74,11 @@ def of_round(
 
     kept = 0 if local is None else num_bytes(local.of(state.variables))
     model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
-    others = max(0, num_candidates - cohort_size(config))
-    return Traffic(model + size(read), model + sum(map(size, messages)), others * model, 4 * num_candidates)
+    others, up = max(0, num_candidates - cohort_size(config)), model
+    if send := program.algorithm.send:
+        sent = state.variables.params if local is None else local.sent(state.variables.params)
+        up += send.num_bytes(sent) - num_bytes(sent)
+    return Traffic(model + size(read), up + sum(map(size, messages)), others * model, 4 * num_candidates)
 
 
 def entries(traffic: Traffic, record: Record) -> Record:
@@ -89,10 +94,13 @@ def entries(traffic: Traffic, record: Record) -> Record:
 
 
 @stored
-def _traced(algorithm: Algorithm, task: Task, stats_too: bool, structure: Any, leaves: tuple) -> tuple[tuple, Tree]:
+def _traced(
+    algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, structure: Any, leaves: tuple
+) -> tuple[tuple, Tree]:
     """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
 
-    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper) -> dict[str, Tree]:
+    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper, base: Tree) -> dict[str, Tree]:
+        task = bind(base).task
         theta = model if stats_too else model.params
         anchor = Anchor(theta, server, client.memory if isinstance(client, local_training.Kept) else client)
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))

@@ -25,6 +25,7 @@ from fedvg_jax.core.types import (
     Probe,
     Report,
     Returns,
+    Send,
     Task,
     Tree,
     UsageError,
@@ -97,7 +98,9 @@ def check_task(task: Task, pool: Any) -> None:
         )
     if not jax.tree.leaves(model.params):
         raise UsageError("task.init returned params without a leaf; expected a pytree of float arrays")
-    checks.floating(model.params, "task.init: params")
+    is_frozen = task.is_frozen or (lambda path: False)
+    trained = {path: leaf for path, leaf in tree.by_path(model.params).items() if not is_frozen(path)}
+    checks.floating(trained, "task.init: params")
     checks.floating(model.stats, "task.init: stats")
     checks.takes_key(task.loss)
 
@@ -242,7 +245,15 @@ def _call_hint(given: Any, otherwise: str) -> str:
     return f"did you mean {getattr(given, '__name__', 'it')}()?"
 
 
-def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False) -> None:
+def check_weighting(
+    weighting: Weighting,
+    task: Task,
+    data: Data,
+    hyper: Hyper,
+    *,
+    in_blocks: bool = False,
+    bind: Callable[[Tree], Any] | None = None,
+) -> None:
     """Checks a weighting on three clients near the initial model and a few rows of D_val.
 
     The program of the trial is kept, so that another run with the same weighting does not trace it again.
@@ -253,6 +264,7 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
         data: the pool and the tables of rows.
         hyper: the hyperparameters of the run.
         in_blocks: whether cohorts come in several blocks, so that the weights must be the sum of the terms.
+        bind: as `programs.Program.bind`, where `data` has frozen tensors, on which the weighting may depend.
 
     Raises:
         UsageError: a function takes other arguments or fails; the weights are not floats >= 0 [K] that sum to 1, in a
@@ -278,7 +290,8 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
         )
     model, few = hw.jit_once(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
     with checks.without_notes():
-        weights, sums = jax.device_get(_jitted_trial(weighting, in_blocks)(model, few, dict(hyper)))
+        trial = _jitted_trial(bind or weighting, in_blocks)
+        weights, sums = jax.device_get(trial(model, few, dict(hyper)))
     checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
     for path, whole in tree.by_path(weights).items():
         if not np.allclose(whole, added := tree.by_path(sums)[path], rtol=1e-3, atol=1e-5):
@@ -309,9 +322,13 @@ tensor, for cohorts of every size, which negative measurements, such as losses, 
 
 @stored
 def _jitted_trial(
-    weighting: Weighting, in_blocks: bool
+    weighting: Weighting | Callable[[Tree], Any], in_blocks: bool
 ) -> Callable[[Variables, Data, Hyper], tuple[Variables, Variables]]:
-    return hw.jit_once(functools.partial(_run_trial, weighting, in_blocks))
+    def trial(model: Variables, data: Data, hyper: Hyper) -> tuple[Variables, Variables]:
+        own = weighting if isinstance(weighting, Weighting) else weighting(data.base).weighting
+        return _run_trial(own, in_blocks, model, data, hyper)
+
+    return hw.jit_once(trial)
 
 
 def _run_trial(
@@ -458,6 +475,8 @@ def _run_algorithm(
         checks.floating(grads, f"algorithm.{name}: gradients")
     if algorithm.loss is not None:
         _check_loss(algorithm, task, model, minibatch, hyper, tree.params_of(anchor))
+    if algorithm.send is not None:
+        _check_send(algorithm.send, model.params, hyper, key)
     expected = "(the client's memory, message to be summed, message to be averaged)"
     arguments = (theta, anchor._replace(params=theta), jnp.ones((), tree.dtype(model)))
     memory, summed, averaged = _returned(algorithm, "report", 3, expected, hyper, *arguments)
@@ -580,6 +599,18 @@ def _check_loss(
     loss, stats = _returned(algorithm, "loss", 2, "(loss, stats)", hyper, task, *arguments)
     _check_scalar(loss, "algorithm.loss")
     checks.shaped_like(stats, model.stats, "algorithm.loss: stats", "those before")
+
+
+def _check_send(send: Send, params: Tree, hyper: Hyper, key: jax.Array) -> None:
+    """Raises UsageError unless what arrives is like the parameters, memories fit and bytes are a number."""
+    with checks.calling("algorithm.send", hyper=hyper):
+        memory = send.init(hyper, params)
+        arrived, after = _tuple_of(2, send.apply(hyper, key, params, memory), "algorithm.send", "(delta, memory)")
+        size = send.num_bytes(params)
+    checks.shaped_like(arrived, params, "algorithm.send: delta", "the params")
+    checks.same_arrays(after, memory, "algorithm.send: memory", "its init")
+    if not isinstance(size, int) or size < 0:
+        raise UsageError(f"algorithm.send: num_bytes returned {size!r:.99}; expected a whole number >= 0")
 
 
 def _returned(algorithm: Algorithm, name: str, count: int, expected: str, hyper: Hyper, *arguments: Any) -> tuple:

@@ -72,7 +72,8 @@ def resident_data(config: Config, data: Data) -> Data:
     rows = np.unique(entries[entries >= 0])
     num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
     numbers = {name: training_rows.renumber(table, np.zeros(len(table)), [rows]) for name, table in tables.items()}
-    return Data(take(data.pool, rows, num_rows), numbers["scoring"], numbers["val"], numbers.get("test"))
+    pool = take(data.pool, rows, num_rows)
+    return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
 
 def make(

@@ -105,7 +105,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     @functools.cache
     def sources() -> dict[str, str]:
         memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
-        return provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory)
+        return provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, checkpoint.to_host(sim.base))
 
     described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
@@ -125,8 +125,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
 def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) -> History:
     """Returns the history of a run whose rounds were all done before."""
     start, folder = recorder.start, recorder.folder
-    best = recorder.best.variables if recorder.best else None
-    finished = History(start.records, start.summary or {}, start.state.variables, folder, best, sim.config)
+    best = sim.whole(recorder.best.variables) if recorder.best else None
+    finished = History(start.records, start.summary or {}, sim.whole(start.state.variables), folder, best, sim.config)
     if start.has_state or folder is None:
         return finished
     return History.load(folder)._replace(records=start.records, summary=finished.summary, config=sim.config)
@@ -283,8 +283,8 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     config, recorder = run.sim.config, run.recorder
     summary = _summary(config, run.records, recorder.start, run.read_clock(), stopped_by)
     recorder.write_summary(summary)
-    best = recorder.best.variables if recorder.best else None
-    return History(run.records, summary, state.variables, config.out, best, config)
+    best = run.sim.whole(recorder.best.variables) if recorder.best else None
+    return History(run.records, summary, run.sim.whole(state.variables), config.out, best, config)
 
 
 def _summary(

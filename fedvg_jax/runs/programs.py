@@ -21,7 +21,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.algorithms.kept import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import listed
-from fedvg_jax.core import collection, local_part
+from fedvg_jax.core import collection, local_part, trained_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
@@ -29,6 +29,8 @@ from fedvg_jax.core.types import (
     Data,
     Executor,
     Hyper,
+    Metrics,
+    RoundStep,
     Schedule,
     SimState,
     Task,
@@ -65,11 +67,21 @@ class Images(NamedTuple):
     num_classes: int
 
 
+class Bound(NamedTuple):
+    """What depends on the frozen tensors of a model."""
+
+    task: Task
+    """of the trained part; its loss jitted, so that training and scoring share one trace, unless scoring has
+    convolutions of its own"""
+    weighting: Weighting
+    step: RoundStep
+
+
 class Program(NamedTuple):
     """The pure functions of a run and their jitted compositions; `Simulation` has the same fields."""
 
     task: Task
-    """its loss jitted, so that training and scoring share one trace, unless scoring has convolutions of its own"""
+    """of the trained part; until a simulation binds it, its frozen tensors are shapes"""
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
@@ -77,7 +89,11 @@ class Program(NamedTuple):
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
-    """see `evaluate.make_evaluate`; jitted"""
+    """see `evaluate.make_evaluate`; jitted; of the whole model"""
+    model: Task
+    """of the whole model"""
+    bind: Callable[[Tree], Bound]
+    """`Data.base` -> what depends on it"""
 
 
 def static_settings(config: Config) -> Config:
@@ -112,33 +128,69 @@ def make_program(
 
 @stored
 def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *_: Hashable) -> Program:
-    task = registry.named_task(config, *model) if isinstance(model, Images) else model
-    if (local := registry.make_local(config)) is not None:
-        local_part.check(local, jax.eval_shape(task.init, jax.random.key(0)), f"local {config.local}")
-    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    scored = registry.scoring_task(config, *model) if isinstance(model, Images) else None
-    scored = task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
-    algorithm = algorithm or registry.ALGORITHMS[config.algorithm](config)
+    whole, scored = _tasks(config, model)
+    base = _shapes_of_base(config, whole)
+    algorithm = registry.with_send(config, algorithm or registry.ALGORITHMS[config.algorithm](config))
     algorithm = keeping_models(algorithm) if config.keep_clients else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative
-    weighting = weighting or registry.make_weighting(config, scored, algorithm)
-    weighting = weighting if isinstance(weighting, Weighting) else contracts.weighting_of(weighting, scored)
-    measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
-    weighting = recorded.with_records(weighting, measures) if measures else weighting
     executor = registry.make_executor(config, devices)
     optimiser = registry.make_optimiser(config)
-    parts, options = (task, algorithm, weighting, executor, optimiser), registry.round_options(config, task)
-    step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure)
+
+    def bound(task: Task, scored: Task) -> Bound:
+        own = weighting or registry.make_weighting(config, scored, algorithm)
+        own = own if isinstance(own, Weighting) else contracts.weighting_of(own, scored)
+        measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
+        own = recorded.with_records(own, measures) if measures else own
+        parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task)
+        step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure)
+        return Bound(task, own, step)
+
+    def bound_to(base: Tree) -> Bound:
+        return bound(*_tasks(config, model, lambda task: trained_part.bind(task, base)))
+
+    first = bound(whole, scored) if base is None else bound_to(base)
+    bind = bound_to if base is not None else lambda base: first
+
+    def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+        return federated_round.make_chunk(bind(data.base).step)(state, num_rounds, rounds, data, hyper)
+
     of_state = cohort_memories.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
     jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
-        *parts,
-        jit(federated_round.make_chunk(step), donate_argnums=0, out_shardings=of_chunk),
+        first.task,
+        algorithm,
+        first.weighting,
+        executor,
+        optimiser,
+        jit(chunk, donate_argnums=0, out_shardings=of_chunk),
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
+        whole,
+        bind,
     )
+
+
+def _tasks(config: Config, model: Images | Task, bind: Callable[[Task], Task] = lambda task: task) -> tuple[Task, Task]:
+    """Returns the task of training and that of scoring, with jitted losses; `bind` turns a whole model into a part."""
+    if isinstance(model, Task):
+        task, scored = bind(model), None
+    else:
+        task, scored = registry.named_task(config, *model, bind), registry.scoring_task(config, *model, bind)
+    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
+    return task, task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
+
+
+def _shapes_of_base(config: Config, task: Task) -> Variables | None:
+    """Returns the shapes of a model's frozen tensors; None where it is trained as it is. Checks the local part, too."""
+    is_trained = registry.make_is_trained(config, task)
+    trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
+    if is_trained is not None:
+        trained, base = trained_part.split(trained, is_trained)
+    if (local := registry.make_local(config)) is not None:
+        local_part.check(local, trained, f"local {config.local}")
+    return base
 
 
 def compile_for(
@@ -167,9 +219,10 @@ def _compiled(
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
         # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
+        variables = trained_part.whole(state.variables, data.base)
         longest = {_width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])}
         compiled = {
-            width: (table.shape[-2], evaluate.lower(state.variables, data.pool, table).compile())
+            width: (table.shape[-2], evaluate.lower(variables, data.pool, table).compile())
             for width, table in longest.items()
         }
         compiled_chunk = compiling.result()

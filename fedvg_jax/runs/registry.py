@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax import algorithms
+from fedvg_jax import algorithms, compression
 from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
 from fedvg_jax.config.options import departs
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
-from fedvg_jax.core import checks, groups
+from fedvg_jax.core import checks, groups, trained_part
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.local_part import LocalPart, local_part
 from fedvg_jax.core.types import (
@@ -27,6 +27,7 @@ from fedvg_jax.core.types import (
     Executor,
     Hyper,
     Hyperparameter,
+    Send,
     Signal,
     Task,
     UsageError,
@@ -64,6 +65,24 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "feddecorr": lambda config: algorithms.feddecorr(),
     "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
 }
+
+
+SENDS: dict[str, Callable[[Config], Send | None]] = {
+    "none": lambda config: None,
+    "topk": lambda config: compression.top_k(config.send.fraction),
+    "qsgd": lambda config: compression.qsgd(config.send.levels),
+}
+
+
+def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm with the compression that the config names; UsageError where it has one of its own."""
+    if config.send.kind == "none":
+        return algorithm
+    if algorithm.send is not None:
+        raise UsageError(
+            f"send.kind {config.send.kind} and algorithm.send both compress updates; leave one of them out"
+        )
+    return algorithm._replace(send=SENDS[config.send.kind](config))
 
 
 def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
@@ -125,12 +144,15 @@ def check_images(config: Config, arrays: Arrays) -> None:
         )
 
 
-def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task:
+def named_task(
+    config: Config, shape: tuple[int, ...], num_classes: int, bind: Callable[[Task], Task] = lambda task: task
+) -> Task:
     """Returns the config's model as a task.
 
     Args:
         shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
+        bind: whole model -> its trained part; before microbatches, whose rule computes the gradient of all parameters.
     """
     network = NETWORKS[config.model]
     settings = {name.removesuffix("_layers"): getattr(config, name) for name in network.settings}
@@ -140,15 +162,15 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = fast_task(task, config.conv) if network.has_convolutions else task
-    task = transforms.compute_in(task, config.precision)
+    task = bind(transforms.compute_in(task, config.precision))
     max_rows = hw.choices().microbatch_rows.get(config.model)
     return transforms.accumulate_gradients(task, max_rows) if max_rows else task
 
 
-def scoring_task(config: Config, shape: tuple[int, ...], num_classes: int) -> Task | None:
+def scoring_task(config: Config, *arguments: Any) -> Task | None:
     """Returns `named_task` with the convolutions of scoring passes; None where they are those of training."""
     conv = _scoring_conv(config)
-    return None if conv is None else named_task(dataclasses.replace(config, conv=conv), shape, num_classes)
+    return None if conv is None else named_task(dataclasses.replace(config, conv=conv), *arguments)
 
 
 def _scoring_conv(config: Config) -> str | None:
@@ -193,6 +215,15 @@ def block_of(config: Config) -> Callable[[str], str]:
     """Returns the function path of a tensor -> name of its block, for the config's model."""
     model = MODELS[config.model]
     return (model.stage_of if departs(config, "block") else None) or model.block_of
+
+
+def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None:
+    """Which tensors of a whole model are trained; None for all, as they are.
+
+    Raises:
+        UsageError: none is.
+    """
+    return trained_part.chooser(task, config.train) if config.train or task.is_frozen else None
 
 
 def make_local(config: Config) -> LocalPart | None:

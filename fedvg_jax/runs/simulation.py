@@ -15,7 +15,7 @@ from fedvg_jax.config import Config, block_size, check, cohort_size, default_cac
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.options import AlgorithmFacts, departs, listed
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import files, hardware, processes, tree, value_keys
+from fedvg_jax.core import files, hardware, processes, trained_part, tree, value_keys
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -81,6 +81,7 @@ class Simulation(NamedTuple):
     statistics: dict[str, Any]
     """of the partition and the shared validation set"""
     task: Task
+    """of the trained part, with the frozen tensors of `data`"""
     state: SimState
     """before the first round; where memories stay on the host, those of no client, NumPy arrays"""
     data: Data
@@ -92,11 +93,15 @@ class Simulation(NamedTuple):
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
-    """(variables, pool, rows) -> added sums of `task.measure`; jitted"""
+    """(variables, pool, rows) -> added sums of `model.measure`; jitted"""
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
     optimiser: Optimiser
+    model: Task
+    """of the whole model: `task`, unless only a part is trained"""
+    bind: Callable[[Tree], programs.Bound]
+    """`data.base` -> task, weighting and round step with these frozen tensors"""
     given: frozenset[str]
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
     host_pool: host_pool.HostPool | None
@@ -131,6 +136,16 @@ class Simulation(NamedTuple):
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
 
+    @property
+    def base(self) -> Tree:
+        """The frozen tensors, on the devices; None where the whole model is trained."""
+        return (self.host_pool.resident if self.host_pool else self.data).base
+
+    def whole(self, variables: Variables) -> Variables:
+        """Returns the variables of the whole model, from those of its trained part; whole ones as they are."""
+        is_whole = jax.tree.structure(variables) != jax.tree.structure(self.state.variables)
+        return variables if is_whole else trained_part.whole(variables, self.base)
+
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
         """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
 
@@ -143,7 +158,7 @@ class Simulation(NamedTuple):
             raise UsageError("sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate")
         variables = model.variables if isinstance(model, SimState) else model
         rows = self.data.val if self.data.selection is None else self.data.selection
-        return evaluate.mean_loss(self.task, variables, self.data.pool, rows)
+        return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
 
 
 class _Population(NamedTuple):
@@ -214,7 +229,11 @@ def simulation(
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
     chosen = cohorts.choose_selection(config, selection, is_on_host)
-    tables = make_data(config, arrays, parts, population.shared, program.task, is_on_host)
+    tables = make_data(config, arrays, parts, population.shared, program.model, is_on_host)
+    variables = registry.make_variables(config, hardware.jit_once(program.model.init), initial)
+    if is_trained := registry.make_is_trained(config, program.model):
+        variables, base = trained_part.split(variables, is_trained)
+        program, tables = _bound(program, base), tables._replace(base=base)
     # minibatches are those of the algorithm given, not of the one named
     of_named = config if own.algorithm is None else dataclasses.replace(config, algorithm="fedavg")
     host = host_pool.make(of_named, tables, parts, executor, program.algorithm) if is_on_host else None
@@ -223,10 +242,14 @@ def simulation(
     endings.check_target(config, program.task, population.pool)
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, initial)
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, variables, tables.base)
+    memories = memories._replace(has_given=bool(config.init or initial))
     evaluation_records.check_clients(config, parts, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
-    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train) if chosen else None
+    resident = host and host._replace(resident=processes.place(of_round, executor.placement))
+    base = (resident.resident if resident else placed).base
+    program = program if base is None else _bound(program, base)
+    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train, base) if chosen else None
     given = {"data": data, "partition": partition, "selection": selection} | own._asdict()
     return Simulation(
         config=config,
@@ -239,9 +262,9 @@ def simulation(
         schedule=make_schedule(of_named, arrays, parts, program, select=select),
         selection=chosen,
         given=frozenset(name for name, value in given.items() if value is not None),
-        host_pool=host and host._replace(resident=processes.place(of_round, executor.placement)),
+        host_pool=resident,
         memories=memories,
-        traffic=communication.of_round(config, program, state, tables.pool, values, chosen),
+        traffic=communication.of_round(config, program, state, tables, values, chosen),
         **program._asdict(),
     )
 
@@ -287,6 +310,12 @@ def _make_program(config: Config, population: _Population, own: _Own) -> program
     return programs.make_program(config, model, own.algorithm, own.weighting)
 
 
+def _bound(program: programs.Program, base: Tree) -> programs.Program:
+    """Returns the program with the task and the weighting of these frozen tensors."""
+    task, weighting, _ = program.bind(base)
+    return program._replace(task=task, weighting=weighting)
+
+
 def _check_own(
     config: Config, own: _Own, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
 ) -> None:
@@ -302,7 +331,8 @@ def _check_own(
                 " leave one of them out, or use robust.rule clipped_mean"
             )
         in_blocks = block_size(config) < cohort_size(config)
-        contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks)
+        bind = None if tables.base is None else program.bind
+        contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks, bind=bind)
     algorithm = None if own.weighting else program.algorithm
     _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
     sees_minibatches = own.task is not None and program.algorithm.loss is not None
@@ -386,7 +416,8 @@ def make_state(
     num_rows: int,
     pool: Tree,
     largest: int,
-    initial: Variables | None = None,
+    variables: Variables,
+    base: Tree = None,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
 
@@ -394,12 +425,12 @@ def make_state(
         num_rows: T, rows of the data set.
         pool: the rows that the devices hold, arrays or shapes.
         largest: training rows of the largest client.
-        initial: initial variables in place of the config's.
+        variables: before the first round, of the trained part.
+        base: the frozen tensors.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
     """
-    variables = registry.make_variables(config, hardware.jit_once(program.task.init), initial)
     options = {"local": registry.make_local(config), "stats_too": departs(config, "server-stats")}
 
     def init() -> SimState:
@@ -413,11 +444,12 @@ def make_state(
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
     width = fitting_width(config.batch_size, largest)
     parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
+    parts |= {"frozen tensors": memory.num_bytes(base)}
     memory.refuse_unfitting(config, parts)
     if memories.is_on_host:
         client_memories.refuse_unfitting(config, client_bytes)
     one = processes.place(init(), program.executor.placement)
-    memories = memories._replace(fresh=one.clients, has_given=bool(config.init or initial))
+    memories = memories._replace(fresh=one.clients)
     return client_memories.first_state(memories, one, config.clients), memories
 
 
@@ -519,7 +551,7 @@ def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Progr
     is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
     if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
         return False
-    is_undefined = norm.lone_row_is_undefined(program.task.init)
+    is_undefined = norm.lone_row_is_undefined(program.model.init)
     if is_undefined and config.batch_size == 1:
         raise UsageError(
             "batch_size 1 leaves BatchNorm a single value, whose variance is undefined; use --batch-size 2 or more, or"

@@ -93,7 +93,10 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
 
 def _model_text(sim: simulation.Simulation) -> str:
     """Returns the name of the model, its size, and the file that it starts from."""
-    size = f"{tree.size(sim.state.variables.params):,} parameters"
+    trained, total = (tree.size(model.params) for model in (sim.state.variables, sim.whole(sim.state.variables)))
+    size = f"{total:,} parameters"
+    if trained < total:
+        size += f", of which {100 * trained / total:.2g} % are trained"
     if "task" in sim.given:
         return f"given, {size}"
     init = sim.config.init

@@ -198,6 +198,8 @@ def _read_model(
             reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds, such as --model"
+    if any("holds only" in reason for reason in reasons):
+        remedy = "a run with train keeps its trained part; pass the variables of its History as initial="
     listed = "; ".join(reasons) or f"no checkpoint in {run / seals.FOLDER}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 
@@ -214,6 +216,8 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
     expected, shapes = ({key: _shape(x) for key, x in named.items()} for named in (_leaves_by_path(template), leaves))
+    if shapes.items() < expected.items():
+        raise ValueError(f"it holds only {', '.join([*shapes][:5])}")
     if expected != shapes:
         other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
         raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")

@@ -30,13 +30,13 @@ PACKAGES = ("jax", "flax", "optax", "numpy")
 
 
 def sources(
-    arrays: Arrays, partition: Partition, pool: Batch, hyper: Mapping[str, float], memory: Tree
+    arrays: Arrays, partition: Partition, pool: Batch, hyper: Mapping[str, float], memory: Tree, base: Tree = None
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
     That is digests of the data (images, labels), of the partition, of the clients' rows, and of external validation
-    images if any; of what is remembered of a client not sampled yet; and the hyperparameters that the settings do not
-    name, as a line of text.
+    images if any; of what is remembered of a client not sampled yet; of frozen tensors; and the hyperparameters that
+    the settings do not name, as a line of text.
 
     Args:
         arrays: the data set.
@@ -45,6 +45,7 @@ def sources(
         hyper: name -> value, of functions that the user passed.
         memory: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from the seed
             may differ in its last bits between machines.
+        base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
     rows = (rows_of_client for part in partition for rows_of_client in part)
     digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
@@ -53,6 +54,8 @@ def sources(
     if len(pool.y) > len(arrays.y):
         external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
         digests["validation"] = cache.digest(*external)
+    if base is not None:
+        digests["frozen_base"] = cache.digest(*jax.tree.leaves(base))
     leaves = jax.tree.leaves(memory)
     return {
         **digests,

@@ -1,0 +1,150 @@
+"""Rounds whose clients compress their updates: memories, absent clients, executors, cohort blocks, every algorithm."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import worlds
+from small_sweeps import timeless
+
+import fedvg_jax as fv
+from fedvg_jax import compression
+from fedvg_jax.core import tree
+from fedvg_jax.runs import simulation
+
+WORLD = worlds.small()
+HALF = compression.top_k(0.5)
+
+
+@functools.cache
+def fedavg(send=HALF):
+    return worlds.algorithm("fedavg")._replace(send=send)
+
+
+def rounds(send=HALF, **options):
+    """(state, metrics) after each of three rounds; in the second, two of the five clients drop out."""
+    plan = worlds.plan_with_dropouts(WORLD, **options.pop("plan", {}))
+    return worlds.play(WORLD, plan, fedavg(send), "uniform", worlds.TASK, **options)
+
+
+def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monkeypatch):
+    """What arrives is theta_g minus the largest entries of update and error; absent clients keep their errors."""
+    errors = [0.0] * len(WORLD.train)
+
+    def train(state, schedule, k, *arguments):
+        trained, client = train_of_oracle(state, schedule, k, *arguments), schedule.clients[k]
+        update = np.concatenate([np.ravel(state.params[path] - trained.params[path]) for path in sorted(state.params)])
+        total = update + errors[client]
+        sent = np.zeros_like(total)
+        largest = np.argsort(-np.abs(total))[: round(0.5 * len(total))]
+        sent[largest] = total[largest]
+        if schedule.heard[k] and schedule.num_steps[k]:
+            errors[client] = total - sent
+        parts = np.split(sent, np.cumsum([state.params[path].size for path in sorted(state.params)])[:-1])
+        arrived = {p: state.params[p] - x.reshape(state.params[p].shape) for p, x in zip(sorted(state.params), parts)}  # noqa: B905
+        return trained._replace(params=arrived)
+
+    train_of_oracle = oracle.train
+    monkeypatch.setattr(oracle, "train", train)
+    expected = worlds.rounds_of_oracle(WORLD, worlds.plan_with_dropouts(WORLD), oracle.ALGORITHMS["fedavg"], "uniform")
+    for (actual, _), (state, _) in zip(rounds(), expected, strict=True):
+        worlds.assert_close(worlds.by_path(actual.variables.params), state.params, 1e-9)
+        for client, error in enumerate(errors):
+            kept = np.concatenate([np.ravel(x[client]) for x in jax.tree.leaves(actual.clients.sent)])
+            np.testing.assert_allclose(kept, error + np.zeros_like(kept), atol=1e-9)
+
+
+def test_everything_sent_equals_no_compression(x64):
+    plain = worlds.play(WORLD, worlds.plan_with_dropouts(WORLD), worlds.algorithm("fedavg"), "uniform", worlds.TASK)
+    worlds.assert_close(rounds(compression.top_k(1.0))[-1][0].variables, plain[-1][0].variables, 1e-9)
+
+
+@pytest.mark.parametrize("send", [HALF, compression.qsgd(2)], ids=("topk", "qsgd"))
+def test_executors_and_cohort_blocks_agree(x64, send):
+    """The key of a rounding is of round and client alone."""
+    world, algorithm = worlds.uneven(), fedavg(send)
+    executors = {"whole": worlds.TWO_LANES, "blocks": worlds.TWO_LANES, "devices": fv.executors.sharded(2, 1)}
+    ends = {}
+    for name, executor in executors.items():
+        plan = [world.schedule(n, 2, **({"block_size": 2} if name == "blocks" else {})) for n in range(2)]
+        plan = [world.schedule(n, 2, lanes_together=1) for n in range(2)] if name == "devices" else plan
+        ends[name] = worlds.play(world, plan, algorithm, "samples", executor=executor)[-1][0]
+    worlds.assert_close(ends["blocks"], ends["whole"], 1e-9)
+    worlds.assert_close(ends["devices"], ends["whole"], 1e-9)
+
+
+def test_local_tensors_are_not_sent(x64):
+    part = fv.local_part("^classifier/")
+    state, _ = rounds(local=part)[-1]
+    assert {*state.clients.sent} == {path for path in tree.paths(state.variables.params) if "classifier" not in path}
+    assert {*state.clients.local} == {"params/classifier/bias", "params/classifier/kernel"}
+
+
+def test_every_algorithm_compresses():
+    world, names = worlds.uneven(), worlds.ON_QUADRATICS
+    chosen = worlds.any_algorithm({name: worlds.algorithm(name) for name in names})._replace(send=HALF)
+    step, start = worlds.shared_round(chosen), worlds.shared_state(world, chosen)
+    for number, name in enumerate(names):
+        values = worlds.by_rule("samples+fedvg") | {"algorithm": jnp.int32(number)}
+        state, metrics = step(start, world.schedule(0, 2, probe_ratio=0.5), world.data(), values)
+        assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.variables)])).all(), name
+        assert any(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(state.clients.sent)), name
+        np.testing.assert_allclose(metrics.weights.sum(), 1, rtol=1e-5)
+
+
+def test_hypergradients_pass_through_what_is_sent(x64):
+    world, executor = worlds.uneven(), fv.unrolled(worlds.uneven().most_steps())
+    step = worlds.round_step(world, fedavg(), "samples", executor=executor)
+    start = fv.init_state(worlds.QUADRATIC, fedavg(), len(world.train), worlds.hyper())
+    over, plan = fv.over_rounds(step), fv.stack_schedules([world.schedule(number) for number in range(2)])
+
+    def loss(rate):
+        state, _ = over(start, plan, world.data(), worlds.hyper() | {"lr": rate})
+        return worlds.QUADRATIC.loss(*state.variables, *tree.gather(world.data().pool, world.data().val[0]), False)[0]
+
+    rate = worlds.hyper()["lr"]
+    slope, value = worlds.jit(jax.grad(loss))(rate), worlds.jit(loss)
+    np.testing.assert_allclose(slope, (value(rate + 1e-6) - value(rate - 1e-6)) / 2e-6, rtol=1e-6)
+
+
+# --- runs
+
+CONFIG = fv.Config(clients=4, rounds=2, alpha=10.0, local_epochs=1, model="linear", weighting="fedvg", eval_every=1)
+SIZE = 64 * 10 + 10
+BYTES = {"topk": 65 * (4 + 4), "qsgd": -(-SIZE * (1 + 3) // 8) + 2 * 4}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_bytes_up_count_what_is_sent(kind):
+    config = dataclasses.replace(CONFIG, send={"kind": kind, "fraction": 0.1, "levels": 4}, algorithm="scaffold")
+    sim = simulation.simulation(config)
+    assert sim.traffic == (2 * 4 * SIZE, BYTES[kind] + 4 * SIZE, 0, 0)  # c goes down, its change up
+
+
+def test_a_resumed_run_goes_on_with_its_errors(tmp_path):
+    config = dataclasses.replace(CONFIG, send={"kind": "topk", "fraction": 0.1})
+    whole = fv.run(config)
+    fv.run(dataclasses.replace(config, rounds=1, out=tmp_path))
+    resumed = fv.run(dataclasses.replace(config, resume=str(tmp_path)))
+    assert timeless(resumed.records) == timeless(whole.records)
+    assert whole.records[-1]["bytes_up"] == 2 * BYTES["topk"]
+    with pytest.raises(fv.UsageError, match=r"send.kind topk and algorithm.send both compress"):
+        fv.run(config, algorithm=fv.algorithms.fedavg()._replace(send=compression.qsgd()))
+
+
+WRONG = {
+    "delta": (lambda hyper, key, delta, memory: ({}, memory), "delta has no leaf"),
+    "memory": (lambda hyper, key, delta, memory: (delta, delta), "memory"),
+    "pair": (lambda hyper, key, delta, memory: delta, r"expected \(delta, memory\)"),
+}
+
+
+@pytest.mark.parametrize(("apply", "message"), WRONG.values(), ids=WRONG)
+def test_a_send_that_breaks_its_contract_is_one_line(apply, message):
+    own = fv.algorithms.fedavg()._replace(send=fv.Send(lambda hyper, params: (), apply, lambda params: 1))
+    with pytest.raises(fv.UsageError, match=rf"algorithm.send.*{message}"):
+        simulation.simulation(CONFIG, algorithm=own)

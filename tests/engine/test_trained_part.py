@@ -1,0 +1,140 @@
+"""A part of a model is trained: its gradients, the products that clients share, every algorithm and weighting."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+import worlds
+
+import fedvg_jax as fv
+from fedvg_jax.core import trained_part, tree
+from fedvg_jax.engine import differentiable
+from fedvg_jax.runs import registry
+
+WORLD = worlds.small()
+PATTERN = "^bn1/|^classifier/"
+"""Of the network; its first layer stays frozen."""
+
+OF_NETWORKS = ("val_accuracy", "val_loss", "fedvg")
+"""The first needs scores of classes, the second losses above 0."""
+
+OTHERS = [name for name in registry.WEIGHTINGS if name not in OF_NETWORKS[:2]]
+
+
+def parts(task=worlds.TASK, pattern=PATTERN):
+    """(task of the trained part, its variables, base) of a model in the current precision."""
+    trained, base = trained_part.split(worlds.variables(task=task), trained_part.chooser(task, pattern))
+    return trained_part.bind(task, base), trained, base
+
+
+def batch(rows=4):
+    return tree.gather(jax.tree.map(jnp.asarray, WORLD.pool), jnp.arange(rows, dtype=jnp.int32).at[-1].set(-1))
+
+
+# --- the task of a part
+
+
+def test_gradients_of_the_part_are_those_of_the_whole_model(x64):
+    task, trained, base = parts()
+
+    def derivative(task, model):
+        return worlds.jit(lambda *args: jax.value_and_grad(task.loss, has_aux=True)(*args, True))(*model, *batch())
+
+    (loss, stats), grads = derivative(task, trained)
+    model = trained_part.whole(trained, base)
+    (expected, all_stats), all_grads = derivative(worlds.TASK, model)
+    worlds.assert_close(loss, expected, 1e-12)
+    of_whole = trained_part.of_whole(fv.Variables(all_grads, all_stats), base)
+    worlds.assert_close(fv.Variables(grads, stats), of_whole, 1e-12)
+    assert tree.paths(grads) == ["bn1/bias", "bn1/scale", "classifier/bias", "classifier/kernel"]
+    worlds.assert_close(task.predict(*trained, batch()[0]), worlds.TASK.predict(*model, batch()[0]), 0)
+
+
+STATISTICS = {"^bn1/scale": ["bn1/mean", "bn1/var"], "^classifier/": [], "mean|classifier": ["bn1/mean"]}
+
+
+@pytest.mark.parametrize("pattern", STATISTICS)
+def test_running_statistics_are_trained_with_their_layer_or_where_they_are_chosen(pattern):
+    trained, base = trained_part.split(worlds.variables(), trained_part.chooser(worlds.TASK, pattern))
+    assert tree.paths(trained.stats) == STATISTICS[pattern]
+    assert {*tree.paths(trained), *tree.paths(base)} == {*tree.paths(worlds.variables())}
+
+
+def test_clients_share_the_products_of_the_base():
+    """Four clients' inputs times the frozen kernel are one product: clients are no batch axis of it."""
+    (task, trained, _), clients = parts(), 3
+    stacked = tree.repeat((trained, batch()), clients)
+    gradients = jax.vmap(lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0])
+    products = [e for e in programs.equations(gradients, *stacked) if e.primitive.name == "dot_general"]
+    first = next(e for e in products if e.outvars[0].aval.shape == (clients, 4, worlds.HIDDEN))
+    assert first.params["dimension_numbers"] == (((2,), (0,)), ((), ()))
+    shapes = [v.aval.shape for e in programs.equations(gradients, *stacked) for v in e.outvars]
+    assert (clients, 6, worlds.HIDDEN) not in shapes  # no kernel of the frozen layer, nor its gradient
+
+
+# --- rounds
+
+
+@functools.cache
+def any_rule(algorithm, task, names):
+    return worlds.any_of([worlds.weighting(name, algorithm, task) for name in names])
+
+
+def check_rounds(task, trained, algorithms, names, world):
+    """A round of every algorithm under every weighting moves the trained tensors, which are all that the state has."""
+    chosen = worlds.any_algorithm({name: worlds.algorithm(name) for name in algorithms})
+    rule, values = any_rule(chosen, task, tuple(names)), worlds.hyper()
+    step = worlds.make_round(world, chosen, rule, task)
+    start = fv.init_state(task, chosen, len(world.train), values, variables=trained)
+    planned = world.schedule(0, 2, probe_ratio=0.5)
+    for number in range(len(algorithms)):
+        for other in range(len(names)):
+            choice = {"algorithm": jnp.int32(number), "rule": jnp.int32(other)}
+            state, metrics = step(start, planned, world.data(), values | choice)
+            assert tree.paths(state) == tree.paths(start) and tree.paths(state.variables) == tree.paths(trained)
+            assert np.isfinite(metrics.weights).all() and abs(metrics.weights.sum() - 1) < 1e-5
+            changed = jax.tree.map(lambda a, b: bool((a != b).any()), state.variables, trained)
+            assert all(jax.tree.leaves(changed)), (algorithms[number], names[other])
+
+
+def test_every_algorithm_and_weighting_runs_on_a_part():
+    task, trained, _ = parts(worlds.QUADRATIC, "^left/")
+    check_rounds(task, trained, worlds.ON_QUADRATICS, OTHERS, worlds.uneven())
+
+
+@pytest.mark.parametrize("algorithms", [("moon", "fedntd", "feddecorr"), ("ditto",)])
+def test_every_algorithm_with_a_loss_or_models_of_its_own_runs_on_a_part(algorithms):
+    task, trained, _ = parts()
+    check_rounds(task, trained, algorithms, OF_NETWORKS, WORLD)
+
+
+def test_hypergradients_pass_through_rounds_of_a_part(x64):
+    """Central differences of the loss after two rounds, by the learning rate."""
+    task, trained, _ = parts(worlds.QUADRATIC, "^left/")
+    world, algorithm = worlds.uneven(), worlds.algorithm("fedavg")
+    executor = fv.unrolled(world.most_steps())
+    plan = [world.schedule(number) for number in range(2)]
+    step = worlds.round_step(world, algorithm, "fedvg", task, executor=executor)
+    rounds, values = differentiable.over_rounds(step), worlds.hyper()
+    start = fv.init_state(task, algorithm, len(world.train), values, variables=trained)
+
+    def loss(rate):
+        state, _ = rounds(start, fv.stack_schedules(plan), world.data(), values | {"lr": rate})
+        return task.loss(*state.variables, *tree.gather(world.data().pool, world.data().val[0]), False)[0]
+
+    slope, value = worlds.jit(jax.grad(loss))(values["lr"]), worlds.jit(loss)
+    expected = (value(values["lr"] + 1e-5) - value(values["lr"] - 1e-5)) / 2e-5
+    assert abs(slope) > 1e-3
+    np.testing.assert_allclose(slope, expected, rtol=1e-6)
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize("pattern", ["^nothing/", "[", "/mean$"])
+def test_a_pattern_that_chooses_no_parameter_is_one_line(pattern):
+    with pytest.raises(fv.UsageError, match=r"train .*(no regular expression|there are bn1/bias, bn1/scale)"):
+        fv.trained_part(worlds.TASK, worlds.variables(), pattern)

@@ -1,0 +1,167 @@
+"""Runs that train a part of a model: what is frozen, sent, kept, exported and refused."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import worlds
+from flax import nnx
+from programs import compilations
+from small_sweeps import timeless
+
+import fedvg_jax as fv
+from fedvg_jax.core import tree
+from fedvg_jax.models import pretrained
+from fedvg_jax.views import display
+
+GIVEN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
+CONFIG = fv.Config(clients=4, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, eval_every=1, lr=1.0)
+HEAD = dataclasses.replace(CONFIG, train="^classifier/")
+
+
+def run(config=HEAD, **settings):
+    return fv.run(dataclasses.replace(config, **settings), **GIVEN)
+
+
+def start():
+    return fv.simulation(CONFIG, **GIVEN).state.variables
+
+
+def test_training_everything_equals_no_setting_bit_for_bit():
+    """Also that of `fv.run`."""
+    whole, part = run(CONFIG), fv.run(CONFIG, train=".", **GIVEN)
+    assert timeless(whole.records) == timeless(part.records)
+    worlds.assert_close(part.variables, whole.variables, 0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"hold": 2, "placement": "host"}, {"devices": "2", "method": "scaffold+fedvg"}]
+)
+def test_a_frozen_tensor_never_changes(settings):
+    has_messages, ended = "algorithm" in settings, run(weighting="fedvg", **settings)
+    for path, initial in tree.by_path(start().params).items():
+        is_equal = bool((tree.by_path(ended.variables.params)[path] == initial).all())
+        assert is_equal is path.startswith("fc1/"), path
+    if not has_messages:
+        worlds.assert_close(ended.variables, run().variables, 1e-5)
+    head = 4 * (4 * 3 + 3)
+    assert ended.records[-1]["bytes_up"] == 4 * head * (1 + has_messages)
+
+
+def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
+    whole, out = run(), tmp_path / "run"
+    run(out=out, rounds=1, checkpoint_every=1)
+    kept = fv.History.load(out).variables
+    assert tree.paths(kept) == ["params/classifier/bias", "params/classifier/kernel"]
+    with pytest.raises(fv.UsageError, match=r"ran on another frozen base"):
+        fv.run(dataclasses.replace(HEAD, resume=str(out)), initial=jax.tree.map(lambda x: x + 1, start()), **GIVEN)
+    resumed = run(resume=str(out))
+    assert timeless(resumed.records) == timeless(whole.records)
+    worlds.assert_close(resumed.variables, whole.variables, 0)
+    worlds.assert_close(resumed.best_variables.params["fc1"], start().params["fc1"], 0)
+    with pytest.raises(fv.UsageError, match=r"holds only .*; a run with train keeps its trained part"):
+        run(CONFIG, init=out)
+
+
+def test_another_base_compiles_nothing():
+    run()
+    with compilations() as compiled:
+        run(seed=7)
+    assert not [name for name in compiled if "chunk" in name or "evaluate" in name]
+
+
+def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
+    """A head that did not move has the accuracy of the initial model; local tensors are of the trained part."""
+    config = dataclasses.replace(HEAD, lr=1e-30, local="/bias$", record="accuracy_by_client,personal_accuracy")
+    config = dataclasses.replace(config, record=f"{config.record},finetuned_accuracy", weighting="uniform")
+    norm = {"norm": lambda model, data: jnp.abs(model.params["fc1"]["kernel"]).sum()}
+    last = fv.run(config, metrics=norm, **GIVEN).records[-1]
+    sim = fv.simulation(config, **GIVEN)
+    initial = sim.whole(sim.state.variables)
+    expected = fv.evaluate(sim, initial)
+    assert last["norm"] == pytest.approx(float(norm["norm"](initial, None)))
+    assert last["test_accuracy"] == pytest.approx(expected["test_accuracy"])
+    assert fv.evaluate(sim, sim.state.variables) == expected
+    for name in ("accuracy_by_client", "personal_accuracy", "finetuned_accuracy"):
+        assert last[name] == last["accuracy_by_client"]
+    worlds.assert_close(sim.validation_loss(sim.state), expected["val_loss"], 1e-6)
+    assert "31 % are trained" not in display.start_text(sim) and "of which 43 % are trained" in display.start_text(sim)
+    with pytest.raises(fv.UsageError, match="local fc1 matches no tensor; there are classifier/bias"):
+        run(local="fc1")
+
+
+def test_an_own_weighting_is_of_the_trained_part():
+    last = fv.run(HEAD, weighting=fv.weightings.fedvg, **GIVEN).records[-1]
+    assert last["scores"] == run(weighting="fedvg").records[-1]["scores"]
+
+
+def test_a_whole_model_is_exported(tmp_path):
+    file = tmp_path / "model.safetensors"
+    config = fv.Config(clients=4, rounds=1, alpha=10.0, model="linear", train="bias", export=file)
+    ended = fv.run(config)
+    worlds.assert_close(pretrained.load(file, ended.variables, "linear", head=True), ended.variables, 0)
+
+
+# --- constants of modules
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        offsets = self.variable("offsets", "table", lambda: jnp.arange(4))
+        features = self.variable("features", "kernel", lambda: jax.random.normal(self.make_rng("params"), (4, 6)))
+        return nn.Dense(1, name="out")(jnp.tanh((x + offsets.value.astype(x.dtype)[None]) @ features.value))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs):
+        self.table, self.features = nnx.Variable(jnp.arange(4)), nnx.Variable(rngs.params.normal((4, 6)))
+        self.out = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(jnp.tanh((x + self.table[...].astype(x.dtype)[None]) @ self.features[...]))
+
+
+class Counts(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        calls = self.variable("cache", "calls", lambda: jnp.zeros(()))
+        calls.value += 1
+        return nn.Dense(1)(x)
+
+
+class NnxCounts(nnx.Module):
+    def __init__(self, rngs):
+        self.calls, self.out = nnx.Variable(jnp.zeros(())), nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.out(x)
+
+
+ROWS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+
+
+def squared(output, y):
+    return (output[0] - y) ** 2
+
+
+@pytest.mark.parametrize(("make", "net"), [(fv.linen_task, Linen()), (fv.nnx_task, Nnx)], ids=("linen", "nnx"))
+def test_constants_of_a_module_are_frozen(make, net):
+    task, data = make(net, squared, ROWS[:1]), (ROWS, ROWS.sum(1))
+    ended = fv.run(dataclasses.replace(CONFIG, partition="iid", lr=0.01), task=task, data=data)
+    assert ended.records[-1]["bytes_up"] == 4 * 4 * 7
+    initial = fv.simulation(dataclasses.replace(CONFIG, partition="iid"), task=task, data=data)
+    initial = tree.by_path(initial.whole(initial.state.variables).params)
+    moved = [path for path, leaf in tree.by_path(ended.variables.params).items() if bool((leaf != initial[path]).any())]
+    assert moved == ["out/bias", "out/kernel"] and len(initial) == 4
+    assert fv.evaluate(task, ended.variables, data)["loss"] > 0
+
+
+@pytest.mark.parametrize(("make", "net"), [(fv.linen_task, Counts()), (fv.nnx_task, NnxCounts)], ids=("linen", "nnx"))
+def test_a_module_that_changes_its_constants_is_refused(make, net):
+    with pytest.raises(fv.UsageError, match=r"(?i)cannot update variable|changes variables"):
+        make(net, squared, ROWS[:1])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.core import files, hardware
+from fedvg_jax.core import files
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
@@ -57,7 +57,7 @@ def write(
         raise UsageError(f"out {path}: features are an .npz file; name one that ends in .npz")
     target = files.export_target(path, "out")
     task, row_shape = _task(config, arrays, size)
-    variables = registry.make_variables(config, hardware.jit_once(task.init))
+    variables = registry.make_variables(config, task.init)
     extract = _extractor(task, variables, row_shape)
     manifest = _manifest(config, arrays, variables, row_shape, np.dtype(dtype).name)
     split = arrays.num_train

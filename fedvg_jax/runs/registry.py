@@ -185,7 +185,7 @@ def make_variables(
     """Returns the initial model: random from the seed, given, of another run, or a file's weights with a random head.
 
     Args:
-        init: key -> variables, e.g. a jitted `Task.init`.
+        init: key -> variables, not jitted: `Task.init`.
         initial: given variables.
 
     Raises:
@@ -200,7 +200,7 @@ def make_variables(
         checks.same_arrays(Variables(*initial), jax.eval_shape(init, key), "initial", "the model")
         return jax.tree.map(jnp.array, Variables(*initial))
     if config.init is None:
-        return init(key)
+        return hw.jit_once(init)(key)
     shapes = jax.eval_shape(init, key)
     if seals.is_run(config.init):
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))

@@ -15,7 +15,7 @@ from fedvg_jax.config import Config, block_size, check, cohort_size, default_cac
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.options import AlgorithmFacts, departs, listed
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import files, hardware, processes, trained_part, tree, value_keys
+from fedvg_jax.core import files, processes, trained_part, tree, value_keys
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -230,7 +230,7 @@ def simulation(
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
     chosen = cohorts.choose_selection(config, selection, is_on_host)
     tables = make_data(config, arrays, parts, population.shared, program.model, is_on_host)
-    variables = registry.make_variables(config, hardware.jit_once(program.model.init), initial)
+    variables = registry.make_variables(config, program.model.init, initial)
     if is_trained := registry.make_is_trained(config, program.model):
         variables, base = trained_part.split(variables, is_trained)
         program, tables = _bound(program, base), tables._replace(base=base)

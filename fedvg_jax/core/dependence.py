@@ -10,6 +10,8 @@ from jax.interpreters import partial_eval
 
 from fedvg_jax.core.types import Tree
 
+_SHAPES: tuple[str, ...] = ("broadcast_in_dim", "reshape", "squeeze", "slice", "convert_element_type")
+
 
 def reads(
     function: Callable[..., Mapping[str, Tree]], *arguments: Tree, given: str = ""
@@ -42,18 +44,22 @@ def reads(
     return {name: read_by(name) for name in shapes}, shapes
 
 
-def is_softmax(function: Callable[..., jax.Array], *arguments: Tree) -> bool:
-    """Returns whether a function ends in a softmax: in an array divided by its sum.
+def last_activation(function: Callable[..., jax.Array], *arguments: Tree) -> str:
+    """Returns "softmax" where a function ends in an array divided by its sum, "sigmoid", or "".
 
-    >>> is_softmax(jax.nn.softmax, jax.numpy.ones(3)), is_softmax(jax.nn.log_softmax, jax.numpy.ones(3))
-    (True, False)
+    >>> last_activation(jax.nn.softmax, jax.numpy.ones(3)), last_activation(jax.nn.log_softmax, jax.numpy.ones(3))
+    ('softmax', '')
     """
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
     origin = {id(variable): eqn for eqn in jaxpr.eqns for variable in eqn.outvars}  # a constant has no hash
-    last = origin.get(id(jaxpr.outvars[0]))
+
+    def source(variable: Any) -> Any:
+        eqn = origin.get(id(variable))
+        return source(eqn.invars[0]) if eqn is not None and eqn.primitive.name in _SHAPES else eqn
+
+    last = source(jaxpr.outvars[0])
     if last is None or last.primitive.name != "div":
-        return False
-    total = origin.get(id(last.invars[1]))
-    while total is not None and total.primitive.name in ("broadcast_in_dim", "reshape"):
-        total = origin.get(id(total.invars[0]))
-    return total is not None and total.primitive.name == "reduce_sum" and total.invars[0] is last.invars[0]
+        return "sigmoid" if last is not None and last.primitive.name == "logistic" else ""
+    total = source(last.invars[1])
+    is_sum = total is not None and total.primitive.name == "reduce_sum" and total.invars[0] is last.invars[0]
+    return "softmax" if is_sum else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,10 @@ import numpy as np
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, with_groups
+
+_log_warning = logging.getLogger(__name__).warning
+
+_RENUMBERED = "np.unique(y, return_inverse=True)[1]"
 
 
 def as_arrays(data: Arrays | tuple) -> Arrays:
@@ -89,15 +94,17 @@ def _remedy_of_labels(y: np.ndarray) -> str:
 
     >>> _remedy_of_labels(np.eye(3)), _remedy_of_labels(np.array([[1.0], [0.0]])), _remedy_of_labels(np.array([0.5]))
     ('one-hot rows are labels y.argmax(1)', 'labels are y[:, 0].astype(int)', '')
+    >>> _remedy_of_labels(np.array([-1, 1]))
+    'labels are np.unique(y, return_inverse=True)[1]'
     """
     if y.ndim == 2 and y.shape[1] > 1:
         is_one_hot = np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all()
         return "one-hot rows are labels y.argmax(1)" if is_one_hot else ""
     labels = y[:, 0] if (is_column := y.ndim == 2) else y
-    if labels.ndim != 1 or not (
-        labels.min() >= 0 and labels.max() < MAX_CLASSES and (labels == np.floor(labels)).all()
-    ):
+    if labels.ndim != 1 or not (labels == np.floor(labels)).all():
         return ""
+    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
+        return f"labels are {_RENUMBERED}"
     changes = ("[:, 0]" if is_column else "") + ("" if y.dtype.kind in "iu" else ".astype(int)")
     return f"labels are y{changes}" if changes else ""
 
@@ -109,7 +116,9 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         _check_sequences(arrays, config)
         return
     named = f"model {config.model}"
-    class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
+    first = class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own).min()
+    if first:
+        _log_warning("labels of %s begin at %d; %s numbers them from 0", arrays.name, first, _RENUMBERED)
     shape = arrays.x.shape[1:]
     images = len(shape) == 3
     if not MODELS[config.model].takes_rows and not images:
@@ -234,7 +243,9 @@ def _checked(array, name: str) -> np.ndarray:
     array = _as_array(array, name)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if not array.ndim or array.dtype.kind not in "biuf":
-        raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {_shape(array)}")
+        hint = f"; labels are {_RENUMBERED}" if name == "y" and array.ndim == 1 else ""
+        got = _shape(array) + hint
+        raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {got}")
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
         largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64
         if largest >= 2**31:

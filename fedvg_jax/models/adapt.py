@@ -16,6 +16,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, files, groups, tree
-from fedvg_jax.core.dependence import is_softmax, reads
+from fedvg_jax.core.dependence import last_activation, reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models.features import recorded_features
 
@@ -359,21 +360,30 @@ def _check_module(module: Any, init: Callable, apply: Callable, example, loss: P
     }
     for warning in filter(warnings.get, warnings):
         _log_warning("%s %s: its __call__ has no effective argument %s", name, warning, ", ".join(_MODES[1:]))
-    if _is_softmax_of_logits(lambda v, x: apply(*v, x, jnp.ones(3, bool), False)[0], loss, variables, x):
-        _log_warning("%s ends in a softmax, and loss takes logits, of which it computes another: return logits", name)
+    if activation := _applied_twice(lambda v, x: apply(*v, x, jnp.ones(3, bool), False)[0], loss, variables, x):
+        _log_warning(
+            "%s ends in a %s, and loss takes logits, of which it computes another: return logits", name, activation
+        )
     return outputs[3]
 
 
-def _is_softmax_of_logits(predict: Callable, loss: PerExample, variables: Variables, x: Any) -> bool:
-    """Returns whether a module's outputs are probabilities, and a loss of labels takes them for logits."""
-    if not is_softmax(predict, variables, x):
-        return False
-    p = jax.nn.softmax(jnp.arange(3.0) / 3)
-    try:
-        value = loss(p, jnp.int32(0))
-    except Exception:
-        return False  # it takes other labels, or other outputs
-    return bool(jnp.allclose(value, jax.nn.logsumexp(p) - p[0]))
+def _applied_twice(predict: Callable, loss: PerExample, variables: Variables, x: Any) -> str:
+    """Returns the softmax or sigmoid that a module ends in, if the loss takes its outputs for logits; else "".
+
+    Of logits z, both cross-entropies have the derivative activation(z) - y, times a constant, at any z.
+    """
+    if not (name := last_activation(predict, variables, x)):
+        return ""
+    shape = jax.eval_shape(predict, variables, x).shape[1:]
+    activation, y = getattr(jax.nn, name), (jnp.arange(math.prod(shape)) == 0).reshape(shape).astype(float)
+    p = activation(jnp.linspace(0.0, 1.0, 2 * y.size).reshape(2, *shape))
+    expected = activation(p) - y[None]
+    for labels in (y, y.ravel()[0], jnp.int32(0)):
+        with contextlib.suppress(Exception):  # it takes other labels, or other outputs
+            given = jax.vmap(jax.grad(loss), (0, None))(p, labels)
+            if jnp.allclose(given * jnp.abs(expected).sum(), expected * jnp.abs(given).sum()) and given.any():
+                return name
+    return ""
 
 
 def _check_rows(name: str, outputs: Tree, batch_size: int) -> None:

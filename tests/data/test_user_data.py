@@ -127,9 +127,17 @@ def test_groups_are_one_per_row_whatever_the_labels(y, names):
 def test_labels_below_zero_are_refused():
     with pytest.raises(
         fv.UsageError,
-        match=r"integers \[T\] from 0; y of data is int64 \[6\] with values -1 to 1, of which labels are 0..65535; use",
+        match=r"values -1 to 1, of which labels are 0..65535; labels are np.unique\(y, return_inverse=True\)\[1\]; oth",
     ):
         user_data.class_labels(user_data.as_arrays((FLOATS, LABELS - 1)), "model mlp", "use another")
+
+
+def test_labels_of_a_named_model_that_begin_above_0_draw_one_line(caplog):
+    for y in (LABELS + 1, LABELS):
+        user_data.check_model_fits(user_data.as_arrays((FLOATS, y)), fv.Config(model="mlp"))
+    assert caplog.messages == ["labels of data begin at 1; np.unique(y, return_inverse=True)[1] numbers them from 0"]
+    with one_line(r"got <U1 \[6\]; labels are np.unique"):
+        user_data.as_arrays((FLOATS, LABELS.astype("U1")))
 
 
 @pytest.mark.parametrize(("name", "value"), [("x", np.nan), ("y", -np.inf)])

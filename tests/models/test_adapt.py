@@ -285,6 +285,20 @@ WARNED = {
         lambda: linen(nn.Dense(3), nn.softmax, loss=cross_entropy),
         ("ends in a softmax, and loss takes logits",),
     ),
+    "one-hot": (
+        lambda: linen(nn.Dense(3), nn.softmax, loss=optax.softmax_cross_entropy),
+        ("ends in a softmax, and loss takes logits",),
+    ),
+    "sigmoid": (
+        lambda: linen(nn.Dense(1), nn.sigmoid, lambda x: x[:, 0], loss=optax.sigmoid_binary_cross_entropy),
+        ("ends in a sigmoid, and loss takes logits",),
+    ),
+    "sigmoid of labels": (
+        lambda: linen(nn.Dense(2), nn.sigmoid, loss=lambda p, y: optax.sigmoid_binary_cross_entropy(p, y).mean()),
+        ("ends in a sigmoid, and loss takes logits",),
+    ),
+    "a chance": (lambda: linen(nn.Dense(1), nn.sigmoid, loss=lambda p, y: -jnp.log(jnp.where(y, p, 1 - p))[0]), ()),
+    "an error": (lambda: linen(nn.Dense(1), nn.sigmoid, lambda x: x[:, 0]), ()),
     "probabilities": (lambda: linen(nn.Dense(3), nn.softmax, loss=lambda p, y: -jnp.log(p[y])), ()),
     "a mean": (lambda: linen(nn.Dense(3), lambda x: x.mean(1, keepdims=True), loss=cross_entropy), ()),
     "log-probabilities": (lambda: linen(nn.Dense(3), nn.log_softmax, loss=cross_entropy), ()),

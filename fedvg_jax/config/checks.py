@@ -14,7 +14,7 @@ from fedvg_jax.config.presets import DATASETS, OUTSIDE, of_dataset
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import parse_weighting, streams
-from fedvg_jax.core.types import NO_PATTERN, UsageError
+from fedvg_jax.core.types import UsageError, compiled
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
@@ -73,10 +73,7 @@ def _check_texts(config: Config) -> None:
     parse_weighting(config.weighting)
     epochs_range(config)
     for name, pattern in {"fedvg.include": config.fedvg.include, "local": config.local, "train": config.train}.items():
-        try:
-            re.compile(pattern)
-        except NO_PATTERN as error:
-            raise UsageError(f"{name} is not a regular expression: {error}; got {pattern[:100]}") from None
+        compiled(pattern, name)
     check_image_size(config.image_size)
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
     _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")

@@ -6,7 +6,6 @@ server, local tensors keep their initial values for the whole run, which are eve
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import NO_PATTERN, Tree, UsageError, Variables
+from fedvg_jax.core.types import Tree, UsageError, Variables, compiled
 
 
 class LocalPart(NamedTuple):
@@ -81,10 +80,8 @@ def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> Loca
     """
     if not 0 <= first < 1:
         raise UsageError(f"first must be in [0, 1), the share of local steps; got {first}")
-    try:
-        return LocalPart(re.compile(pattern).search if isinstance(pattern, str) else pattern, first)  # pyright: ignore
-    except NO_PATTERN as error:
-        raise UsageError(f"local part {pattern!r} is no regular expression: {error}") from None
+    chosen = compiled(pattern, "local").search if isinstance(pattern, str) else pattern
+    return LocalPart(chosen, first)  # pyright: ignore[reportArgumentType]
 
 
 def check(part: LocalPart, variables: Variables, name: str) -> None:

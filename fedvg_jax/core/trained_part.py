@@ -9,7 +9,6 @@ has a copy, and the products of a base that clients share are one product for al
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ import jax
 from jax import Array
 
 from fedvg_jax.core import groups, local_part, tree
-from fedvg_jax.core.types import NO_PATTERN, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Task, Tree, UsageError, Variables, compiled
 
 IsTrained = Callable[[str], bool]
 """path of a tensor, "a/b/kernel" -> whether it is trained"""
@@ -50,10 +49,7 @@ def trained_part(task: Task, variables: Variables, pattern: str | IsTrained = ""
 
 def chooser(task: Task, pattern: str | IsTrained = "") -> IsTrained:
     """Returns which tensors are trained: those that the pattern chooses, without those that the task never trains."""
-    try:
-        chosen = re.compile(pattern).search if isinstance(pattern, str) else pattern
-    except NO_PATTERN as error:
-        raise UsageError(f"train {pattern!r} is no regular expression: {error}") from None
+    chosen = compiled(pattern, "train").search if isinstance(pattern, str) else pattern
     is_frozen = task.is_frozen or (lambda path: False)
 
     def is_trained(path: str) -> bool:

@@ -49,10 +49,6 @@ class Hyperparameter(NamedTuple):
     excludes_high: bool = False
 
 
-NO_PATTERN = (re.error, RecursionError, OverflowError)
-"""Exceptions of Python for an invalid regular expression, one nested too deep, or one that repeats too often."""
-
-
 class UsageError(ValueError):
     """A user's mistake in one line: what was got, what is allowed, what to do. The command line exits with code 2.
 
@@ -63,6 +59,14 @@ class UsageError(ValueError):
 
     def __str__(self) -> str:
         return one_line(super().__str__())
+
+
+def compiled(pattern: str, name: str) -> re.Pattern[str]:
+    """Returns a regular expression; raises UsageError where it is none, or one that is nested or repeats too often."""
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"{name} is not a regular expression: {error}; got {pattern[:100]}") from None
 
 
 def one_line(text: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.io import python_scalar
+from fedvg_jax.config.uses import PASSED
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
@@ -221,22 +222,12 @@ def _config_in(folder: Path | None, config: Config) -> Config:
 
 
 REPLACED = {
-    "data": ("dataset", "data_dir", "image_size", "splits"),
-    "partition": (
-        "partition",
-        "partition_file",
-        "alpha",
-        "holdout",
-        "min_samples_rule",
-        "shards_per_client",
-        "classes_per_client",
-    ),
-    "task": ("model", *simulation.MODEL_SETTINGS),
-    "algorithm": ("algorithm", "method"),
-    "weighting": ("weighting", "method"),
-    "selection": ("selection", "candidates"),
+    "partition": ("holdout",),
+    "task": simulation.MODEL_SETTINGS,
+    "algorithm": ("method",),
+    "weighting": ("method",),
 }
-"""Argument -> settings that it replaces, so that an axis of them would change nothing."""
+"""Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
 
 
 def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
@@ -284,11 +275,15 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or the data,
             the partition or an object cannot be used.
     """
-    for argument, settings in REPLACED.items():
-        given = replacements.get(argument)
-        is_split = argument == "partition" and isinstance(given, tuple)
-        for name in (*settings, *(population.OF_SPLIT if is_split else ())):
-            if given is not None and any(name in point.values for point in points):
+    varied = dict.fromkeys(name for point in points for name in point.values)
+    for argument, setting in PASSED.items():
+        if (given := replacements.get(argument)) is None:
+            continue
+        replaced = (setting, *REPLACED.get(argument, ()))
+        replaced += population.OF_SPLIT if argument == "partition" and isinstance(given, tuple) else ()
+        for name in varied:
+            used = SETTINGS[name].facts.used if name in SETTINGS and "." not in name else ()
+            if name in replaced or any(condition.setting == setting for condition in used):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     arguments = [with_hyper_values(point.values, replacements) for point in points]
     if all(value is None for value in arguments[0].values()):

@@ -8,7 +8,6 @@ other functions are their parts: `inverse` is s_k of G_k, and `NormParts.weights
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ from jax.core import Tracer
 
 from fedvg_jax.core import checks, groups, norms, tree
 from fedvg_jax.core.types import (
-    NO_PATTERN,
     Grouping,
     Hyper,
     Hyperparameter,
@@ -32,6 +30,7 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
     Weighting,
+    compiled,
 )
 from fedvg_jax.weightings import signals, streaming
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
@@ -333,12 +332,9 @@ def layers_of(
     with jax.enable_x64(False):  # models start in single precision
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
-    try:
-        candidates = [path for path in sizes if not (exclude and re.search(exclude, path))]
-        included = {path for path in candidates if re.search(include, path)}
-    except NO_PATTERN as error:
-        got = " or ".join(filter(None, (include[:100], exclude[:100])))
-        raise UsageError(f"fedvg.include is not a regular expression: {error}; got {got}") from None
+    included_by, excluded_by = compiled(include, "fedvg.include"), compiled(exclude, "local")
+    candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]
+    included = {path for path in candidates if included_by.search(path)}
     if not included:
         beside = f" beside those of local {exclude}, which no client sends" if exclude else ""
         raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")

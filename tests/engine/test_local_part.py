@@ -247,7 +247,9 @@ def test_decay_does_not_enter_the_momentum_of_tensors_that_do_not_move():
 
 
 def test_a_script_s_local_part_is_checked():
-    mistakes = [((pattern,), "no regular expression") for pattern in ("[", "(" * 5000 + ")" * 5000, "a{99999999999}")]
+    mistakes = [
+        ((pattern,), "not a regular expression") for pattern in ("[", "(" * 5000 + ")" * 5000, "a{99999999999}")
+    ]
     for arguments, message in (*mistakes, (("^head/", 2.0), r"first must be in \[0, 1\)")):
         with pytest.raises(fv.UsageError, match=message):
             fv.local_part(*arguments)

@@ -78,7 +78,7 @@ def linen_task(
     call = _caller(_accepted(module, example))
 
     def init(key: Array) -> Variables:
-        x = jnp.zeros(example.shape, example.dtype)
+        x = jnp.zeros(example.shape, jax.dtypes.canonicalize_dtype(example.dtype))
         with _calling(module, x, example):
             variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
         frozen.update(variables.keys() - {"params", "batch_stats"})
@@ -314,7 +314,7 @@ def _keys_like(keys: Tree, key: Array) -> Tree:
 
 def _abstract_inputs(init: Callable[[Array], Variables], example) -> tuple[Variables, jax.ShapeDtypeStruct]:
     """Returns shapes and dtypes of the variables and of three examples."""
-    x = jax.ShapeDtypeStruct((3, *example.shape[1:]), example.dtype)
+    x = jax.ShapeDtypeStruct((3, *example.shape[1:]), jax.dtypes.canonicalize_dtype(example.dtype))
     with checks.without_notes():
         return jax.eval_shape(init, jax.random.key(0)), x
 

@@ -36,10 +36,14 @@ def read(*words):
     return sweep_arguments.read_command_line([*words, "--out", "runs/x"])
 
 
+def written_in(*paths):
+    return report.Written([], list(paths), {}, ["No method is ahead of FedAvg."])
+
+
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
     """Runs the command in this process without its report; returns (exit code, standard output, standard error)."""
-    monkeypatch.setattr(report, "write", lambda dirs, out: types.SimpleNamespace(paths=[*dirs, out / "report.html"]))
+    monkeypatch.setattr(report, "write", lambda dirs, out: written_in(*dirs, out / "report.html"))
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words):
@@ -170,7 +174,7 @@ def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp
         return draw(*arguments)
 
     monkeypatch.setattr(sweep, "_draw_report", begin)
-    monkeypatch.setattr(report, "write", lambda dirs, out: written.append("ours") or types.SimpleNamespace(paths=[out]))
+    monkeypatch.setattr(report, "write", lambda dirs, out: written.append("ours") or written_in(out))
     assert run("--seed", "0")[0] == 0 and written == ["earlier", "ours"]
 
 

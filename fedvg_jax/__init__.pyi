@@ -40,6 +40,7 @@ from fedvg_jax.engine.federated_round import make_round as make_round
 from fedvg_jax.engine.local_training import sgd as sgd
 from fedvg_jax.models.adapt import linen_task as linen_task
 from fedvg_jax.models.adapt import nnx_task as nnx_task
+from fedvg_jax.models.adapters import lora as lora
 from fedvg_jax.runs.contracts import check_task as check_task
 from fedvg_jax.runs.contracts import check_weighting as check_weighting
 from fedvg_jax.runs.record.checkpoint import best_variables as best_variables

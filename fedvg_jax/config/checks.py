@@ -72,8 +72,8 @@ def _check_texts(config: Config) -> None:
     """Raises UsageError for a text that does not follow the grammar of its setting."""
     parse_weighting(config.weighting)
     epochs_range(config)
-    for name, pattern in {"fedvg.include": config.fedvg.include, "local": config.local, "train": config.train}.items():
-        compiled(pattern, name)
+    for name in ("fedvg.include", "train", "lora", "local"):
+        compiled(SETTINGS[name].get(config), name)
     check_image_size(config.image_size)
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
     _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")

@@ -167,6 +167,7 @@ _OF_SEVERAL_SIZES = Condition(
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
+_LORA = Condition("lora_rank", lambda config: config.lora_rank > 0, "1 or more")
 _LOCAL = Condition("local", lambda config: config.local != "", "a regular expression")
 _FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
@@ -550,6 +551,12 @@ class Config:
     train: str = setting("", word="REGEX", also="trainable freeze frozen")
     """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen:
     they keep their initial values and are neither sent, nor averaged, nor scored. Default: all are trained."""
+    lora_rank: int = setting(0, FROM_0, also="adapters peft low_rank")
+    """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions. Without train, they and
+    the head are trained; 0: no adapters."""
+    lora: str = setting("", word="REGEX", used=(_LORA,))
+    """Regular expression of the paths of the layers with an adapter, such as ^block_11/. Default: all except the head
+    and a ViT's patch embedding."""
     local: str = setting("", word="REGEX", also="personal_layers")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""

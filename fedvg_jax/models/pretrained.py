@@ -23,6 +23,7 @@ from jax import Array
 
 from fedvg_jax.core import files, tree
 from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.models import adapters
 
 _DTYPES = ("F64", "F32", "F16", "BF16", "I64")
 
@@ -115,6 +116,8 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
 def save(path: Path, variables: Variables, architecture: str | None) -> None:
     """Writes a model with its head; `load(path, variables, architecture, head=True)` returns the same bits.
 
+    Low-rank adapters are added to their kernels.
+
     ResNets and `vit_b16` get torchvision's names and shapes, other ViTs timm's, so torch's `load_state_dict` accepts
     them. Tensors of other models are named by their paths, with kernels OIHW or [out, in]. An existing file is replaced
     atomically.
@@ -129,6 +132,7 @@ def save(path: Path, variables: Variables, architecture: str | None) -> None:
     """
     if architecture is None:
         return write(path, jax.device_get(tree.by_path(variables)))
+    variables = adapters.merged(variables)
     renames = _head_names(architecture, {"class_token"} if architecture == "vit_b16" else {})
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]

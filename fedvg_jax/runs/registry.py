@@ -37,7 +37,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
-from fedvg_jax.models import cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
+from fedvg_jax.models import adapters, cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint, seals
@@ -162,7 +162,10 @@ def named_task(
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = fast_task(task, config.conv) if network.has_convolutions else task
-    task = bind(transforms.compute_in(task, config.precision))
+    task = transforms.compute_in(task, config.precision)
+    if config.lora_rank:
+        task = adapters.with_adapters(task, config.lora_rank, config.lora or adapters.EXCEPT_HEAD)
+    task = bind(task)
     max_rows = hw.choices().microbatch_rows.get(config.model)
     return transforms.accumulate_gradients(task, max_rows) if max_rows else task
 
@@ -192,6 +195,10 @@ def make_variables(
         UsageError: there are two sources, or `initial` has other tensors, shapes or dtypes than the model.
     """
     key = jax.random.key(config.seed)
+    if config.lora_rank and initial is None:
+        drawn = init(key)
+        plain = make_variables(dataclasses.replace(config, lora_rank=0), lambda key: adapters.removed(drawn))
+        return adapters.filled(drawn, plain)
     if initial is not None:
         if config.init:
             raise UsageError("initial gives the initial model, and so does init of the config; use one")
@@ -223,7 +230,8 @@ def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None
     Raises:
         UsageError: none is.
     """
-    return trained_part.chooser(task, config.train) if config.train or task.is_frozen else None
+    pattern = config.train or (adapters.WITH_HEAD if config.lora_rank else "")
+    return trained_part.chooser(task, pattern) if pattern or task.is_frozen else None
 
 
 def make_local(config: Config) -> LocalPart | None:

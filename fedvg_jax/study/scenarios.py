@@ -19,7 +19,8 @@ NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir", "
 folder of data that is an axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
-METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first", "departures", "train")
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first", "departures")
+METHOD_GROUPS += ("train", "lora_rank", "lora")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
 OF_BASE = ("algorithm", "weighting", "local", "local_first")

@@ -1,0 +1,209 @@
+"""Low-rank adapters of dense layers and 1x1 convolutions (LoRA), beside a kernel W that stays as it is.
+
+    y = x W + (x A) B s / r,    A: inputs x r, drawn from a normal distribution;  B: r x outputs, initially 0;  s = 8
+
+The adapters of a layer stand in its own parameters, as `lora_a` and `lora_b`. No client ever forms W + A B s / r.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedvg_jax.core import local_part, tree
+from fedvg_jax.core.types import Task, UsageError, Variables, compiled
+
+SCALE = 8.0
+"""s. A learning rate then fits other ranks, too; peft has the same default."""
+
+NAMES = ("lora_a", "lora_b")
+
+EXCEPT_HEAD = "^(?!classifier|patch_embed)"
+"""Regular expression of the layers of a named model that get an adapter by default."""
+
+WITH_HEAD = "(^|/)lora_[ab]$|^classifier/"
+"""Regular expression of the tensors of a named model with adapters that are trained by default."""
+
+IS_ADAPTER = re.compile("(^|/)lora_[ab]$").search
+"""path of a tensor -> whether it belongs to an adapter"""
+
+
+class _Layer(NamedTuple):
+    """A layer that can have an adapter."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dtype: Any
+
+
+def lora(task: Task, variables: Variables, rank: int, include: str = "", train: str = "") -> tuple[Task, Variables]:
+    """Returns a task with adapters that a run trains, and its variables, from which the run has to start.
+
+    The layers are Linen's `Dense`, `DenseGeneral` and `Conv` with kernels of one pixel. Their outputs are unchanged
+    until B moves.
+
+    Args:
+        task: whose parameters are nested dicts, as of `linen_task`.
+        variables: of the task; all tensors keep these values, except the adapters and those that `train` names.
+        rank: r.
+        include: regular expression of the paths of layers, such as "block_0/fc1", that get an adapter; default: all.
+        train: regular expression of the paths of further tensors that are trained, such as "^head/".
+
+    Raises:
+        UsageError: no layer can have an adapter, `include` matches none, or the rank is larger than a layer.
+
+    >>> from fedvg_jax.models import adapt
+    >>> module = nn.Sequential([nn.Dense(6), nn.relu, nn.Dense(1)])
+    >>> task = adapt.linen_task(module, lambda output, y: (output[0] - y) ** 2, jnp.ones((1, 4)))
+    >>> task, start = lora(task, task.init(jax.random.key(0)), rank=2, include="_0$", train="^layers_2/")
+    >>> [path for path in tree.paths(start.params) if not task.is_frozen(path)]
+    ['layers_0/lora_a', 'layers_0/lora_b', 'layers_2/bias', 'layers_2/kernel']
+    """
+    adapted = with_adapters(task, rank, include)
+    pattern = compiled(train, "train")
+    trained = pattern.search if train else lambda path: None
+
+    def is_frozen(path: str) -> bool:
+        return not (IS_ADAPTER(path) or trained(path)) or bool(task.is_frozen and task.is_frozen(path))
+
+    return adapted._replace(is_frozen=is_frozen), filled(adapted.init(jax.random.key(0)), variables)
+
+
+def with_adapters(task: Task, rank: int, include: str = "") -> Task:
+    """Returns the task with adapters beside its parameters; arguments and errors as in `lora`."""
+    layers = {path: layer for path, layer in _layers(task).items() if compiled(include, "lora").search(path)}
+    if not layers:
+        names = local_part.listed(list(_layers(task))) or "none"
+        raise UsageError(f"lora {include} matches no dense layer or 1x1 convolution; there are {names}")
+    for path, (inputs, outputs, _) in layers.items():
+        if not 1 <= rank <= (most := min(math.prod(inputs), math.prod(outputs))):
+            raise UsageError(f"lora rank must be from 1 to {most}, the smaller width of {path}; got {rank}")
+
+    def init(key: Array) -> Variables:
+        variables = task.init(key)
+        params = variables.params
+        for number, (path, layer) in enumerate(layers.items()):
+            params = _inserted(params, path.split("/") if path else [], _draw(jax.random.fold_in(key, number), layer))
+        return variables._replace(params=params)
+
+    def _draw(key: Array, layer: _Layer) -> dict[str, Array]:
+        a = jax.random.normal(key, (*layer.inputs, rank), layer.dtype) * math.prod(layer.inputs) ** -0.5
+        return dict(zip(NAMES, (a, jnp.zeros((rank, *layer.outputs), a.dtype)), strict=True))
+
+    def intercepted(f: Callable) -> Callable:
+        @functools.wraps(f)
+        def run(*args, **kwargs):
+            with nn.intercept_methods(_add_adapter):
+                return f(*args, **kwargs)
+
+        return run
+
+    names = [name for name in ("loss", "predict", "measure", "forward") if getattr(task, name) is not None]
+    return task._replace(init=init, **{name: intercepted(getattr(task, name)) for name in names})
+
+
+def removed(variables: Variables) -> Variables:
+    """Returns variables without their adapters."""
+
+    def without(params: Any) -> Any:
+        if not isinstance(params, Mapping):
+            return params
+        return {name: without(own) for name, own in params.items() if name not in NAMES}
+
+    return variables._replace(params=without(variables.params))
+
+
+def filled(drawn: Variables, given: Variables) -> Variables:
+    """Returns `drawn` with the tensors of `given`, which may have no adapters, in place of its own, and their dtype."""
+    values, dtype = tree.by_path(given), tree.dtype(given.params)
+    leaves = [values.get(path, leaf.astype(dtype)) for path, leaf in tree.by_path(drawn).items()]
+    return jax.tree.structure(drawn).unflatten(leaves)
+
+
+def merged(variables: Variables) -> Variables:
+    """Returns the variables of the model without adapters that computes the same, with W + A B s / r."""
+
+    def merge(params: Any) -> Any:
+        if not isinstance(params, Mapping):
+            return params
+        own = {name: merge(value) for name, value in params.items() if name not in NAMES}
+        if NAMES[0] in params:
+            a, b = (params[name] for name in NAMES)
+            product = jnp.tensordot(a, b, 1) * (SCALE / a.shape[-1])
+            own["kernel"] = own["kernel"] + product.reshape(own["kernel"].shape)
+        return own
+
+    return variables._replace(params=merge(variables.params))
+
+
+def _layers(task: Task) -> dict[str, _Layer]:
+    """Returns the layers that can have an adapter, by path."""
+    noted: dict[str, Any] = {}
+
+    def note(call, args, kwargs, context):
+        outputs = call(*args, **kwargs)
+        if context.method_name == "__call__" and _is_adaptable(context.module):
+            noted["/".join(context.module.path)] = context.module, context.module.variables["params"]["kernel"].shape
+        return outputs
+
+    with nn.intercept_methods(note):  # a new function is traced anew
+        shapes = tree.by_path(jax.eval_shape(lambda key: task.init(key).params, jax.random.key(0)))
+    layers = {}
+    for path, (layer, shape) in noted.items():
+        kernel = shapes.get(f"{path}/kernel" if path else "kernel")
+        if kernel is not None and kernel.shape == shape:  # not one of several in a lifted module
+            count, widths = len(_axes(layer)), shape[-2:] if isinstance(layer, nn.Conv) else shape
+            layers[path] = _Layer(widths[:count], widths[count:], kernel.dtype)
+    return layers
+
+
+def _is_adaptable(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv):
+        is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
+        return math.prod(_each(layer.kernel_size)) == 1 and layer.feature_group_count == 1 and not is_padded
+    return isinstance(layer, nn.Dense) or (isinstance(layer, nn.DenseGeneral) and not layer.batch_dims)
+
+
+def _axes(layer: nn.Module) -> tuple[int, ...]:
+    """Returns the axes of its input that a layer contracts."""
+    return _each(layer.axis) if isinstance(layer, nn.DenseGeneral) else (-1,)
+
+
+def _each(value: int | Sequence[int]) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
+    """Adds (x A) B s / r to the outputs of a layer with an adapter; an interceptor of `nn.intercept_methods`."""
+    outputs, layer = call(*args, **kwargs), context.module
+    if context.method_name != "__call__" or not _is_adaptable(layer):
+        return outputs
+    own = layer.variables.get("params", {})
+    if NAMES[0] not in own:
+        return outputs
+    x = args[0] if args else kwargs["inputs"]
+    a, b = (own[name] for name in NAMES)
+    if isinstance(layer, nn.Conv):
+        strides = np.broadcast_to(layer.strides or 1, len(_each(layer.kernel_size)))
+        x = x[(..., *(slice(None, None, int(stride)) for stride in strides), slice(None))]
+    axes = _axes(layer)
+    low = jnp.tensordot(x, a, (axes, tuple(range(len(axes)))))
+    return outputs + jnp.tensordot(low, b, 1) * (SCALE / b.shape[0])
+
+
+def _inserted(params: Any, path: Sequence[str], adapter: Mapping[str, Array]) -> dict[str, Any]:
+    """Returns nested parameters with an adapter in the layer of a path."""
+    if not path:
+        return {**params, **adapter}
+    return {**params, path[0]: _inserted(params[path[0]], path[1:], adapter)}

@@ -1,0 +1,154 @@
+"""Low-rank adapters: the product, what they leave as it is, and runs that train them."""
+
+import dataclasses
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import programs
+import pytest
+import worlds
+from flax import nnx
+
+import fedvg_jax as fv
+from fedvg_jax.core import trained_part, tree
+from fedvg_jax.models import adapters, pretrained
+
+
+class Net(nn.Module):
+    """Every kind of layer that can have an adapter, a strided one among them, and some that cannot."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(6, (1, 1), (2, 2), padding="VALID", name="pointwise")(nn.Conv(3, (3, 3), name="spatial")(x))
+        x = nn.Conv(6, (1, 1), feature_group_count=2, name="grouped")(x)
+        x = nn.DenseGeneral((2, 4), axis=(-3, -1), name="mix")(nn.tanh(x))
+        return nn.Dense(3, name="head")(nn.tanh(x.reshape(x.shape[0], -1)))
+
+
+class Small(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.tanh(nn.Dense(4, name="mix")(x.reshape(x.shape[0], -1))))
+
+
+IMAGES = np.random.default_rng(0).normal(size=(40, 4, 4, 2))
+INCLUDE = "pointwise|mix"
+
+
+def make(net=Net, rank=2, **options):
+    """(task without adapters, task with them, its variables, with a B that is not 0)."""
+    x = jnp.asarray(IMAGES[:1], jnp.float32)
+    task = fv.linen_task(net(), optax.softmax_cross_entropy_with_integer_labels, x)
+    variables = jax.tree.map(lambda leaf: leaf.astype(float), task.init(jax.random.key(0)))
+    adapted, start = fv.lora(task, variables, rank, **{"include": INCLUDE} | options)
+    leaves = [x + 0.3 * math.prod(x.shape) if p.endswith("lora_b") else x for p, x in tree.by_path(start).items()]
+    return task, adapted, start, jax.tree.structure(start).unflatten(leaves)
+
+
+def test_the_first_model_is_the_base(x64):
+    """To the bit: B is 0."""
+    task, adapted, start, _ = make()
+    batch = fv.Batch(jnp.asarray(IMAGES), jnp.zeros(40, int))
+    expected = task.predict(*adapters.removed(start), batch)
+    np.testing.assert_array_equal(adapted.predict(*start, batch), expected)
+    names = {path.rpartition("/")[0] for path in tree.paths(start.params) if adapters.IS_ADAPTER(path)}
+    assert names == {"mix", "pointwise"}
+
+
+def test_adapters_compute_what_their_merged_kernels_do(x64):
+    task, adapted, _, moved = make()
+    batch = fv.Batch(jnp.asarray(IMAGES), jnp.arange(40) % 3)
+    worlds.assert_close(adapted.predict(*moved, batch), task.predict(*adapters.merged(moved), batch), 1e-12)
+    assert np.abs(adapted.predict(*moved, batch) - task.predict(*adapters.removed(moved), batch)).max() > 0.1
+
+
+def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
+    """With A invertible, B = A^-1 (W' - W) r / s gives W'."""
+    _, _, start, _ = make(rank=2, include="pointwise")
+    layer = dict(start.params["pointwise"])
+    a = np.random.default_rng(1).normal(size=(3, 3))
+    change = np.random.default_rng(2).normal(size=(1, 1, 3, 6))
+    layer |= {"lora_a": jnp.asarray(a), "lora_b": jnp.linalg.solve(a, change[0, 0]) * 3 / adapters.SCALE}
+    merged = adapters.merged(fv.Variables({"pointwise": layer}, {})).params["pointwise"]["kernel"]
+    worlds.assert_close(merged, layer["kernel"] + change, 1e-12)
+
+
+def test_no_client_has_a_kernel_or_its_gradient():
+    _, adapted, start, _ = make()
+    trained, base = trained_part.split(start, trained_part.chooser(adapted))
+    task, clients = trained_part.bind(adapted, base), 3
+    batch = fv.Batch(jnp.asarray(IMAGES[:5], jnp.float32), jnp.zeros(5, int)), jnp.ones(5, bool)
+
+    gradient = jax.grad(lambda params, rows: task.loss(params, {}, *rows, True)[0])
+    stacked = tree.repeat((trained.params, batch), clients)
+    shapes = [v.aval.shape for e in programs.equations(jax.vmap(gradient), *stacked) for v in e.outvars]
+    for path, kernel in tree.by_path(base.params).items():
+        assert not path.endswith("kernel") or (clients, *kernel.shape) not in shapes, path
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 4, "include": "pointwise"}, "lora rank must be from 1 to 3, the smaller width of pointwise; got 4"),
+        ({"include": "spatial"}, "lora spatial matches no .*; there are pointwise, mix, head"),
+        ({"include": "["}, "regular expression"),
+    ],
+)
+def test_mistakes_are_one_line(options, message):
+    with pytest.raises(fv.UsageError, match=message):
+        make(**options)
+
+
+# --- runs
+
+
+def test_a_run_trains_adapters_and_what_is_named_beside_them():
+    """FFA-LoRA leaves A out; FedSA-LoRA keeps B with the clients."""
+    _, task, start, _ = make(Small, train="^head/")
+    data = (IMAGES.astype(np.float32), np.arange(40) % 3)
+    config = fv.Config(clients=2, join_ratio=1.0, rounds=2, partition="iid", lr=0.1, local_epochs=2)
+    given = {"task": task, "initial": start, "data": data}
+    for train, expected in {"": {"a", "b", "head"}, "lora_b|head": {"b", "head"}, "lora": {"a", "b"}}.items():
+        trained = fv.simulation(dataclasses.replace(config, train=train), **given).state.variables.params
+        assert {path.rpartition("_")[2].split("/")[0] for path in tree.paths(trained)} == expected
+    ended = fv.run(config, **given).variables
+    moved = tree.by_path(jax.tree.map(lambda a, b: bool((a != b).any()), ended.params, start.params))
+    assert {path for path in moved if not moved[path]} == {"mix/bias", "mix/kernel"}
+    kept = fv.simulation(dataclasses.replace(config, local="lora_b"), **given)
+    assert {path.rpartition("_")[2] for path in kept.state.clients.local} == {"b"}
+
+
+def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
+    """The exported model is the base with the adapters in its kernels."""
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    config = fv.Config(clients=4, rounds=1, alpha=10.0, local_epochs=1, lr=0.3, eval_every=1)
+    base = fv.run(dataclasses.replace(config, export=first)).variables
+    tuned = dataclasses.replace(config, init=first, lora_rank=2, weighting="fedvg", export=second)
+    sim, ended = fv.simulation(tuned), fv.run(tuned)
+    assert ended.records[-1]["bytes_up"] == 2 * 4 * (2 * (64 + 200) + 2 * (200 + 200) + 200 * 10 + 10)
+    worlds.assert_close(sim.base.params["fc1"]["kernel"], base.params["fc1"]["kernel"], 0)
+    plain = fv.simulation(config)
+    exported = pretrained.load(second, plain.state.variables, "mlp", head=True)
+    assert fv.evaluate(plain, exported)["test_loss"] == pytest.approx(ended.records[-1]["test_loss"], rel=1e-5)
+    with pytest.raises(fv.UsageError, match="lora_rank 2 has no effect beside task="):
+        fv.run(dataclasses.replace(config, lora_rank=2), data=worlds.random_images(), task=worlds.TASK)
+
+
+class WithLora(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden, self.out = nnx.LoRALinear(4, 6, lora_rank=2, rngs=rngs), nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.tanh(self.hidden(x)))
+
+
+def test_adapters_of_nnx_are_parameters():
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    task = fv.nnx_task(WithLora, lambda output, y: (output[0] - y) ** 2, x[:1])
+    config = fv.Config(clients=2, rounds=1, partition="iid", lr=0.01, train="lora|^out/")
+    sim = fv.simulation(config, task=task, data=(x, x.sum(1)))
+    assert tree.paths(sim.base.params) == ["hidden/bias", "hidden/kernel"]

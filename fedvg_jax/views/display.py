@@ -85,7 +85,8 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         + f"; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
-        f"method  {method_text(config, sim.given)}",
+        f"method  {method_text(config, sim.given)}"
+        + (f", updates sent by {config.send.kind}" if config.send.kind != "none" else ""),
         *([f"unused  {', '.join(unused)} of {config.config}"] if unused else []),
     ]
     return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits" and "data" not in sim.given))

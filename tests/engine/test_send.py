@@ -15,6 +15,7 @@ import fedvg_jax as fv
 from fedvg_jax import compression
 from fedvg_jax.core import tree
 from fedvg_jax.runs import simulation
+from fedvg_jax.views import display
 
 WORLD = worlds.small()
 HALF = compression.top_k(0.5)
@@ -123,6 +124,7 @@ def test_bytes_up_count_what_is_sent(kind):
     config = dataclasses.replace(CONFIG, send={"kind": kind, "fraction": 0.1, "levels": 4}, algorithm="scaffold")
     sim = simulation.simulation(config)
     assert sim.traffic == (2 * 4 * SIZE, BYTES[kind] + 4 * SIZE, 0, 0)  # c goes down, its change up
+    assert f", updates sent by {kind}\n" in display.start_text(sim)
 
 
 def test_a_resumed_run_goes_on_with_its_errors(tmp_path):

@@ -75,6 +75,28 @@ def test_clients_share_the_products_of_the_base():
     assert (clients, 6, worlds.HIDDEN) not in shapes  # no kernel of the frozen layer, nor its gradient
 
 
+@pytest.mark.parametrize("conv", ["gemm", "winograd", "planes", "lax"])
+def test_clients_share_every_convolution_of_the_base(conv):
+    """Only the products of the head, its output and its gradient, have an axis of clients."""
+    model, clients = registry.named_task(fv.Config(model="tinycnn", conv=conv), (8, 8, 1), 3), 7
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    drawn = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
+    trained, base = trained_part.split(drawn, trained_part.chooser(model, "^classifier/"))
+    task = trained_part.bind(model, base)
+    rows = fv.Batch(jnp.zeros((5, 8, 8, 1), jnp.uint8), jnp.zeros(5, int)), jnp.ones(5, bool)
+    gradients = jax.vmap(lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0])
+    equations = list(programs.equations(gradients, *tree.repeat((trained, rows), clients)))
+    products = [e for e in equations if e.primitive.name == "dot_general"]
+    of_clients = [e for e in products if clients in [e.invars[0].aval.shape[i] for i in batched_axes(e)]]
+    assert len(of_clients) == 2
+    convolutions = [e for e in equations if e.primitive.name == "conv_general_dilated"]
+    assert all(e.params["feature_group_count"] == 1 for e in convolutions)
+
+
+def batched_axes(product):
+    return product.params["dimension_numbers"][1][0]
+
+
 # --- rounds
 
 

@@ -83,7 +83,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return dotted(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
-        raise UsageError(f"{path} is not valid TOML: {error}") from None
+        hint = "; paths with \\ stand in single quotes" if "\\" in text else ""
+        raise UsageError(f"{path} is not valid TOML: {error}{hint}") from None
 
 
 def typed(config: Any) -> Config:

@@ -53,13 +53,13 @@ def last_activation(function: Callable[..., jax.Array], *arguments: Tree) -> str
     jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
     origin = {id(variable): eqn for eqn in jaxpr.eqns for variable in eqn.outvars}  # a constant has no hash
 
-    def source(variable: Any) -> Any:
+    def source(variable: Any) -> tuple[str, Any]:
         eqn = origin.get(id(variable))
-        return source(eqn.invars[0]) if eqn is not None and eqn.primitive.name in _SHAPES else eqn
+        name = eqn.primitive.name if eqn else ""
+        return source(eqn.invars[0]) if name in _SHAPES else (name, eqn and eqn.invars)
 
-    last = source(jaxpr.outvars[0])
-    if last is None or last.primitive.name != "div":
-        return "sigmoid" if last is not None and last.primitive.name == "logistic" else ""
-    total = source(last.invars[1])
-    is_sum = total is not None and total.primitive.name == "reduce_sum" and total.invars[0] is last.invars[0]
-    return "softmax" if is_sum else ""
+    name, inputs = source(jaxpr.outvars[0])
+    if name == "div":
+        name, terms = source(inputs[1])
+        return "softmax" if name == "reduce_sum" and terms[0] is inputs[0] else ""
+    return "sigmoid" if name == "logistic" else ""

@@ -116,9 +116,12 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         _check_sequences(arrays, config)
         return
     named = f"model {config.model}"
-    first = class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own).min()
-    if first:
-        _log_warning("labels of %s begin at %d; %s numbers them from 0", arrays.name, first, _RENUMBERED)
+    labels = class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
+    num, used = len(arrays.class_names), len(np.unique(labels))
+    if used < num:
+        _log_warning(
+            "%d of %d classes of %s have no row; %s numbers the others", num - used, num, arrays.name, _RENUMBERED
+        )
     shape = arrays.x.shape[1:]
     images = len(shape) == 3
     if not MODELS[config.model].takes_rows and not images:
@@ -242,9 +245,10 @@ def _as_array(values: Any, name: str) -> np.ndarray:
 def _checked(array, name: str) -> np.ndarray:
     array = _as_array(array, name)
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
     if not array.ndim or array.dtype.kind not in "biuf":
-        hint = f"; labels are {_RENUMBERED}" if name == "y" and array.ndim == 1 else ""
-        got = _shape(array) + hint
+        got = _shape(array) + (f"; labels are {_RENUMBERED}" if name == "y" and array.ndim == 1 else "")
         raise UsageError(f"data: {name} must be an array [T, ...] of booleans, integers or floats; got {got}")
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
         largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64

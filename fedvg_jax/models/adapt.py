@@ -361,9 +361,7 @@ def _check_module(module: Any, init: Callable, apply: Callable, example, loss: P
     for warning in filter(warnings.get, warnings):
         _log_warning("%s %s: its __call__ has no effective argument %s", name, warning, ", ".join(_MODES[1:]))
     if activation := _applied_twice(lambda v, x: apply(*v, x, jnp.ones(3, bool), False)[0], loss, variables, x):
-        _log_warning(
-            "%s ends in a %s, and loss takes logits, of which it computes another: return logits", name, activation
-        )
+        _log_warning("%s ends in a %s, and loss takes logits: return logits", name, activation)
     return outputs[3]
 
 

@@ -263,7 +263,7 @@ def _refuse_other_points(out: Path, stored: Stored, points: Sequence[Point]) -> 
     if others := [name for name in stored.points if name not in names]:
         raise UsageError(
             f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
-            " --out, or give that sweep's axes"
+            " --out, or give that sweep's axes, unless it has former names of settings"
         )
 
 

@@ -78,6 +78,7 @@ def test_value_that_cannot_be_used_is_one_short_line_naming_the_setting(setting,
         ("lr = {}", "lr"),
         ("[fedvg.norm]", "fedvg.norm"),
         ("alpha = = 1", "not valid TOML"),
+        ('data_dir = "C:\\Users\\me"', "stand in single quotes"),
         ("\0", "not valid TOML"),
     ],
 )

@@ -129,6 +129,8 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
             population.take_partition(settings(**{name: value}), DIGITS, tuple(parts))
     with pytest.raises(UsageError, match="the partition given: must be"):
         population.take_partition(made, DIGITS, dict(enumerate(rows)))
+    with pytest.raises(UsageError, match=r"'iid' is a setting, Config\(partition=...\)"):
+        population.take_partition(made, DIGITS, "iid")
     wrong = {"holds 5 clients": rows[:5], "2 times": [*rows[:5], rows[0]], "no test row": parts._replace(test=[[]])}
     for message, partition in wrong.items():
         with pytest.raises(UsageError, match=f"the partition given.*{message}"):

@@ -54,9 +54,10 @@ def last_activation(function: Callable[..., jax.Array], *arguments: Tree) -> str
     origin = {id(variable): eqn for eqn in jaxpr.eqns for variable in eqn.outvars}  # a constant has no hash
 
     def source(variable: Any) -> tuple[str, Any]:
-        eqn = origin.get(id(variable))
-        name = eqn.primitive.name if eqn else ""
-        return source(eqn.invars[0]) if name in _SHAPES else (name, eqn and eqn.invars)
+        if (eqn := origin.get(id(variable))) is None:
+            return "", ()
+        name = eqn.primitive.name
+        return source(eqn.invars[0]) if name in _SHAPES else (name, eqn.invars)
 
     name, inputs = source(jaxpr.outvars[0])
     if name == "div":

@@ -162,9 +162,7 @@ def stack(
     finally:  # after an error or Ctrl-C, waiting tasks are cancelled
         threads.shutdown(cancel_futures=True)
     if turned:
-        _log.warning(
-            "%s and %d more of %d images are turned as their EXIF orientation says", turned[0], len(turned) - 1, num
-        )
+        _log.warning("%s and %d more images are turned as their EXIF orientation says", turned[0], len(turned) - 1)
     return x
 
 

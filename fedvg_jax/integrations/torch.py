@@ -59,8 +59,7 @@ def validation_gradients(model: nn.Module, loss: Loss, loader: Loader, *, train:
     Raises:
         UsageError: D_val has no minibatch, or the model has no parameter to train.
     """
-    own = _copy(model)
-    return _gradients(own, loss, loader, train)
+    return _gradients(_copy(model), loss, loader, train)
 
 
 def validation_gradient(

@@ -51,9 +51,7 @@ def decode(
     """
     of_splits = [classes(split, 2 if split == root else 1) for split in splits]
     names = sorted(set().union(*of_splits))
-    rows = [
-        [(file, names.index(name)) for name, members in of_class.items() for file in members] for of_class in of_splits
-    ]
+    rows = [[(file, names.index(c)) for c, members in split.items() for file in members] for split in of_splits]
     files, y = zip(*itertools.chain(*rows), strict=True)
 
     def read() -> Arrays:

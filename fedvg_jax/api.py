@@ -113,9 +113,7 @@ def run(
     _check_flags(settings)
     config = shared_start.choose_folder(settings, run_folder.resolve)
     if settings.resume and config.out is None:
-        raise UsageError(
-            "Config: resume auto finds no run below runs/ to continue, and a new one would not be kept; give out"
-        )
+        raise UsageError("Config: resume auto finds no run below runs/, and a new one would not be kept; give out")
     tracking.require(config, config.out is not None)
     metrics = metrics or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
@@ -160,10 +158,7 @@ def _check_flags(config: Config) -> None:
         raise UsageError(f"Config: dry_run plans a run, which only the command line does: {command}; leave it out")
     # the stored settings of a resumed run name the file that they came from
     if config.config and config.resume in (None, run_folder.AUTO):
-        raise UsageError(
-            f"Config: config is read by the command line only, and {config.config} would be ignored; give its settings"
-            " to Config, or leave config out"
-        )
+        raise UsageError(f"Config: only the command line reads config; give the settings of {config.config} instead")
     flag = hardware.DETERMINISTIC
     if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
         raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")

@@ -98,10 +98,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
         UsageError: it has no name of a data set, a setting that cannot work, or one that prepare does not use.
     """
     if not argv or argv[0].startswith("-"):
-        raise UsageError(
-            f"prepare needs the name of a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER;"
-            f" see {PROG} --help"
-        )
+        raise UsageError(f"prepare needs a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER")
     name, *others = argv
     flags = [flag for flag in others if flag != "--download"]
     given = command_line.parse(flags, PROG)
@@ -114,9 +111,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
-        raise UsageError(
-            f"--download is for tfds:NAME and hf:NAME with a --data-dir DIR, got {name}; other sets are never fetched"
-        )
+        raise UsageError(f"--download is for tfds:NAME, hf:NAME with a --data-dir DIR, got {name}; no other is fetched")
     return config, True
 
 

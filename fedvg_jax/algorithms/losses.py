@@ -24,9 +24,7 @@ def forward(
         UsageError: the task has no `forward`.
     """
     if task.forward is None:
-        raise UsageError(
-            "this algorithm needs task.forward, as the tasks of linen_task and nnx_task have; give the task one"
-        )
+        raise UsageError("this algorithm needs task.forward, as tasks of linen_task and nnx_task have; add it")
     return task.forward(params, stats, batch, mask, True, key)
 
 

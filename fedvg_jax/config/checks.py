@@ -134,10 +134,7 @@ def _training_problems(config: Config) -> Iterator[str]:
         got = _shorten(config.stop_at)
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9 or val_mae < 0.1; got {got}"
     if config.test_ratio + config.val_ratio >= 1:
-        yield (
-            "test_ratio + val_ratio must be below 1, so that rows are left to train on;"
-            f" got {config.test_ratio + config.val_ratio}"
-        )
+        yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
     if config.batch_size == 1 and options.departs(config, "single-rows"):
         yield "batch_size must be >= 2 with the departure single-rows; got 1"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
@@ -171,15 +168,9 @@ def problems_of_algorithm(config: Config, algorithm: str, facts: options.Algorit
     if config.local and facts.has_personal_models:
         yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
     if options.departs(config, "server-stats"):
-        yield (
-            f"{own} cannot be used with the departure server-stats: the published code has one model for all clients;"
-            " leave one of them out"
-        )
+        yield f"{own} cannot be used with the departure server-stats, of one model for all clients; leave one out"
     if config.robust.rule != "mean":
-        yield (
-            f"{own} cannot be used with robust.rule {config.robust.rule}, which is for one model of all clients; use"
-            " --robust.rule mean"
-        )
+        yield f"{own} cannot be used with robust.rule {config.robust.rule}, which has one model; use --robust.rule mean"
 
 
 def _rule_problems(config: Config) -> Iterator[str]:
@@ -188,18 +179,12 @@ def _rule_problems(config: Config) -> Iterator[str]:
     if rule == "mean":
         return
     if rule != "clipped_mean" and config.weighting not in ("uniform", "samples", "native"):
-        yield (
-            f"robust.rule {rule} ignores weights, so measuring those of {config.weighting} would be wasted;"
-            " use --weighting uniform, or --robust.rule clipped_mean"
-        )
+        yield f"robust.rule {rule} ignores the weights of {config.weighting}; use uniform, or rule clipped_mean"
     trim, bad, kept = config.robust.trim, config.robust.num_bad, config.robust.num_kept
     if rule == "trimmed_mean" and trim > 0 and math.floor(trim * size + 1e-9) < 1:  # as the rule counts them
         digits = 10 ** (len(str(size)) + 1)
         larger = f"{math.ceil(digits / size) / digits:g} or more, 0 for the plain mean, or " if size > 2 else ""
-        yield (
-            f"robust.trim {trim:g} leaves out no client of a cohort of {size}; use {larger}a larger --join-ratio, or"
-            " --robust.rule mean"
-        )
+        yield f"robust.trim {trim:g} leaves out none of {size} clients; use {larger}a larger --join-ratio, or rule mean"
     if rule == "krum" and size < 2 * bad + 3:
         yield f"robust.num_bad must be at most (K - 3) / 2 for krum on a cohort of K = {size}; got {bad}"
     if rule == "krum" and kept > size - bad:
@@ -212,16 +197,10 @@ def _hold_problems(config: Config) -> Iterator[str]:
     if not 0 < config.hold < options.cohort_size(config):
         return
     if config.robust.rule != "mean":
-        yield (
-            f"{blocks} needs the weighted mean, because robust.rule {config.robust.rule} needs all models at once; use"
-            " --hold 0 or --robust.rule mean"
-        )
+        yield f"{blocks}: robust.rule {config.robust.rule} needs all models at once; use --hold 0 or --robust.rule mean"
     if not streams(config.weighting):
         streamed = ", ".join(name for name, is_streamed in WEIGHTINGS.items() if is_streamed)
-        yield (
-            f"{blocks} needs weights that can be averaged client by client: {streamed} or a mean of two; got"
-            f" {config.weighting}; use --hold 0 or one of these"
-        )
+        yield f"{blocks} takes {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
 
 
 def _partition_problems(config: Config) -> Iterator[str]:
@@ -234,10 +213,7 @@ def _partition_problems(config: Config) -> Iterator[str]:
     if file is not None and file.suffix not in (".npz", ".json"):
         yield f"export_partition must end in .npz or .json; got {file}"
     if is_held_out_first and kind in ("file", "official"):
-        yield (
-            f"holdout {config.holdout} holds rows out before the partition, and partition {kind} assigns all rows;"
-            " use --holdout client"
-        )
+        yield f"holdout {config.holdout} precedes the partition, and partition {kind} assigns all rows; use client"
     if config.dataset == "dermamnist" and config.splits not in ("all", "official"):
         yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
     if kind == "balanced_client" and config.clients < 2:
@@ -248,10 +224,7 @@ def _partition_problems(config: Config) -> Iterator[str]:
         if round(fraction * config.clients) == 0:
             yield f"{name}.clients {fraction} of {config.clients} clients is none; use > {0.5 / config.clients:g}"
     if len(set(clients.values())) == 2:
-        yield (
-            f"corrupt.clients {config.corrupt.clients} and attack.clients {config.attack.clients} are the same clients;"
-            " make them equal"
-        )
+        yield f"corrupt.clients and attack.clients are the same clients; got {[*clients.values()]}; make them equal"
 
 
 def _validation_problems(config: Config) -> Iterator[str]:

@@ -195,10 +195,7 @@ def takes_key(loss: Callable) -> bool:
     """
     key = inspect.signature(loss).parameters.get("key")
     if key is not None and key.default is not None:
-        raise UsageError(
-            "task.loss has a parameter key without the default None; write key=None, because D_val is scored without a"
-            " key and without randomness"
-        )
+        raise UsageError("task.loss: key needs the default None, because D_val is scored without a key; write key=None")
     return key is not None
 
 

@@ -136,9 +136,7 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
     memory = hardware.host_memory()
     if memory is not None and num_bytes > memory:
         needed, available = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory))
-        raise UsageError(
-            f"{source}: needs {needed} of memory, this machine has {available}; use a smaller --image-size"
-        )
+        raise UsageError(f"{source}: needs {needed} of memory, there is {available}; use a smaller --image-size")
 
 
 def contents(file: Path) -> bytes:
@@ -229,10 +227,7 @@ def _features(x: np.ndarray, source: object) -> np.ndarray:
 def _images(x: np.ndarray, source: object) -> np.ndarray:
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         got = f"{x.dtype} {list(x.shape)}"
-        raise UsageError(
-            f"{source}: images must be uint8 [N, H, W] or [N, H, W, D] with pixels 0..255, or features floats [N, F],"
-            f" got {got}"
-        )
+        raise UsageError(f"{source}: images must be uint8 [N, H, W] or [N, H, W, D], features floats [N, F], got {got}")
     return x[..., None] if x.ndim == 3 else x
 
 

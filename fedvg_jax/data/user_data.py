@@ -127,9 +127,7 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
     if not MODELS[config.model].takes_rows and not images:
         others = " or ".join(name for name, network in MODELS.items() if network.takes_rows)
         grey = "x[..., None] for grey ones, " if len(shape) == 2 else ""
-        raise UsageError(
-            f"model {config.model} takes images [T, H, W, D], x is {_shape(arrays.x)}; use {grey}{others}, or {own}"
-        )
+        raise UsageError(f"{named} takes images [T, H, W, D], x is {_shape(arrays.x)}; use {grey}{others}, or {own}")
     if not MODELS[config.model].takes_rows:
         _refuse_channels_first(arrays, named)
     if not arrays.x[0].size:
@@ -137,9 +135,7 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
     if not shape:
         raise UsageError(f"{named} takes rows [T, D], x is {_shape(arrays.x)}; use x[:, None]")
     if config.normalise == "imagenet" and not (images and shape[-1] in (1, 3)):
-        raise UsageError(
-            f"normalise imagenet is for images of 1 or 3 channels, x is {_shape(arrays.x)}; use none or half"
-        )
+        raise UsageError(f"normalise imagenet takes 1 or 3 channels, x is {_shape(arrays.x)}; use none or half")
     if (channels := MODELS[config.model].channels) and shape[-1] not in channels:
         allowed = " or ".join(map(str, channels))
         raise UsageError(f"{named} is for images of {allowed} channels, x is {_shape(arrays.x)}; use another model")
@@ -177,9 +173,7 @@ def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
     if arrays.x.ndim == 4:
         _refuse_channels_first(arrays, setting)
     if not is_images(arrays):
-        raise UsageError(
-            f"{setting} is for images, uint8 [T, H, W, D]; x of {arrays.name} is {_shape(arrays.x)}; {instead}"
-        )
+        raise UsageError(f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {_shape(arrays.x)}; {instead}")
 
 
 def _check_sequences(arrays: Arrays, config: Config) -> None:
@@ -196,9 +190,7 @@ def _check_sequences(arrays: Arrays, config: Config) -> None:
         )
     num_classes = len(arrays.class_names)
     if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
-        raise UsageError(
-            f"data: characters must be 0..{num_classes - 1}, as many as names; got {arrays.x.min()}..{arrays.x.max()}"
-        )
+        raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
 
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
@@ -256,17 +248,13 @@ def _checked(array, name: str) -> np.ndarray:
             raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
     if array.dtype.kind == "f":
         if array.dtype.itemsize > 8:
-            raise UsageError(
-                f"data: {name} must be of at most 64 bits; got {array.dtype}; use {name}.astype('float32')"
-            )
+            raise UsageError(f"data: {name} must have at most 64 bits; got {array.dtype}; use {name}.astype('float32')")
         finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():
             raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")
         most = float(np.finfo(np.float32).max)
         if array.dtype.itemsize == 8 and array.size and max(-array.min(), array.max()) > most:
-            raise UsageError(
-                f"data: floats of {name} must be at most {most:.3g} in size, as float32 holds; rescale them"
-            )
+            raise UsageError(f"data: floats of {name} must be at most {most:.3g} in size, as in float32; rescale them")
     return array
 
 

@@ -194,10 +194,7 @@ def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
     if dtype != tree.wide_dtype(variables):
         raise UsageError(f"a cohort in blocks takes parameters of at least float32; got {dtype}: use --hold 0")
     if parts.aggregate is not robust.mean:
-        raise UsageError(
-            "a cohort in blocks takes the weighted mean; a robust rule needs all models at once: use --hold 0 or"
-            " robust.mean"
-        )
+        raise UsageError("a robust rule needs all models of a cohort at once; use --hold 0 or robust.mean")
     if not parts.weighting.terms:
         raise UsageError(
             "a cohort in blocks takes weights of the form raw_k / sum_j raw_j, and this weighting has no terms"

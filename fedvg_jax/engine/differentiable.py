@@ -176,9 +176,7 @@ def hypergradient(
         except ValueError as error:
             if "Reverse-mode differentiation does not work" not in str(error):
                 raise
-            raise UsageError(
-                "this executor has no reverse mode; use fedvg_jax.unrolled(...), or mode='forward'"
-            ) from error
+            raise UsageError("this executor has no reverse mode; use fedvg_jax.unrolled, or mode='forward'") from error
     flat, restore = ravel_pytree(chosen)
 
     def directional(direction: Array) -> tuple[Array, Array]:

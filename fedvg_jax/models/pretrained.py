@@ -100,9 +100,7 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
         if name not in tensors:
             raise UsageError(f"{path} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
         if tensors[name].shape != shape:
-            raise UsageError(
-                f"{path}: tensor {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}"
-            )
+            raise UsageError(f"{path}: {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}")
     ignored = _COUNTER if variables.stats else _STATISTICS
     for name, tensor in tensors.items():
         is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")

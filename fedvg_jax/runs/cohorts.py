@@ -37,9 +37,7 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
     if departs(config, "cohorts"):
         raise UsageError("the departure cohorts draws the published cohorts; leave it out beside a selection")
     if chosen.num_candidates and pool_is_on_host:
-        raise UsageError(
-            "this selection measures losses on the device, and the rows stay on the host; use placement device"
-        )
+        raise UsageError("this selection measures losses on the device, and rows are on the host; use placement device")
     return chosen
 
 

@@ -284,10 +284,7 @@ def check_weighting(
     for name, arguments in _ARGUMENTS.items():
         checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
     if in_blocks and not weighting.terms:
-        raise UsageError(
-            "hold takes weights that can be averaged client by client, and weighting.terms is empty; name its terms, or"
-            " use --hold 0"
-        )
+        raise UsageError("hold needs weighting.terms, which is empty; name its terms, or use --hold 0")
     model, few = hw.jit_once(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
     with checks.without_notes():
         trial = _jitted_trial(bind or weighting, in_blocks)

@@ -39,9 +39,7 @@ def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> Non
     by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
         instead = "give those of each" if config.holdout == "client" else "use --holdout client"
-        raise UsageError(
-            f"record {by_client[0]} needs test rows of every client, and they are one set for all; {instead}"
-        )
+        raise UsageError(f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}")
     require_personal_models(config, bool(algorithm.personal))
 
 

@@ -187,9 +187,7 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
         for name in OF_SPLIT:
             value, default = getattr(config, name), SETTINGS[name].default
             if value not in (default, 0):  # 0 rows to validate belong to an external D_val
-                raise UsageError(
-                    f"{name} {value} has no effect: {source} has training, validation and test rows; leave it out"
-                )
+                raise UsageError(f"{name} {value} has no effect: {source} is split already; leave it out")
     options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": config.partition_seed}
     parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
     needed = {"training": parts.train, "test": parts.test}

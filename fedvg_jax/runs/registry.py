@@ -79,9 +79,7 @@ def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
     if config.send.kind == "none":
         return algorithm
     if algorithm.send is not None:
-        raise UsageError(
-            f"send.kind {config.send.kind} and algorithm.send both compress updates; leave one of them out"
-        )
+        raise UsageError(f"send.kind {config.send.kind} and algorithm.send both compress updates; leave one out")
     return algorithm._replace(send=SENDS[config.send.kind](config))
 
 

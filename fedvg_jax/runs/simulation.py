@@ -553,10 +553,7 @@ def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Progr
         return False
     is_undefined = norm.lone_row_is_undefined(program.model.init)
     if is_undefined and config.batch_size == 1:
-        raise UsageError(
-            "batch_size 1 leaves BatchNorm a single value, whose variance is undefined; use --batch-size 2 or more, or"
-            " a model without BatchNorm"
-        )
+        raise UsageError("batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm")
     return not is_undefined
 
 

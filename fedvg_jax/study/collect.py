@@ -163,9 +163,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[Stored]]:
             inner = [p for p in sorted(folder.iterdir()) if (p / "sweep.json").exists() or verification.is_run(p)]
             if not inner:
                 points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
-                raise UsageError(
-                    f"{folder} holds no runs (no sweep.json, no config.json); name a sweep or a run{points}"
-                )
+                raise UsageError(f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{points}")
             deeper, more = _read_all(inner)
             run_folders += deeper
             sweeps += more
@@ -276,9 +274,7 @@ def _twin(first: Run, second: Run) -> str:
             raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; name only one")
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
-        raise UsageError(
-            f"{first.folder} and {second.folder} have the same settings and seeds and other results; name only one"
-        )
+        raise UsageError(f"{first.folder} and {second.folder} have equal settings and seeds, other results; name one")
     return f"{second.folder.name} repeats {first.folder.name} and is left out"
 
 

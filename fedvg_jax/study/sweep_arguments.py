@@ -208,9 +208,7 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
     for axis in file_axes:
         if len(axis.names) > 1 and (replaced := given & set(axis.names)):
             name = min(replaced)
-            raise UsageError(
-                f"--{name.replace('_', '-')} is zipped with {', '.join(axis.names)} in the file; edit that"
-            )
+            raise UsageError(f"--{name.replace('_', '-')} is zipped with {', '.join(axis.names)} in the file; edit it")
     return [axis for axis in file_axes if axis.names[0] not in given]
 
 

@@ -279,10 +279,7 @@ def _refuse_other_settings(folder: Path, config: Config) -> None:
         return
     allowed = {*uses.HOST, "data_dir"}  # data are compared by their digest
     if changed := run_folder.differences(run_folder.read_config(folder), config, allowed):
-        raise UsageError(
-            f"{folder} ran with other settings: {', '.join(changed)}; name another folder with --out, or repeat the"
-            " settings it ran with"
-        )
+        raise UsageError(f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or name another --out")
 
 
 def _chosen(config: Config) -> dict[str, Any]:

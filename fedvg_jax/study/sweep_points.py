@@ -174,9 +174,7 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
     zips = [dotted(table) for table in zips]
     zipped_names = {name for table in zips for name in table}
     if "zip" not in tiny and (both := sorted(given & zipped_names)):
-        raise UsageError(
-            f"{path}: [tiny] has {both[0]}, which a [[zip]] of the full size varies; add zip = [] to [tiny]"
-        )
+        raise UsageError(f"{path}: [tiny] has {both[0]}, which a [[zip]] of full size varies; add zip = [] to [tiny]")
     crossed = _table(content, "axes", path)
     title = content.pop("title", "")
     if not isinstance(title, str):

@@ -57,9 +57,7 @@ def write(folder: Path, records: Sequence[Record], config: Config) -> list[Path]
                     figure.savefig(draft, dpi=130, format="png")
             except OSError as error:
                 again = f"python -m fedvg_jax.plots {folder}"
-                raise UsageError(
-                    f"cannot draw {folder / name}: {files.reason(error)}; fix this, then {again}"
-                ) from None
+                raise UsageError(f"cannot draw {folder / name}: {files.reason(error)}; fix it, then {again}") from None
     return [folder / name for name in figures]
 
 

@@ -122,9 +122,7 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
 def refuse_negative(raw: Array, what: str) -> None:
     """Raises UsageError for negative numbers; traced numbers pass."""
     if not isinstance(raw, Tracer) and (least := jnp.min(raw, initial=0)) < 0:
-        raise UsageError(
-            f"{what} got {float(least):.3g}; expected a number >= 0; in place of -loss use jax.numpy.exp(-loss)"
-        )
+        raise UsageError(f"{what} got {float(least):.3g}; expected a number >= 0; for -loss use jax.numpy.exp(-loss)")
 
 
 def reciprocal(score: Array) -> Array:

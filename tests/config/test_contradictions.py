@@ -47,7 +47,7 @@ REFUSED = [
     ({"local": "nosuch"}, "local nosuch matches no tensor; there are classifier/bias"),
     ({"local_epochs": "5:"}, "local_epochs must be a number >= 1, or MIN:MAX"),
     ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
-    ({"local": "^fc1/", "robust.rule": "median", "weighting": "uniform"}, "which is for one model of all clients"),
+    ({"local": "^fc1/", "robust.rule": "median", "weighting": "uniform"}, "which has one model"),
     ({"record": "personal_accuracy"}, "of the clients' own models, and all have the global one; use --method ditto"),
     ({"record": "finetuned_accuracy", "holdout": "global"}, "record finetuned_accuracy needs test rows of every"),
     ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs must be"),

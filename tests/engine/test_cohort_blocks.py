@@ -190,7 +190,7 @@ def test_make_round_refuses_rules_without_terms_when_traced():
 
 WHOLE = basic.samples().terms[0]
 WRONG = {
-    "none": ((), "weighting.terms is empty"),
+    "none": ((), "weighting.terms, which is empty"),
     "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
 }
 

@@ -62,6 +62,6 @@ def test_command_draws_a_run_folder_again(tmp_path, capsys):
     with disk_of(1000):
         assert plots.main([str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: cannot draw {tmp_path / 'accuracy.png'}: ") and "fix this, then" in line
+    assert line.startswith(f"error: cannot draw {tmp_path / 'accuracy.png'}: ") and "fix it, then" in line
     assert (tmp_path / "accuracy.png").read_bytes() == before
     assert len([*tmp_path.iterdir()]) == 4, "no draft is left"

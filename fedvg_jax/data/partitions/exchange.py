@@ -113,9 +113,7 @@ def check(
     for name, part in parts._asdict().items():
         allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
         if len(part) not in allowed:
-            raise UsageError(
-                f"{source}: {name} holds {len(part)} clients, and clients is {num_clients}; make them equal"
-            )
+            raise UsageError(f"{source}: {name} holds {len(part)} clients, clients is {num_clients}; make them equal")
     _refuse_overlap(parts, num_samples, source)
     parts = Partition(*map(pack, parts))
     if is_split:

@@ -249,9 +249,7 @@ def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) 
     """
     names, member = np.unique(groups, return_inverse=True)
     if len(names) < num_clients:
-        raise UsageError(
-            f"partition group has {len(names)} groups for {num_clients} clients; use --clients {len(names)}"
-        )
+        raise UsageError(f"partition group: {len(names)} groups for {num_clients} clients; use --clients {len(names)}")
     order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
     client_of = np.empty(len(names), np.int64)
     client_of[order] = np.arange(len(names)) % num_clients

@@ -73,9 +73,7 @@ def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
     """Reads one .npz file, which must have the set's images."""
     arrays = npz.decode(file, name, class_names)
     if arrays.x.shape[1:] != (32, 32, 3):
-        raise UsageError(
-            f"{file}: images of {name} are 32 x 32 pixels of 3 channels, got {list(arrays.x.shape)}; use --dataset npz"
-        )
+        raise UsageError(f"{file}: images of {name} are 32 x 32 x 3, got {list(arrays.x.shape)}; use --dataset npz")
     return arrays
 
 

@@ -237,9 +237,7 @@ def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
         rows += [(file, label) for file in files]
     if len(folder_by_size) > 1:
         least, most = min(folder_by_size), max(folder_by_size)
-        raise UsageError(
-            f"{folder_by_size[least]}: {least} images, but other classes have {most}; fetch {TINY_SOURCE} again"
-        )
+        raise UsageError(f"{folder_by_size[least]}: {least} images, others have {most}; fetch {TINY_SOURCE} again")
     return rows
 
 
@@ -254,9 +252,7 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     for line in _lines(annotations):
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
-            raise UsageError(
-                f"{annotations}: {name} has class {wnid!r}, which is not in wnids.txt; fetch {TINY_SOURCE} again"
-            )
+            raise UsageError(f"{annotations}: {name} has class {wnid!r}, not in wnids.txt; fetch {TINY_SOURCE} again")
         labels[name] = number[wnid]
     files = images_in(val)
     if odd := sorted({file.name for file in files} ^ set(labels)):

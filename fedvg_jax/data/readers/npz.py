@@ -213,8 +213,6 @@ def _pieces(members: dict[str, np.ndarray], split: str, kind: str, file: Path):
     in_range = offsets.min() >= 0 and offsets.max() <= len(data)  # checked first, because differences may overflow
     ends = offsets.astype(np.int64)
     if not in_range or (np.diff(ends) < 0).any():
-        raise UsageError(
-            f"{file}: {split}_offsets must increase from 0 to at most the {len(data)} bytes of {split}_{kind}"
-        )
+        raise UsageError(f"{file}: {split}_offsets must increase in 0..{len(data)}, the bytes of {split}_{kind}")
     pieces = [(data[a:b].tobytes(), f"{file} ({split} image {i})") for i, (a, b) in enumerate(itertools.pairwise(ends))]
     return pieces, flat

@@ -81,19 +81,13 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     """
     characters = sorted(set().union(*texts.values()))
     if len(characters) > MAX_CHARACTERS:
-        raise UsageError(
-            f"{source}: has {len(characters):,} different characters, at most {MAX_CHARACTERS:,} are allowed; replace"
-            " rare ones"
-        )
+        raise UsageError(f"{source}: has {len(characters):,} characters, at most {MAX_CHARACTERS:,}; replace rare ones")
     numbers = {character: number for number, character in enumerate(characters)}
     rows, labels, groups = [], [], []
     for group, (author, text) in enumerate(texts.items()):
         count = (len(text) - 1) // LENGTH
         if count < 1:
-            raise UsageError(
-                f"{source}: {author} has {len(text)} characters; at least {LENGTH + 1} are needed, {LENGTH} and a next"
-                " one; remove or extend it"
-            )
+            raise UsageError(f"{source}: {author} has {len(text)} of at least {LENGTH + 1} characters; remove it")
         codes = np.array([numbers[character] for character in text], np.int32)
         rows.append(codes[: count * LENGTH].reshape(count, LENGTH))
         labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))

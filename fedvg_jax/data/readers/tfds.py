@@ -81,9 +81,7 @@ def download(name: str, data_dir: Path) -> None:
         tfds.builder(name, data_dir=str(data_dir), file_format="array_record").download_and_prepare()
     except Exception as error:  # from the network, the builder, or a missing library
         remedy = "; preparing it needs TensorFlow: pip install tensorflow" if isinstance(error, ImportError) else ""
-        raise UsageError(
-            f"{PREFIX}{name} cannot be downloaded into {data_dir} ({files.reason(error)}){remedy}"
-        ) from error
+        raise UsageError(f"{PREFIX}{name} cannot be downloaded to {data_dir}: {files.reason(error)}{remedy}") from error
 
 
 def _find(data_dir: Path, name: Name) -> Path:
@@ -147,9 +145,7 @@ def _refuse_unsupported(prepared: Path) -> None:
     classes = re.findall(r'"pythonClassName": *"([^"]*)"', json.dumps(features))
     foreign = [name for name in classes if not name.startswith("tensorflow_datasets.core.features.")]
     if foreign:
-        raise UsageError(
-            f"{prepared}: features.json names {foreign[0]}; only tensorflow-datasets' own features are read"
-        )
+        raise UsageError(f"{prepared}: features.json names {foreign[0]}; only tensorflow-datasets' own are read")
 
 
 def _keys(tfds: Any, info: Any, prepared: Path) -> tuple[str, str]:

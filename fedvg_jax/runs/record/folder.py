@@ -117,10 +117,7 @@ def refuse_taken(folder: Path) -> None:
     What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
     """
     if folder.exists() and (not folder.is_dir() or any(_is_of_a_run(path) for path in folder.iterdir())):
-        raise UsageError(
-            f"run folder {folder} is taken, and no run overwrites files; name another with --out, or continue its run"
-            " with --resume"
-        )
+        raise UsageError(f"run folder {folder} is taken; name another with --out, or continue its run with --resume")
 
 
 def _is_of_a_run(path: Path) -> bool:
@@ -229,10 +226,7 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     stored = read_config(folder)
     changed = differences(stored, config)
     if changed:
-        raise UsageError(
-            f"{folder} ran with other settings: {', '.join(changed)}; repeat the settings it ran with, or start a new"
-            " run"
-        )
+        raise UsageError(f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or start a new run")
     num_done = 0
     with contextlib.suppress(OSError):
         num_done = files.read_regular(folder / "history.jsonl").count(b"\n")

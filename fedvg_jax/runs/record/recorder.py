@@ -284,9 +284,7 @@ def as_usage_error(folder: Path) -> Iterator[None]:
             raise UsageError(
                 f"{missing} of run folder {folder} was removed during the run; continue with --resume {folder}"
             ) from None
-        raise UsageError(
-            f"cannot write to the run folder {folder}: {reason}; its rounds are kept: fix this, then --resume {folder}"
-        ) from None
+        raise UsageError(f"cannot write to run folder {folder}: {reason}; fix this, then --resume {folder}") from None
 
 
 def _find_start(

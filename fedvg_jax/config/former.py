@@ -43,12 +43,7 @@ SWITCHED = {
 }
 """Former name -> (value of the published code, the other value, name of the departure)."""
 
-REMOVED = {
-    "robust.noise": 0.0,
-    "validation.pixel_noise": 0.0,
-    "validation.fraction": 1.0,
-    "trust_cache": False,
-}
+REMOVED = {"robust.noise": 0.0, "validation.pixel_noise": 0.0, "validation.fraction": 1.0, "trust_cache": False}
 """Setting that is no more -> its default, which is ignored."""
 
 NAMES = (*RENAMED, *SWITCHED, *REMOVED)

@@ -87,10 +87,7 @@ head, FedBN (Li et al. 2021) the normalisation layers."""
 LABELS = {"fedper": "FedPer", "fedrep": "FedRep", "fedbn": "FedBN", "fedvg": "FedVG"}
 """Method that is no algorithm -> its spelling in papers."""
 
-FIDELITY: dict[str, dict] = {
-    "corrected": {},
-    "official": fidelity.official_settings(),
-}
+FIDELITY: dict[str, dict] = {"corrected": {}, "official": fidelity.official_settings()}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
 
 SHORTHANDS = {"method": METHODS, "fidelity": FIDELITY}

@@ -61,9 +61,7 @@ def first_component(path: str) -> str:
 
 
 def layers(
-    params: Tree,
-    counts: Callable[[str], bool] = lambda path: True,
-    name_of: Callable[[str], str] = lambda path: path,
+    params: Tree, counts: Callable[[str], bool] = lambda path: True, name_of: Callable[[str], str] = lambda path: path
 ) -> tuple[Layer, ...]:
     """Returns the layers of a model.
 

@@ -87,10 +87,7 @@ def spaced(arrays: Arrays, max_rows: int) -> Arrays:
 
 
 def pool(
-    name: str,
-    splits: Sequence[tuple[np.ndarray, np.ndarray]],
-    class_names: Sequence[str] | None,
-    source: object,
+    name: str, splits: Sequence[tuple[np.ndarray, np.ndarray]], class_names: Sequence[str] | None, source: object
 ) -> Arrays:
     """Concatenates the official splits to one checked pool.
 

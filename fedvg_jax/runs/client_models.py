@@ -18,17 +18,7 @@ from fedvg_jax.config.options import listed
 from fedvg_jax.core import processes
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import (
-    Augment,
-    Batch,
-    Data,
-    Executor,
-    Hyper,
-    Schedule,
-    SimState,
-    Tree,
-    Variables,
-)
+from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.models import pixels

@@ -186,12 +186,7 @@ def terminal(table: Table) -> Group:
     return Group(lines[0], shown, *lines[1:])
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
-    "md": markdown,
-    "tex": latex,
-    "csv": comma_separated,
-    "html": hypertext,
-}
+FORMATS: dict[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv": comma_separated, "html": hypertext}
 """Suffix of a file -> the function that returns its text."""
 
 

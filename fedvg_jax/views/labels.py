@@ -9,10 +9,7 @@ from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 
-SELECTED_ON = {
-    "held_out": "the half of D_val that no weights use",
-    "shared": "D_val, which FedVG's weights also use",
-}
+SELECTED_ON = {"held_out": "the half of D_val that no weights use", "shared": "D_val, which FedVG's weights also use"}
 """Value of `best_on` -> the rows on which the best round is chosen."""
 
 

@@ -62,7 +62,7 @@ def test_unusable_data_are_refused_in_one_line(data, message):
     [
         ((FLOATS, LABELS), {"normalise": "half"}, "normalise half is for images"),
         ((np.zeros((6, 2, 2, 2), np.uint8), LABELS), {"normalise": "imagenet"}, "takes 1 or 3 channels"),
-        ((np.zeros((6, 4, 4, 2), np.uint8), LABELS), {"model": "vit_s16"}, "vit_s16 is for takes 1 or 3 channels"),
+        ((np.zeros((6, 4, 4, 2), np.uint8), LABELS), {"model": "vit_s16"}, "vit_s16 is for images of 1 or 3 channels"),
         (
             (CHANNELS_FIRST, LABELS),
             {"model": "resnet18"},

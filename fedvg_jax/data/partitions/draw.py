@@ -17,14 +17,7 @@ from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import check_groups
 from fedvg_jax.data.partitions import dirichlet, kinds
 from fedvg_jax.data.partitions.client_rows import from_sizes, pack, sizes
-from fedvg_jax.data.partitions.split import (
-    Partition,
-    as_members,
-    hold_out,
-    random_stream,
-    refuse_small,
-    split_clients,
-)
+from fedvg_jax.data.partitions.split import Partition, as_members, hold_out, random_stream, refuse_small, split_clients
 
 VERSION = 2
 """Version of the rows drawn for given arguments; part of the names of cache entries."""

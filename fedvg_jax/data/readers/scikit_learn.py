@@ -14,12 +14,7 @@ import numpy as np
 
 from fedvg_jax.data.arrays import Arrays, check
 
-FILES = {
-    "digits": "digits.csv.gz",
-    "breast_cancer": "breast_cancer.csv",
-    "wine": "wine_data.csv",
-    "iris": "iris.csv",
-}
+FILES = {"digits": "digits.csv.gz", "breast_cancer": "breast_cancer.csv", "wine": "wine_data.csv", "iris": "iris.csv"}
 """Data set -> its file in the folder `datasets/data` of scikit-learn."""
 
 

@@ -64,12 +64,7 @@ def array(x: Any) -> Any:
 
 
 def convolve(
-    x: Any,
-    w: Array,
-    pads: Sequence[tuple[int, int]],
-    axes: Sequence[int],
-    out: Sequence[int],
-    precision=None,
+    x: Any, w: Array, pads: Sequence[tuple[int, int]], axes: Sequence[int], out: Sequence[int], precision=None
 ) -> Laid:
     """Returns the laid convolution of x with w [r, s, C, O] at stride 1.
 

@@ -15,13 +15,7 @@ from jax import Array, lax
 from fedvg_jax.models.conv import taps
 
 
-def convolve(
-    x: Array,
-    w: Array,
-    strides: Sequence[int],
-    pads: Sequence[tuple[int, int]],
-    precision=None,
-) -> Array:
+def convolve(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None) -> Array:
     """Convolves x with w by one matmul.
 
         y[n, p, q, o] = sum_ijc x[n, p s + i - pad, q s + j - pad, c] w[i, j, c, o]

@@ -35,10 +35,7 @@ def features_of(outputs: Outputs) -> Array:
         UsageError: they are not known.
     """
     if outputs.features is None:
-        raise UsageError(
-            "this algorithm needs features, and those of this model are not known: give task.forward Outputs.features,"
-            " [B, ...] the input of the last layer"
-        )
+        raise UsageError("this algorithm needs features; give task.forward Outputs.features, inputs of the last layer")
     return tree.wide(outputs.features).reshape(len(outputs.features), -1)
 
 

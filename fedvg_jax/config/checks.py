@@ -106,10 +106,7 @@ def epochs_range(config: Config) -> tuple[int, int]:
 def require_personal_models(config: Config, has_personal_models: bool) -> None:
     """Raises UsageError where accuracies of the clients' own models are recorded, and there are no such models."""
     if "personal_accuracy" in options.listed(config.record) and not (config.local or has_personal_models):
-        raise UsageError(
-            "record personal_accuracy is of the clients' own models, and all have the global one; use --method ditto,"
-            " name tensors that stay with clients by --local REGEX, or record accuracy_by_client or finetuned_accuracy"
-        )
+        raise UsageError("record personal_accuracy needs personal models; use --method ditto, --local, or another")
 
 
 # --- combinations: each function yields a message for every contradiction, which can be detected without the data

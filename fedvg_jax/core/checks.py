@@ -95,10 +95,9 @@ def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
     """
     same_structure(pytree, like, what, whose)
     for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
-        if jnp.shape(leaf) != jnp.shape(model):
-            raise UsageError(
-                f"{what} leaf '{path}' has shape {jnp.shape(leaf)}; expected {jnp.shape(model)}, as {whose}"
-            )
+        got, expected = jnp.shape(leaf), jnp.shape(model)
+        if got != expected:
+            raise UsageError(f"{what} leaf '{path}' has shape {got}; expected {expected}, as {whose}")
 
 
 def same_arrays(pytree: Tree, like: Tree, what: str, whose: str) -> None:

@@ -196,10 +196,7 @@ def _check_sequences(arrays: Arrays, config: Config) -> None:
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config augments or normalises rows that are of another kind."""
     if config.normalise == "columns" and (is_images(arrays) or is_sequences(arrays) or arrays.x.ndim < 2):
-        raise UsageError(
-            f"normalise columns is for tables and float images [T, ..., D], x is {_shape(arrays.x)}; use none, or half"
-            " or imagenet for images"
-        )
+        raise UsageError(f"normalise columns takes tables and float images, x is {_shape(arrays.x)}; use none or half")
     for name, value in (("augment", config.augment), ("normalise", config.normalise)):
         if value in ("none", "columns"):
             continue

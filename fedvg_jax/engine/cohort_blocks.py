@@ -196,8 +196,5 @@ def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
     if parts.aggregate is not robust.mean:
         raise UsageError("a robust rule needs all models of a cohort at once; use --hold 0 or robust.mean")
     if not parts.weighting.terms:
-        raise UsageError(
-            "a cohort in blocks takes weights of the form raw_k / sum_j raw_j, and this weighting has no terms"
-            " (types.Weighting.terms); use --hold 0, or samples, uniform, fedvg or a mean of two"
-        )
+        raise UsageError("blocks need weighting.terms; use --hold 0, samples, uniform, fedvg or a mean of two")
     return parts.weighting.terms

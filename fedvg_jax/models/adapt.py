@@ -269,10 +269,7 @@ def _check_instance(module: Any) -> None:
 def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of examples; raises UsageError without any axis, which cannot be a batch."""
     if isinstance(example, (Mapping, tuple)):
-        raise UsageError(
-            f"example is a {type(example).__name__}; x is one array [B, ...]: join the inputs along an axis, and split"
-            " them in __call__"
-        )
+        raise UsageError(f"example is a {type(example).__name__}; x is one array [B, ...]: join inputs along an axis")
     if not jnp.ndim(example) or not len(example):
         raise UsageError(f"example is of shape {list(jnp.shape(example))}; it needs a leading axis, as x[:1]")
     return jax.ShapeDtypeStruct(jnp.shape(example), jnp.asarray(example).dtype)

@@ -93,9 +93,7 @@ def check_task(task: Task, pool: Any) -> None:
     with checks.calling("task.init"):
         model = jax.eval_shape(task.init, jax.random.key(0))
     if not isinstance(model, Variables):
-        raise UsageError(
-            f"task.init returned {type(model).__name__}; expected fedvg_jax.core.types.Variables(params, stats)"
-        )
+        raise UsageError(f"task.init returned {type(model).__name__}; expected fedvg_jax.Variables(params, stats)")
     if not jax.tree.leaves(model.params):
         raise UsageError("task.init returned params without a leaf; expected a pytree of float arrays")
     is_frozen = task.is_frozen or (lambda path: False)

@@ -49,10 +49,7 @@ def check_sums(config: Config, task: Task, pool: Any) -> None:
         return
     sums = contracts.shapes_of_sums(task, pool)
     if not isinstance(sums, dict) or CONFUSION not in sums:
-        raise UsageError(
-            f"record {CONFUSION} needs a task whose measure returns a dict with '{CONFUSION}', [C * C] counts; leave"
-            f" {CONFUSION} out of record, or count it"
-        )
+        raise UsageError(f"record {CONFUSION} needs it from task.measure, [C * C] counts; leave it out, or count it")
 
 
 def entries(config: Config, sums: Any) -> Record:

@@ -353,10 +353,7 @@ def _native_name(algorithm: Algorithm) -> str:
     """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
     name = algorithm.native_weighting
     if not isinstance(name, str) or name not in WEIGHTINGS:
-        raise UsageError(
-            f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}; set one of"
-            " these, or use another weighting than native"
-        )
+        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}")
     return name
 
 
@@ -415,10 +412,7 @@ def num_devices(config: Config) -> int:
         return min(most, processes * -(-size // processes))
     wanted = int(config.devices)
     if wanted > processes and double and not hw.choices().is_float64_safe_on_many_devices:
-        raise UsageError(
-            f"devices {wanted} of a CPU in double precision, where XLA's results were wrong; use --devices 1, "
-            "or unset JAX_ENABLE_X64"
-        )
+        raise UsageError(f"devices {wanted} of a CPU are unsafe in float64; use --devices 1, or unset JAX_ENABLE_X64")
     if wanted > available:
         raise UsageError(
             f"devices {wanted} of {available} {hardware.platform} device(s); use --devices auto"

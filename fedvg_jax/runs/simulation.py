@@ -326,10 +326,7 @@ def _check_own(
     """
     if own.weighting:
         if config.robust.rule not in ("mean", "clipped_mean"):
-            raise UsageError(
-                f"robust.rule {config.robust.rule} ignores weights, so measuring those of weighting= would be wasted;"
-                " leave one of them out, or use robust.rule clipped_mean"
-            )
+            raise UsageError(f"robust.rule {config.robust.rule} ignores weighting=; use clipped_mean, or leave one out")
         in_blocks = block_size(config) < cohort_size(config)
         bind = None if tables.base is None else program.bind
         contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks, bind=bind)
@@ -402,10 +399,7 @@ def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_name
     settings, defaults = flatten(config), flatten(Config())
     for name in MODEL_SETTINGS:
         if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
-            raise UsageError(
-                f"{name} {settings[name]} has no effect beside task=, which replaces the config's model; use {name}"
-                f" {defaults[name]}, and build the task accordingly"
-            )
+            raise UsageError(f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task")
     evaluation_records.check_sums(config, task, pool)
 
 

@@ -62,10 +62,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     unplaced = [f.missing for f, place in zip(run_folders, placed, strict=True) if f.missing and not place.method]
     missing = [line for cell in cells.values() for line in cell.missing] + unplaced
     if sources := _mixed_sources(cells):
-        raise UsageError(
-            f"the runs are of different data or partitions, of which no mean is made: {_listed(sources)}; report them"
-            " apart, or sweep over dataset or data_dir"
-        )
+        raise UsageError(f"the runs are of different data or partitions: {_listed(sources)}; report them apart")
     repeated = _repeated(cells)
     if (problems := mixed + missing + repeated) and not partial:
         raise UsageError(

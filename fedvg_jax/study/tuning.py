@@ -110,10 +110,7 @@ def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
     points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
     points = points or {resolve(sweep, combinations(sweep.axes)[0]).seed}
     if shared := sorted(points & {*tuning.seeds}):
-        raise UsageError(
-            f"seed {shared[0]} is a seed of the tuning runs and of the points, so that values would be chosen on runs"
-            " that are compared; give other seeds of tuning (--tune-seeds, by default 1000:1002)"
-        )
+        raise UsageError(f"seed {shared[0]} is a seed of the tuning runs and of the points; give other --tune-seeds")
 
 
 def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:

@@ -108,7 +108,7 @@ REFUSED = {
     "numbers with commas": (["--alpha", "0.05,0.5"], "separated by spaces: 0.05 0.5"),
     "no own models": (
         ["--method", "ditto", "fedavg", "--record", "personal_accuracy"],
-        "record personal_accuracy is of the clients' own models, and all have the global one",
+        "record personal_accuracy needs personal models",
     ),
     "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
 }

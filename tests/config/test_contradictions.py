@@ -48,7 +48,7 @@ REFUSED = [
     ({"local_epochs": "5:"}, "local_epochs must be a number >= 1, or MIN:MAX"),
     ({"local": "."}, "matches every trained tensor, so that nothing is shared"),
     ({"local": "^fc1/", "robust.rule": "median", "weighting": "uniform"}, "which has one model"),
-    ({"record": "personal_accuracy"}, "of the clients' own models, and all have the global one; use --method ditto"),
+    ({"record": "personal_accuracy"}, "needs personal models; use --method ditto"),
     ({"record": "finetuned_accuracy", "holdout": "global"}, "record finetuned_accuracy needs test rows of every"),
     ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs must be"),
     ({"stop_at": "accuracy 0.9"}, "stop_at must be a metric of D_val and a number, such as"),

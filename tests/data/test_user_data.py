@@ -72,7 +72,7 @@ def test_unusable_data_are_refused_in_one_line(data, message):
         ((CHANNELS_FIRST, LABELS), {"augment": "flip"}, "augment flip takes images .*np.moveaxis"),
         ((CHANNELS_FIRST, LABELS), ROTATED, "corrupt.kind rotate90 takes images .*np.moveaxis"),
         ((CHANNELS_FIRST[:, 0], LABELS), {"model": "resnet18"}, r"use x\[..., None\] for grey ones, mlp or linear"),
-        ((CHANNELS_FIRST, LABELS), {"normalise": "columns"}, "normalise columns is for tables and float images"),
+        ((CHANNELS_FIRST, LABELS), {"normalise": "columns"}, "normalise columns takes tables and float images"),
         ((FLOATS, LABELS), {"augment": "flip"}, r"augment flip is for images"),
         ((TARGETS, LABELS), {}, r"mlp takes rows \[T, D\], x is float64 \[6\]; use x\[:, None\]"),
         ((FLOATS, TARGETS), {}, r"mlp needs class labels, integers \[T\] from 0; y of data is float64 \[6\]; "),

@@ -158,7 +158,7 @@ FEW = Config(clients=6, join_ratio=0.5)
     [
         ({"devices": "5"}, False, "devices 5 of 4 cpu device"),
         ({"devices": "4"}, False, "devices 4 for a cohort of 3; use --devices 3 or fewer$"),
-        ({"devices": "2"}, True, "in double precision.*use --devices 1"),
+        ({"devices": "2"}, True, "in float64; use --devices 1"),
     ],
 )
 def test_unavailable_devices_are_refused(changes, double, message):

@@ -281,10 +281,8 @@ def as_usage_error(folder: Path) -> Iterator[None]:
         reason = files.reason(error)
         if isinstance(error, FileNotFoundError):
             missing = Path(os.fsdecode(error.filename)).name if error.filename else "a file"
-            raise UsageError(
-                f"{missing} of run folder {folder} was removed during the run; continue with --resume {folder}"
-            ) from None
-        raise UsageError(f"cannot write to run folder {folder}: {reason}; fix this, then --resume {folder}") from None
+            raise UsageError(f"{missing} of {folder} was removed during the run; --resume {folder} continues") from None
+        raise UsageError(f"cannot write to the run folder {folder}: {reason}; fix it, then --resume {folder}") from None
 
 
 def _find_start(

@@ -106,7 +106,7 @@ def epochs_range(config: Config) -> tuple[int, int]:
 def require_personal_models(config: Config, has_personal_models: bool) -> None:
     """Raises UsageError where accuracies of the clients' own models are recorded, and there are no such models."""
     if "personal_accuracy" in options.listed(config.record) and not (config.local or has_personal_models):
-        raise UsageError("record personal_accuracy needs personal models; use --method ditto, --local, or another")
+        raise UsageError("record personal_accuracy needs personal models; use --method ditto or --local REGEX")
 
 
 # --- combinations: each function yields a message for every contradiction, which can be detected without the data
@@ -139,16 +139,12 @@ def _training_problems(config: Config) -> Iterator[str]:
 
 
 def _method_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of weighting and algorithm."""
+    """Yields contradictions of weighting and algorithm, and of the algorithm that the config names."""
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
     chosen = options.departures(config.departures)
     if config.algorithm == "elastic" and "server-stats" in chosen and "elastic-sensitivity" not in chosen:
         yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
-
-
-def _algorithm_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of the algorithm that the config names."""
     yield from problems_of_algorithm(config, f"algorithm {config.algorithm}", ALGORITHMS[config.algorithm])
 
 
@@ -235,7 +231,7 @@ def _validation_problems(config: Config) -> Iterator[str]:
         yield f"validation.source {validation.source} needs --validation.data-dir DIR with its files"
 
 
-PROBLEMS = (_unused, _training_problems, _method_problems, _algorithm_problems, _rule_problems, _hold_problems)
+PROBLEMS = (_unused, _training_problems, _method_problems, _rule_problems, _hold_problems)
 PROBLEMS += (_partition_problems, _validation_problems)
 
 

@@ -155,9 +155,8 @@ def _read_by(function: types.FunctionType) -> list[Any]:
         except ValueError:  # not yet assigned
             read.append("")
     if _is_users(function.__globals__.get("__name__")):
-        read += [
-            function.__globals__.get(name) for name in sorted(_names(function.__code__, ("LOAD_GLOBAL", "LOAD_NAME")))
-        ]
+        names = sorted(_names(function.__code__, ("LOAD_GLOBAL", "LOAD_NAME")))
+        read += map(function.__globals__.get, names)
     return read
 
 
@@ -165,12 +164,9 @@ def _read_by(function: types.FunctionType) -> list[Any]:
 def _names(code: types.CodeType, operations: tuple[str, ...] = ()) -> frozenset[str]:
     """Returns the names in a function and in those inside it, of some operations or of all."""
     inner = [_names(constant, operations) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    named = (
-        [step.argval for step in dis.get_instructions(code) if step.opname in operations]
-        if operations
-        else code.co_names
-    )
-    return frozenset(named).union(*inner)
+    steps = dis.get_instructions(code) if operations else ()
+    named = [step.argval for step in steps if step.opname in operations]
+    return frozenset(named if operations else code.co_names).union(*inner)
 
 
 def _attributes(value: Any, names: frozenset[str]) -> dict[str, Any]:

@@ -46,12 +46,9 @@ class Departure(NamedTuple):
     """Whether `--fidelity official` has the published behaviour."""
 
 
-def _read() -> tuple[Departure, ...]:
-    text = resources.files("fedvg_jax.paper").joinpath("fidelity.toml").read_text(encoding="utf-8")
-    return tuple(Departure(**row) for row in tomllib.loads(text)["departure"])
+_TABLE = tomllib.loads(resources.files("fedvg_jax.paper").joinpath("fidelity.toml").read_text(encoding="utf-8"))
 
-
-DEPARTURES = _read()
+DEPARTURES = tuple(Departure(**row) for row in _TABLE["departure"])
 """All rows, in the order of the documentation's table."""
 
 

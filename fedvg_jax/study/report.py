@@ -91,6 +91,7 @@ def write(
     found = effects.findings(study, chosen.baseline, chosen.choice)
     drawings = FIGURES | {"differences": functools.partial(differences.differences, chosen=chosen)}
     names = FIGURES if figures is None else figures
+    again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
     with files.writing(folder, "--out"):
         paths = [path for table in made for path in write_table(table, folder / "tables")]
@@ -99,7 +100,7 @@ def write(
             study, folder / "figures", base.STYLES[style], {name: drawings[name] for name in names}
         )
         paths += [path for _, several in drawn for path in several]
-        files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or _command(dirs)))
+        files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or again))
         _remove_stale(folder, paths)
     return Written(made, [*paths, folder / PAGE], left_out, found)
 
@@ -107,11 +108,6 @@ def write(
 def missing_packages() -> list[str]:
     """Returns the modules that a report needs and that are not installed."""
     return [name for name in EXTRA if importlib.util.find_spec(name) is None]
-
-
-def _command(dirs: Sequence[Path | str]) -> str:
-    """Returns a command line that writes the report of these folders."""
-    return " ".join(["python -m fedvg_jax.report", *(shlex.quote(str(path)) for path in dirs)])
 
 
 def write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FORMATS)) -> list[Path]:

@@ -184,7 +184,7 @@ def test_streamable_names_are_the_rules_with_terms(name):
 def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
     step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
-    with pytest.raises(fedvg_jax.UsageError, match="blocks need weighting.terms"):
+    with pytest.raises(fedvg_jax.UsageError, match=r"blocks need weighting.terms"):
         jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
 
 

@@ -156,7 +156,8 @@ def load_covid19(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[im
 
 
 def _read_covid19(place: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
-    root = _only_folder(place)
+    inner = _folders(place)
+    root = inner[0] if len(inner) == 1 else place  # archives often have one folder around all others
     names = [inner.name for inner in _folders(root)]
     if len(names) != XRAY_CLASSES:
         got = ", ".join(names[:6]) or "none"
@@ -170,12 +171,6 @@ def _only_zip(data_dir: Path) -> Path:
         return data_dir
     zips = [data_dir / file.name for file in visible(data_dir) if file.suffix.lower() == ".zip"]
     return zips[0] if len(zips) == 1 else data_dir
-
-
-def _only_folder(place: Path) -> Path:
-    """Returns the only sub-folder, which archives often have around all others; otherwise the argument."""
-    inner = _folders(place)
-    return inner[0] if len(inner) == 1 else place
 
 
 def _folders(place: Path) -> list[Path]:

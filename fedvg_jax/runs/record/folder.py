@@ -116,12 +116,9 @@ def refuse_taken(folder: Path) -> None:
 
     What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
     """
-    if folder.exists() and (not folder.is_dir() or any(_is_of_a_run(path) for path in folder.iterdir())):
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if (folder.exists() and not folder.is_dir()) or any(name[0] != "." and name != TRACKING for name in names):
         raise UsageError(f"run folder {folder} is taken; name another with --out, or continue its run with --resume")
-
-
-def _is_of_a_run(path: Path) -> bool:
-    return path.name[0] != "." and path.name != TRACKING
 
 
 def write_settings(

@@ -193,7 +193,7 @@ def _hold_problems(config: Config) -> Iterator[str]:
         yield f"{blocks}: robust.rule {config.robust.rule} needs all models at once; use --hold 0 or --robust.rule mean"
     if not streams(config.weighting):
         streamed = ", ".join(name for name, is_streamed in WEIGHTINGS.items() if is_streamed)
-        yield f"{blocks} takes {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
+        yield f"{blocks} needs {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
 
 
 def _partition_problems(config: Config) -> Iterator[str]:

@@ -94,10 +94,7 @@ def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
     >>> shaped_like({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
     """
     same_structure(pytree, like, what, whose)
-    for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
-        got, expected = jnp.shape(leaf), jnp.shape(model)
-        if got != expected:
-            raise UsageError(f"{what} leaf '{path}' has shape {got}; expected {expected}, as {whose}")
+    _refuse_other(pytree, like, what, whose, jnp.shape, "has shape")
 
 
 def same_arrays(pytree: Tree, like: Tree, what: str, whose: str) -> None:
@@ -106,10 +103,14 @@ def same_arrays(pytree: Tree, like: Tree, what: str, whose: str) -> None:
     >>> same_arrays({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
     """
     shaped_like(pytree, like, what, whose)
+    _refuse_other(pytree, like, what, whose, jnp.result_type, "is")
+
+
+def _refuse_other(pytree: Tree, like: Tree, what: str, whose: str, of: Callable[[Any], Any], verb: str) -> None:
+    """Raises UsageError for the first leaf that differs in shape or dtype."""
     for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
-        got, expected = jnp.result_type(leaf), jnp.result_type(model)
-        if got != expected:
-            raise UsageError(f"{what} leaf '{path}' is {got}; expected {expected}, as {whose}")
+        if of(leaf) != of(model):
+            raise UsageError(f"{what} leaf '{path}' {verb} {of(leaf)}; expected {of(model)}, as {whose}")
 
 
 def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:

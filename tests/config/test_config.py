@@ -150,7 +150,7 @@ def trimmed(clients, trim):
 def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_is_named(clients, smallest):
     with pytest.raises(UsageError) as error:
         config.check(trimmed(clients, 0.99 / clients))
-    assert f"none of {clients}; use {smallest:g} or more" in str(error.value)
+    assert f"none of {clients} clients; use {smallest:g} or more" in str(error.value)
     assert robust._cuts(smallest, clients)[clients] == 1
     for trim in (0.0, 1 / clients, smallest):
         config.check(trimmed(clients, trim))

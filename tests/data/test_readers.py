@@ -158,7 +158,7 @@ DAMAGED = [
     ("tinyimagenet", "wnids.txt", None, ["wnids.txt", "cs231n.stanford.edu"]),
     ("tinyimagenet", "wnids.txt", b"\xff\xfe", ["wnids.txt", "not a text file"]),
     ("tinyimagenet", "wnids.txt", b"n02\nn01\nn03", ["n03", "no such folder"]),
-    ("tinyimagenet", "train/n01/images/n01_2.JPEG", None, ["n01", "2 images, but other classes have 3"]),
+    ("tinyimagenet", "train/n01/images/n01_2.JPEG", None, ["n01", "2 images, others have 3"]),
     ("tinyimagenet", "val/images/val_1.JPEG", None, ["val_annotations.txt", "val_1.JPEG"]),
     ("tinyimagenet", "val/val_annotations.txt", b"val_0.JPEG\tn01", ["val_annotations.txt", "val_1.JPEG"]),
 ]

@@ -47,7 +47,7 @@ def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
         ((FLOATS, TARGETS[1:]), "x has 6 rows and y 5"),
         (([[0.0], [1.0, 2.0]], LABELS[:2]), "x must be an array .*every row of one shape"),
         ((-FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
-        ((FLOATS.astype(np.longdouble), LABELS), r"x must be of at most 64 bits; .*astype"),
+        ((FLOATS.astype(np.longdouble), LABELS), r"x must have at most 64 bits; .*astype"),
         ((FLOATS, LABELS + 2**40), r"integers of y must be below 2\*\*31"),
         (fv.Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, as many as names; got 0..2"),
     ],
@@ -85,7 +85,7 @@ def test_unusable_data_are_refused_in_one_line(data, message):
             r"\[6\] with values 65536 to \d+, of which labels are 0..65535",
         ),
         ((TOKENS, TOKENS), {"model": "gru"}, "data has no class_names; .*Arrays.* one name per character"),
-        ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, and clients is 3"),
+        ((IMAGES, LABELS), {"clients": 3}, "train holds 2 clients, clients is 3"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_are_refused_in_one_line(data, settings, message):

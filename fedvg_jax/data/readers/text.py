@@ -81,7 +81,7 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     """
     characters = sorted(set().union(*texts.values()))
     if len(characters) > MAX_CHARACTERS:
-        raise UsageError(f"{source}: has {len(characters):,} characters, at most {MAX_CHARACTERS:,}; replace rare ones")
+        raise UsageError(f"{source}: {len(characters):,} different characters, at most {MAX_CHARACTERS:,}; use fewer")
     numbers = {character: number for number, character in enumerate(characters)}
     rows, labels, groups = [], [], []
     for group, (author, text) in enumerate(texts.items()):

@@ -46,20 +46,20 @@ def check(config: Config) -> Config:
 def _check_values(config: Config) -> None:
     """Raises UsageError for a value that is not among those its setting allows, or that float32 cannot hold."""
     if not config.dataset.startswith(tuple(OUTSIDE)):
-        _require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
+        require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
     for name in options.listed(config.record):
-        _require_name("record", name, RECORDS)
+        require_name("record", name, RECORDS)
     for name in options.listed(config.track):
-        _require_name("track", name, TRACKERS)
+        require_name("track", name, TRACKERS)
     for name in options.listed(config.departures):
-        _require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
+        require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
         _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
         is_writable = not UNWRITABLE.search(str(value))
         _require(is_writable, name, ascii(str(value)), "text that UTF-8 can encode, without a zero byte")
         if setting.names:
-            _require_name(name, str(value), setting.names)
+            require_name(name, str(value), setting.names)
         if setting.range:
             kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
             _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
@@ -240,7 +240,8 @@ def _is_count(text: str) -> bool:
     return text.isdecimal() and text.isascii() and len(text) < 10 and int(text) > 0
 
 
-def _require_name(name: str, value: str, allowed: Iterable[str]) -> None:
+def require_name(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Raises UsageError for a value that is none of the allowed names."""
     if value not in allowed:
         raise UsageError(f"unknown {name} '{_shorten(value)}'{suggestion(value, allowed)}")
 

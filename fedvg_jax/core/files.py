@@ -184,6 +184,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_object_if_any(path: Path) -> dict[str, Any]:
+    """Returns `read_object` of a file; {} where there is none."""
+    return read_object(path) if path.exists() else {}
+
+
 def read_json(path: Path) -> Any:
     """Returns the value in a JSON file.
 

@@ -59,17 +59,13 @@ def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
         ...
     fedvg_jax.UsageError: algorithm must be an Algorithm, got a str; use Config(algorithm=...) for one by name
     """
-    kinds = {
-        "task": (task, Task, "use linen_task, or Config(model=...)"),
-        "algorithm": (algorithm, Algorithm, "use Config(algorithm=...) for one by name"),
-        "weighting": (weighting, Weighting, "use Config(weighting=...) for one by name"),
-    }
-    for name, (given, kind, advice) in kinds.items():
-        is_factory = name == "weighting" and callable(given)
-        if given is not None and not isinstance(given, kind) and not is_factory:
-            article = "an" if kind is Algorithm else "a"
-            hint = _call_hint(given, advice)
-            raise UsageError(f"{name} must be {article} {kind.__name__}, got a {type(given).__name__}; {hint}")
+    given = {"task": task, "algorithm": algorithm, "weighting": weighting}
+    for (name, value), kind in zip(given.items(), (Task, Algorithm, Weighting), strict=True):
+        if value is None or isinstance(value, kind) or (kind is Weighting and callable(value)):
+            continue
+        by_name = "use linen_task, or Config(model=...)" if kind is Task else f"use Config({name}=...) for one by name"
+        article, hint = "an" if kind is Algorithm else "a", _call_hint(value, by_name)
+        raise UsageError(f"{name} must be {article} {kind.__name__}, got a {type(value).__name__}; {hint}")
 
 
 def check_task(task: Task, pool: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.config.checks import require_name
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import effects, tables
@@ -81,8 +81,7 @@ def write(
         *((f, FIGURES, "figure") for f in figures or ()),
     ]
     for value, allowed, what in named:
-        if value not in allowed:
-            raise UsageError(f"unknown {what} '{value[:100]}'{suggestion(value, allowed)}")
+        require_name(what, value, allowed)
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import command_line, former
+from fedvg_jax.config.checks import require_name
 from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import sweep_folder, sweep_points, workers
@@ -150,8 +151,7 @@ def _tuned_values(name: str, words: Sequence[str]) -> list[Any]:
 
 
 def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
-    if name not in EXECUTORS:
-        raise UsageError(f"unknown executor {name[:100]!r}{configs.suggestion(name, EXECUTORS)}")
+    require_name("executor", name, EXECUTORS)
     if slurm and name != "submitit":
         raise UsageError("--slurm is for --executor submitit; add that, or leave --slurm out")
     return slurm if name == "submitit" else None

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import former, presets, shorthands
-from fedvg_jax.config.checks import check
+from fedvg_jax.config.checks import check, require_name
 from fedvg_jax.config.io import apply, dotted, flatten, name_hint, python_scalar, read_toml
 from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import refuse_unused, unmet
 from fedvg_jax.config.uses import used as used_settings
 from fedvg_jax.core.types import UsageError
@@ -159,8 +158,7 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
     Raises:
         UsageError: the file cannot be read, or has an axis that cannot be.
     """
-    if scale not in SCALES:
-        raise UsageError(f"unknown scale {scale!r}{suggestion(scale, SCALES)}")
+    require_name("scale", scale, SCALES)
     content = read_toml(path)
     tiny = _inside(content, "tiny")
     if scale == "tiny" and not tiny:

@@ -415,7 +415,7 @@ def test_removed_folder_or_file_is_one_line(tmp_path):
 
     with usage_error("was removed"):
         simulate(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
-    with usage_error("history.jsonl of run folder", "was removed"):
+    with usage_error("history.jsonl of", "was removed"):
         simulate(tmp_path / "run", callbacks=[at(2, (tmp_path / "run" / "history.jsonl").unlink)])
 
 

@@ -79,7 +79,7 @@ def test_scores_of_sequences_have_an_axis_for_their_places():
     [
         ({"precision": "bfloat16"}, "precision bfloat16 has no effect beside task="),
         ({"model": "resnet18", "norm_layers": "group"}, "norm_layers group has no effect"),
-        ({"record": "confusion"}, "record confusion needs a task whose measure returns a dict with 'confusion'"),
+        ({"record": "confusion"}, "record confusion needs 'confusion' of task.measure"),
     ],
     ids=["precision", "norm", "confusion"],
 )

@@ -220,10 +220,9 @@ def _pooled_splits(splits: list[_Split], wanted: str, folder: Path) -> list[_Spl
     of_name: dict[str, list[_Split]] = {}
     for split in splits:
         of_name.setdefault(split.name, []).append(split)
-    if wanted == "all":
-        known = [name for names in SPLITS.values() for name in of_name if name in names]
-        return [split for name in known for split in of_name[name]] or splits
-    return [split for members in chosen_splits(of_name, wanted, folder) for split in members]
+    known = [of_name[name] for names in SPLITS.values() for name in of_name if name in names]
+    chosen = known if wanted == "all" else chosen_splits(of_name, wanted, folder)
+    return [split for members in chosen for split in members] or splits
 
 
 def chosen_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]:

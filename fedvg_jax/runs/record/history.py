@@ -105,8 +105,7 @@ class History(_Results):
         folder = files.user_path(folder)
         config = dataclasses.replace(run_folder.read_config(folder), config=None)
         records = read(folder) if (folder / "history.jsonl").exists() else []
-        path = folder / "summary.json"
-        stored = files.read_object(path) if path.exists() else {}
+        stored = files.read_object_if_any(folder / "summary.json")
         summary = {name: value for name, value in stored.items() if name not in ("seal", seals.DIGEST)}
         return cls(records, summary, _model_reader(folder, "final"), folder, _model_reader(folder, "best"), config)
 

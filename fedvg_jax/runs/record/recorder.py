@@ -297,7 +297,7 @@ def _find_start(
     report = verification.check(folder, with_arrays=False)
     if misfits := [line for line in report.misfits if line not in report.unusable]:
         raise verification.MisfitError(folder, misfits)
-    manifest, summary = (_read_object(folder / name) for name in ("manifest.json", "summary.json"))
+    manifest, summary = (files.read_object_if_any(folder / name) for name in ("manifest.json", "summary.json"))
     if manifest:  # a run that was killed in its first seconds has none
         run_folder.refuse_other_sources(folder, manifest, digests, given)
     results = {name: value for name, value in summary.items() if name not in ("seal", seals.DIGEST)}
@@ -329,11 +329,6 @@ def _find_start(
         results if is_finished and seal["round"] == len(records) else None,
     )
     return start, lines
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; {} where there is none."""
-    return files.read_object(path) if path.exists() else {}
 
 
 def _best_model(entries: Mapping[str, Any], variables: Variables) -> BestModel:

@@ -49,7 +49,7 @@ def check_sums(config: Config, task: Task, pool: Any) -> None:
         return
     sums = contracts.shapes_of_sums(task, pool)
     if not isinstance(sums, dict) or CONFUSION not in sums:
-        raise UsageError(f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; count or leave it out")
+        raise UsageError(f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out")
 
 
 def entries(config: Config, sums: Any) -> Record:

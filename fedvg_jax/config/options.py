@@ -810,15 +810,12 @@ def stop_target(config: Config) -> StopTarget | None:
     >>> [stop_target(Config(stop_at=text)).sign for text in ("val_mae 0.1", "val_x<0.1", "val_mae > 0.1")]
     [-1, -1, 1]
     """
-    match = re.fullmatch(r"(val_\S+?)(?:\s+|\s*([<>])=?\s*)([^\s<>=]+)", config.stop_at.strip())
-    try:
-        value = float(match[3]) if match else math.nan
-    except ValueError:
-        value = math.nan
-    if match is None or not math.isfinite(value):
+    number = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+    match = re.fullmatch(rf"(val_\S+?)(?:\s+|\s*([<>])=?\s*)({number})", config.stop_at.strip())
+    if match is None or not math.isfinite(float(match[3])):
         return None
     is_falling = match[1].endswith(("loss", "error")) or match[1].rpartition("_")[2] in FALLING
-    return StopTarget(match[1], -1 if match[2] == "<" or (is_falling and not match[2]) else 1, value)
+    return StopTarget(match[1], -1 if match[2] == "<" or (is_falling and not match[2]) else 1, float(match[3]))
 
 
 def cohort_size(config: Config) -> int:

@@ -164,24 +164,19 @@ def warning(n: int, tests: int) -> str:
         n: number of pairs.
         tests: size of the family that Holm corrects for.
 
-    >>> warning(5, 3)
+    >>> warning(5, 1)
     'n = 5: no two-sided Wilcoxon test can reach p < 0.05 (smallest 0.0625); 6 pairs or more are needed.'
     >>> warning(20, 3)
     ''
     """
-    least = _smallest_p(n)
-    if least >= LEVEL:
-        return (
-            f"n = {n}: no two-sided Wilcoxon test can reach p < {LEVEL:g} (smallest {least:g});"
-            " 6 pairs or more are needed."
-        )
-    if least * tests >= LEVEL:
-        needed = next(count for count in range(n, 64) if _smallest_p(count) * tests < LEVEL)
-        return (
-            f"n = {n}: after Holm over {tests} tests no two-sided Wilcoxon test can reach p < {LEVEL:g}"
-            f" (smallest {least * tests:.3g}); {needed} pairs or more are needed."
-        )
-    return ""
+    if (least := _smallest_p(n) * tests) < LEVEL:
+        return ""
+    needed = next(count for count in range(n, 64) if _smallest_p(count) * tests < LEVEL)
+    family = f"after Holm over {tests} tests " if tests > 1 else ""
+    return (
+        f"n = {n}: {family}no two-sided Wilcoxon test can reach p < {LEVEL:g} (smallest {min(1, least):.3g});"
+        f" {needed} pairs or more are needed."
+    )
 
 
 def _smallest_p(n: int) -> float:

@@ -47,4 +47,5 @@ def test_holm_is_the_step_down_of_bonferroni():
 def test_warning_names_the_number_of_pairs_that_suffices():
     """Two-sided p of n pairs is at least 2^(1-n): 1/16 for 5. Times 30 tests: 30/512 for 10, 30/1024 for 11."""
     assert "6 pairs or more" in statistics.warning(5, 1) and not statistics.warning(6, 1)
+    assert "7 pairs or more" in statistics.warning(5, 3)
     assert "11 pairs or more" in statistics.warning(10, 30) and not statistics.warning(11, 30)

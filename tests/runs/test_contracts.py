@@ -42,7 +42,7 @@ MODELS = {
     "no floats": ({"init": integers}, "task.init: params leaf 'fc1/bias' is int32 of shape (5,); expected floats"),
     "a plain dict": (
         {"init": lambda key: TASK.init(key).params},
-        "returned dict; expected fedvg_jax.core.types.Variables",
+        "returned dict; expected fedvg_jax.Variables",
     ),
     "a loss per row": (
         {"loss": lambda params, stats, batch, mask, train: (mask.astype(float), stats)},

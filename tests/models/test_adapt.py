@@ -381,7 +381,7 @@ REFUSED = {
     "nnx_task: give a function, lambda rngs: NnxNet.*in place of a NnxNet": (
         lambda: fedvg_jax.nnx_task(NnxNet(nnx.Rngs(0)), squared, X[:1])
     ),
-    "example is a dict; x is one array .B, ....: join the inputs": (
+    "example is a dict; x is one array .B, ....: join inputs": (
         lambda: fedvg_jax.linen_task(nn.Dense(1), squared, {"a": X[:1]})
     ),
     "Sequential has batch statistics.*mask": lambda: linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),

@@ -198,7 +198,7 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
 
 def test_folder_of_another_sweep_is_refused_in_one_line(whole, tmp_path):
     out, _ = whole
-    with pytest.raises(UsageError, match=r"holds a sweep with other points \(such as alpha=0.5,seed=0\)"):
+    with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
         fedvg_jax.run_sweep(CONFIG, {"alpha": [0.1, 0.2]}, out)
     more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
     with pytest.raises(UsageError, match=r"ran with other settings: lr 0.1 -> 0.3"):

@@ -54,7 +54,8 @@ def last_activation(function: Callable[..., jax.Array], *arguments: Tree) -> str
     origin = {id(variable): eqn for eqn in jaxpr.eqns for variable in eqn.outvars}  # a constant has no hash
 
     def source(variable: Any) -> tuple[str, Any]:
-        if (eqn := origin.get(id(variable))) is None:
+        eqn = origin.get(id(variable))
+        if eqn is None:
             return "", ()
         name = eqn.primitive.name
         return source(eqn.invars[0]) if name in _SHAPES else (name, eqn.invars)

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.core.types import UsageError
+
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 """XLA's flag for GPU operations that give the same bits every time."""
 
@@ -296,17 +298,27 @@ def assumed(hardware: Hardware) -> Iterator[None]:
 
 
 def current() -> Hardware:
-    """Returns the hardware that is `assumed`, or else that of this process, which starts jax's back end."""
-    return _assumed.get() or _of_this_process()
+    """Returns the hardware that is `assumed`, or else that of this process, which starts jax's back end.
+
+    Raises:
+        UsageError: the process is a fork of one that started the back end, whose locks would never open.
+    """
+    if assumed_hardware := _assumed.get():
+        return assumed_hardware
+    process, found = _of_this_process()
+    if process != os.getpid():
+        raise UsageError("a fork of a process that has used JAX hangs; use multiprocessing.get_context('spawn')")
+    return found
 
 
 @functools.cache
-def _of_this_process() -> Hardware:
+def _of_this_process() -> tuple[int, Hardware]:
     import jax
 
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+    kind = devices[0].device_kind
+    return os.getpid(), Hardware(platform, kind, len(devices), num_cores(), memory, jax.process_count())
 
 
 def without_jax() -> Hardware | None:

@@ -125,7 +125,7 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
     again = population.take_partition(made, DIGITS, tuple(parts))
     assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
     for name, value in {"min_samples": 20, "test_ratio": 0.3, "val_ratio": 0.2}.items():
-        with pytest.raises(UsageError, match=f"{name} {value} has no effect: the partition given has training"):
+        with pytest.raises(UsageError, match=f"{name} {value} has no effect: the partition given is split already"):
             population.take_partition(settings(**{name: value}), DIGITS, tuple(parts))
     with pytest.raises(UsageError, match="the partition given: must be"):
         population.take_partition(made, DIGITS, dict(enumerate(rows)))

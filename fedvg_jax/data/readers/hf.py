@@ -272,7 +272,10 @@ def _image_column(library: Any, features: Any, given: str, folder: Path) -> str:
     encoded = [name for name, feature in features.items() if _is_encoded(library, feature)]
     arrays = [name for name, feature in features.items() if _is_array(library, feature)]
     if not (given or of_kind or encoded or arrays or {*features} & {*IMAGE_NAMES}):
-        raise UsageError(f"{folder}: no images among {', '.join(features)}; give others to fedvg_jax.run(data=(x, y))")
+        raise UsageError(
+            f"{folder} holds no images, but {', '.join(features)}; give texts and tables as arrays from Python,"
+            " fedvg_jax.run(data=(x, y))"
+        )
     return _column(features, given, "image", of_kind or encoded or arrays, IMAGE_NAMES, folder)
 
 

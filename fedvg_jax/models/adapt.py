@@ -180,7 +180,8 @@ def nnx_task(
         *_, after, _ = nnx.split(module, *kinds, ...)
         pairs = zip(jax.tree.leaves(after), jax.tree.leaves(others), strict=True)
         if any(value is not given for value, given in pairs):
-            raise UsageError(f"{_name(kind)} changes variables other than Param, BatchStat and RngState")
+            frozen_kinds = "variables other than Param, BatchStat and RngState"
+            raise UsageError(f"{_name(kind)} changes {frozen_kinds}, which are frozen; make them one of these")
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
     return _task(kind, init, apply, has_dropout, example, loss, metrics, block_of, frozen)

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 
-import xla_flags
+from support import xla_flags
 
 # before jax is imported, here and in every process a test starts
 os.environ |= {
@@ -72,7 +72,7 @@ def frozen_garbage_collection():
 @pytest.fixture
 def traced(monkeypatch):
     """Runs of one test whose programs are traced and not compiled, from a model of ones, without pictures."""
-    import programs
+    from support import programs
 
     from fedvg_jax.runs import chunks, registry
     from fedvg_jax.views import plots

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cases import naming
+from support.cases import naming
 
 import fedvg_jax
 from benchmarks import table as tables_of_pages

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-import worlds
+from support import worlds
 
 import fedvg_jax
 from fedvg_jax import executors

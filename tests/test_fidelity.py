@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
 import pytest
-import worlds
-from cases import naming
+from support import linear, worlds
+from support.cases import naming
 
 from fedvg_jax import config, sim
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
 import pytest
-import worlds
-from programs import compilations
+from support import linear, worlds
+from support.programs import compilations
 
 import fedvg_jax as fv
 from fedvg_jax.core import hardware

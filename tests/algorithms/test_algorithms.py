@@ -6,9 +6,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-import worlds
+from support import oracle, worlds
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Anchor, Cohort, Probe, Variables

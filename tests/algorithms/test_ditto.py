@@ -5,9 +5,8 @@ import functools
 import jax
 import numpy as np
 import optax
-import oracle
 import pytest
-import worlds
+from support import oracle, worlds
 
 import fedvg_jax as fv
 from fedvg_jax import config

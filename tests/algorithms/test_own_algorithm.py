@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-import worlds
+from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
 from flax import nnx
+from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import config

@@ -1,7 +1,7 @@
 """`fedvg report`: writes tables and figures of run folders; mistakes are one line."""
 
 import pytest
-from run_folders import write_run, write_sweep
+from support.run_folders import write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")

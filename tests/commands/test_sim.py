@@ -17,8 +17,8 @@ import time
 
 import jax
 import pytest
-import xla_flags
-from processes import started
+from support import xla_flags
+from support.processes import started
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config

@@ -13,8 +13,8 @@ import time
 import types
 
 import pytest
-from processes import started
-from small_sweeps import timeless
+from support.processes import started
+from support.small_sweeps import timeless
 
 import fedvg_jax
 from fedvg_jax import sweep

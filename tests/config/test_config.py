@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from files import one_line, usage_error
 from hypothesis import given
 from hypothesis import strategies as st
+from support.files import one_line, usage_error
 
 from fedvg_jax import config
 from fedvg_jax.config import Config, Robust, command_line, presets

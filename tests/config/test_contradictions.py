@@ -1,7 +1,7 @@
 """Settings that contradict each other, or that no run can have, are refused in one line."""
 
 import pytest
-from files import one_line
+from support.files import one_line
 
 import fedvg_jax as fv
 from fedvg_jax import config

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 from fedvg_jax import config, sim
 from fedvg_jax.config import SETTINGS, Config, former, options

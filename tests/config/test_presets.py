@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config, sim

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config, sim

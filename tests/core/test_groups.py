@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax import algorithms, config
 from fedvg_jax.config import FedVG

@@ -7,7 +7,7 @@ import os
 import jax
 import numpy as np
 import pytest
-from files import one_line
+from support.files import one_line
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw

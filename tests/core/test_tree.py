@@ -5,9 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
-import worlds
+from support import programs, worlds
 
 from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree

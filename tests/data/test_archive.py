@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import FOUR, assert_rows, load_twice, usage_error, write, write_folder, write_stl, write_tiny
+from support.files import FOUR, assert_rows, load_twice, usage_error, write, write_folder, write_stl, write_tiny
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError

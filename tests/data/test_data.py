@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import assert_rows, usage_error
+from support.files import assert_rows, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError

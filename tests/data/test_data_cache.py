@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from files import assert_rows
+from support.files import assert_rows
 
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import load_twice, png, usage_error
+from support.files import load_twice, png, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import hf

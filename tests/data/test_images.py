@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from files import assert_rows, load_twice, pixels, png, usage_error, write, write_folder
+from support.files import assert_rows, load_twice, pixels, png, usage_error, write, write_folder
 
 from fedvg_jax import data
 from fedvg_jax.data import images

@@ -6,7 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from files import pixels, usage_error
+from support.files import pixels, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data import user_data

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from files import same_partition
+from support.files import same_partition
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet, draw, split

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import exchange

@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from cases import naming
-from files import same_partition, usage_error
+from support.cases import naming
+from support.files import same_partition, usage_error
 
 from fedvg_jax.data.partitions import draw, exchange, kinds, statistics
 from fedvg_jax.data.partitions.split import Partition

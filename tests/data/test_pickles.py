@@ -5,8 +5,8 @@ import random
 
 import numpy as np
 import pytest
-from cases import naming
-from files import usage_error
+from support.cases import naming
+from support.files import usage_error
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.readers import pickles

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import FOUR, RNG, assert_rows, load_twice, pixels, usage_error, write, write_folder, write_stl, write_tiny
+from support.files import (
+    FOUR,
+    RNG,
+    assert_rows,
+    load_twice,
+    pixels,
+    usage_error,
+    write,
+    write_folder,
+    write_stl,
+    write_tiny,
+)
 
 from fedvg_jax import data
 from fedvg_jax.data.partitions import exchange

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import scikit_learn, text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import png, usage_error
+from support.files import png, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import tfds

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from files import one_line
+from support.files import one_line
 
 import fedvg_jax as fv
 from fedvg_jax import config

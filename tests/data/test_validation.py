@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 from fedvg_jax.data import external, validation
 from fedvg_jax.data.arrays import Arrays

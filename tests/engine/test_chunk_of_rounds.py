@@ -7,7 +7,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round

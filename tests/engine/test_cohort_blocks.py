@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
-from files import usage_error
+from support import worlds
+from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax import config

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
-from cases import naming
+from support import worlds
+from support.cases import naming
 
 import fedvg_jax
 from fedvg_jax.algorithms import fedavg

@@ -2,9 +2,8 @@
 
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-import worlds
+from support import oracle, worlds
 
 from fedvg_jax.engine import evaluate, executors, schedule
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
 import pytest
-import worlds
+from support import oracle, worlds
 
 import fedvg_jax as fv
 from fedvg_jax import config

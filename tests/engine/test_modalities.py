@@ -6,9 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-import worlds
+from support import oracle, worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core import groups

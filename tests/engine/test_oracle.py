@@ -5,11 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-import worlds
-from cases import naming
-from oracle import Scoring
+from support import oracle, worlds
+from support.cases import naming
+from support.oracle import Scoring
 
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax.core.types import Report, UsageError
 from fedvg_jax.engine import executors

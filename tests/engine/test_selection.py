@@ -8,7 +8,7 @@ import types
 import jax
 import numpy as np
 import pytest
-from small_sweeps import timeless
+from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population

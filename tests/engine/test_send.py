@@ -6,10 +6,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-import worlds
-from small_sweeps import timeless
+from support import oracle, worlds
+from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax import compression

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import worlds
+from support import worlds
 
 from fedvg_jax.core import tree
 from fedvg_jax.engine import server_tuning

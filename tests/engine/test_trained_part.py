@@ -5,9 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
-import worlds
+from support import programs, worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core import trained_part, tree

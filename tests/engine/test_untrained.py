@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax.core.types import Metrics
 from fedvg_jax.runs.record import history

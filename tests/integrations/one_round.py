@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-import worlds
 from flax.traverse_util import flatten_dict, unflatten_dict
+from support import worlds
 
 from fedvg_jax import algorithms, config
 from fedvg_jax.core import tree

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import one_round
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax import config
 from fedvg_jax.core.types import UsageError

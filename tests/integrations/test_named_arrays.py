@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import one_round
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax import config, weightings
 from fedvg_jax.core.types import UsageError

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax import weightings
 from fedvg_jax.core.types import Batch, UsageError

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import worlds
-from files import one_line
 from flax import nnx
+from support import worlds
+from support.files import one_line
 
 import fedvg_jax
 from fedvg_jax.core import tree

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import programs
 import pytest
-import worlds
 from flax import nnx
+from support import programs, worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core import trained_part, tree

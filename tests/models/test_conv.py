@@ -6,11 +6,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
-import worlds
 from flax import linen as nn
 from jax import lax
+from support import programs, worlds
 
 from fedvg_jax.models.conv import patches, planes, rewrite, taps, winograd
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import sim

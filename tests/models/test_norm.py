@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 from fedvg_jax.core.types import Variables
 from fedvg_jax.models.norm import BatchNorm, lone_row_is_undefined

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-import worlds
-from files import usage_error
+from support import worlds
+from support.files import usage_error
 
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.models import pretrained

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import worlds
 from jax import lax
+from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core import hardware as hw

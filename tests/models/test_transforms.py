@@ -5,9 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
-import worlds
+from support import programs, worlds
 
 from fedvg_jax.core.types import Batch, Data, Report
 from fedvg_jax.models import task as tasks

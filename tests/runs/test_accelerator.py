@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
-from cases import naming
+from support import worlds
+from support.cases import naming
 
 from fedvg_jax import config as configs
 from fedvg_jax.core import groups, norms, tree

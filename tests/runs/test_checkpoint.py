@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 from fedvg_jax.core import files
 from fedvg_jax.runs.record import checkpoint, seals

@@ -5,12 +5,11 @@ import json
 from dataclasses import replace
 
 import jax
-import linear
 import numpy as np
 import pytest
-import worlds
-from programs import compilations
-from small_sweeps import assert_equal_runs
+from support import linear, worlds
+from support.programs import compilations
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config

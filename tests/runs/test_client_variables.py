@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from small_sweeps import timeless
+from support.small_sweeps import timeless
 from test_client_models import OWN, SMALL
 
 import fedvg_jax as fv

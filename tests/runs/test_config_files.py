@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import linear
 import pytest
+from support import linear
 
 import fedvg_jax as fv
 from fedvg_jax import sim

@@ -5,12 +5,11 @@ import json
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
 import optax
 import pytest
-import worlds
-from files import usage_error
+from support import linear, worlds
+from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax.core.types import Metrics, UsageError

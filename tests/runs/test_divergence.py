@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_sweeps import BASE
+from support.small_sweeps import BASE
 
 import fedvg_jax
 from fedvg_jax.core.types import Variables

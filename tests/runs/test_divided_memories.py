@@ -5,14 +5,12 @@ import json
 import shutil
 from dataclasses import replace
 
-import exchanged
 import jax
-import linear
 import numpy as np
 import pytest
 import test_client_memories
-import worlds
-from several_processes import assert_equal_histories, run_processes
+from support import exchanged, linear, worlds
+from support.several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
 from benchmarks.targets import hlo

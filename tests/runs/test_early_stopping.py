@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from files import one_line
-from small_sweeps import timeless
+from support.files import one_line
+from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.config.command_line import parse

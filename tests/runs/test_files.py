@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from files import disk_of, usage_error
-from processes import started
+from support.files import disk_of, usage_error
+from support.processes import started
 
 from fedvg_jax import prepare, sim
 from fedvg_jax.config import Config

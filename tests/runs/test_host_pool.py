@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import worlds
-from files import usage_error
-from several_processes import assert_equal_histories, run_processes
-from small_sweeps import assert_equal_runs
+from support import worlds
+from support.files import usage_error
+from support.several_processes import assert_equal_histories, run_processes
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 import fedvg_jax
 from fedvg_jax import algorithms, config, weightings

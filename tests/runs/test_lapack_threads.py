@@ -1,8 +1,8 @@
 """Rounds compute eigenvectors on one thread of LAPACK, and leave its threads as they were."""
 
 import jax
-import linear
 import threadpoolctl
+from support import linear
 
 import fedvg_jax as fv
 

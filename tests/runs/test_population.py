@@ -6,9 +6,9 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-import worlds
 from hypothesis import given
 from hypothesis import strategies as st
+from support import worlds
 
 import fedvg_jax
 from fedvg_jax import config, data

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import flax.linen as nn
 import jax
-import linear
 import numpy as np
 import pytest
-from programs import compilations
-from small_sweeps import assert_equal_runs
+from support import linear
+from support.programs import compilations
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax
 from fedvg_jax import config

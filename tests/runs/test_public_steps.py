@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import linear
 import numpy as np
 import pytest
-import worlds
+from support import linear, worlds
 
 import fedvg_jax as fv
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import worlds
-from cases import naming
-from files import disk_of, usage_error
-from processes import default_signals
-from small_sweeps import timeless
+from support import worlds
+from support.cases import naming
+from support.files import disk_of, usage_error
+from support.processes import default_signals
+from support.small_sweeps import timeless
 
 import fedvg_jax
 from fedvg_jax import config, sim, verify

@@ -3,11 +3,11 @@
 import dataclasses
 
 import jax.numpy as jnp
-import linear
 import numpy as np
 import pytest
-from files import one_line, usage_error
 from safetensors.numpy import save_file
+from support import linear
+from support.files import one_line, usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg

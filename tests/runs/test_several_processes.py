@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from several_processes import free_port, logs, started_together
-from small_sweeps import timeless
+from support.several_processes import free_port, logs, started_together
+from support.small_sweeps import timeless
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware as hw

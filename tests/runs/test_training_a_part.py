@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
 from flax import nnx
-from programs import compilations
-from small_sweeps import timeless
+from support import worlds
+from support.programs import compilations
+from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core import tree

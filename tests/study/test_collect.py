@@ -4,8 +4,8 @@ import itertools
 import json
 
 import pytest
-from files import one_line
-from run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
+from support.files import one_line
+from support.run_folders import write_json, write_manifest, write_run, write_summary, write_sweep
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError

@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 import pytest
-from run_folders import partition, write_run
+from support.run_folders import partition, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
-from drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
+from support.drawn_figures import WIDE, check_drawn_or_lacking, draw_one, make_study, rows
 
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect

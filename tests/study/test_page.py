@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from run_folders import write_json, write_manifest, write_run, write_sweep
+from support.run_folders import write_json, write_manifest, write_run, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 

@@ -6,7 +6,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from files import usage_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.files import usage_error
 
 from fedvg_jax import sim
 from fedvg_jax.config import Config, flatten

@@ -5,9 +5,9 @@ import io
 import json
 import sys
 
-import linear
 import pytest
 from rich.console import Console
+from support import linear
 
 import fedvg_jax as fv
 from fedvg_jax.study import sweep_progress

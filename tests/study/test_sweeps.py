@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from small_sweeps import BASE, histories, timeless
+from support.small_sweeps import BASE, histories, timeless
 
 import fedvg_jax
 from fedvg_jax.core import files

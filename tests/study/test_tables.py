@@ -6,7 +6,7 @@ import re
 import statistics
 
 import pytest
-from run_folders import csv_rows, write_json, write_run, write_sweep
+from support.run_folders import csv_rows, write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from files import one_line
+from support.files import one_line
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from processes import default_signals
+from support.processes import default_signals
 
 from fedvg_jax.config import Config
 from fedvg_jax.core import hardware

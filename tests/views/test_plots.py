@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from files import disk_of
+from support.files import disk_of
 
 from fedvg_jax import config, plots
 from fedvg_jax.config import Config

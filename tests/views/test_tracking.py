@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from files import usage_error
+from support.files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.config.options import TRACKERS

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import worlds
+from support import worlds
 
 from fedvg_jax import config
 from fedvg_jax.core import tree

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import worlds
+from support import worlds
 
 import fedvg_jax
 from fedvg_jax.core import norms, tree

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import worlds
+from support import worlds
 
 import fedvg_jax as fv
 from benchmarks.paper.layers import layer_norms

@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 import pytest
-from run_folders import write_run
 from scipy import stats
+from support.run_folders import write_run
 
 import fedvg_jax as fv
 from benchmarks import extra_client, uses

@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 import pytest
-from run_folders import write_run, write_sweep
+from support.run_folders import write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 

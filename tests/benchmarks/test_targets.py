@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import exchanged
 import jax
 import pytest
+from support import exchanged
 
 from benchmarks.targets import devices as targets
 from benchmarks.targets import plan as target_plan
@@ -16,7 +16,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import hardware, tree
 from fedvg_jax.runs import chunks
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SETTINGS = Config(rounds=3, eval_every=2, local_epochs=2, clients=4, join_ratio=0.5)
 H100 = targets.parse_target("h100")
 

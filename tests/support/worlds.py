@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
-import xla_flags
 
 from fedvg_jax import config
 from fedvg_jax.core import tree
@@ -37,6 +35,7 @@ from fedvg_jax.models.layers import dense
 from fedvg_jax.models.norm import BatchNorm
 from fedvg_jax.runs import registry
 from fedvg_jax.weightings import streaming
+from support import oracle, xla_flags
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from run_folders import csv_rows, write_manifest, write_run, write_sweep
+from support.run_folders import csv_rows, write_manifest, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 

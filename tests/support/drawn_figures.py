@@ -5,10 +5,9 @@ import io
 import tempfile
 from pathlib import Path
 
-from run_folders import write_sweep
-
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import base
+from support.run_folders import write_sweep
 
 WIDE = base.STYLES["wide"]
 METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]

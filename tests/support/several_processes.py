@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import numpy as np
-from processes import default_signals
 
 from fedvg_jax.runs.record import history
+from support.processes import default_signals
 
 PORTS = itertools.count(20_000 + 100 * (os.getpid() % 100))
 """Ports of this process, below those that the kernel hands out: no other socket takes one before a test does."""

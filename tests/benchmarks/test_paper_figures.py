@@ -4,12 +4,12 @@ import functools
 
 import numpy as np
 import pytest
-from run_folders import write_json, write_run
+from support.run_folders import write_json, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
-from drawn_figures import check_drawn_or_lacking, draw_one, make_study, rows
+from support.drawn_figures import check_drawn_or_lacking, draw_one, make_study, rows
 
 from benchmarks.paper import fisher, head, layers, validity
 from benchmarks.paper.figures import FIGURES

@@ -1,6 +1,6 @@
 """`python -m benchmarks.gpu study`: the paper's cell as sweeps that continue where they stopped.
 
-Each of `STAGES` is a sweep folder of its own under --out, in the order of `docs/protocol.md`. The study stops by itself
+Each of `STAGES` is a sweep folder of its own under --out, in the protocol's order. The study stops by itself
 before its time limit, and writes DIR.tar.xz: histories and summaries of finished runs, without checkpoints. Where
 DIR.tar.xz lies beside a missing DIR, it is unpacked first.
 """

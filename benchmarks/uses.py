@@ -1,4 +1,4 @@
-"""What a validation set on the server is worth: the contrasts and the picture of docs/protocol.md.
+"""What a validation set on the server is worth: the contrasts and the picture of benchmarks/results/protocol.
 
     python -m benchmarks.uses collect DIR features_covid --command COMMAND --commit HASH
     python -m benchmarks.uses draw

@@ -39,6 +39,7 @@ def pieces() -> dict[str, str]:
         "parity": result_tables.parity(),
         "demo": result_tables.demo(),
         "overview": result_tables.overview(),
+        "outcomes": result_tables.outcomes(uses.SETS),
         "contrasts": result_tables.contrasts(uses.SETS),
         "contrasts_at_best_val": result_tables.contrasts(uses.SETS, "at_best_val", decides=False),
         "contrasts_whole_network": result_tables.contrasts(uses.WHOLE),

@@ -127,11 +127,15 @@ def fidelity() -> str:
         [
             *(escape(cell) for cell in (row.subject, row.paper, row.published, row.ours)),
             published_behaviour(row, defaults),
-            f"{row.paper_evidence}, {row.published_evidence}",
+            ", ".join(
+                f"{side}: {evidence}"
+                for side, evidence in (("paper", row.paper_evidence), ("code", row.published_evidence))
+                if evidence not in ("read", "run")
+            ),
         ]
         for row in DEPARTURES
     ]
-    return table(["", "paper", "published code", "default here", "published behaviour", "checked"], rows)
+    return table(["", "paper", "published code", "default here", "published behaviour", "doubt"], rows)
 
 
 def published_behaviour(row, defaults: dict[str, Any]) -> str:
@@ -280,10 +284,22 @@ def overview() -> str:
     return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
 
 
+def outcomes(sets: Mapping[str, str]) -> str:
+    """The outcome of every hypothesis in folders of results, folder -> title."""
+    from benchmarks import uses
+
+    rows = []
+    for folder, title in sets.items():
+        found = uses.primary(uses.read(folder, "final"))
+        cells = ([c for (name, _), c in found.items() if name == hypothesis] for hypothesis in uses.CONTROLS)
+        rows.append([title, *map(uses.verdict, cells)])
+    return table(["data", *_hypotheses()], rows)
+
+
 def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = True) -> str:
     """FedVG minus its four controls in folders of results, folder -> title.
 
-    If it decides, with the outcome of every hypothesis; otherwise exploratory, without correction.
+    If it decides, with the outcome of every contrast; otherwise exploratory, without correction.
     """
     from benchmarks import uses
 
@@ -294,12 +310,6 @@ def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = Tr
             of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
             shown = [_interval(*c[1:4]) + f", {c.outcome}" * decides if c else "–" for c in of_alpha]
             rows += [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]] if any(of_alpha) else []
-        if found and decides:
-            outcomes = [
-                uses.verdict([c for (name, _), c in found.items() if name == hypothesis])
-                for hypothesis in uses.CONTROLS
-            ]
-            rows.append([title, "hypothesis", "", *(f"**{outcome}**" for outcome in outcomes)])
     return table(["data", "alpha", "seeds", *_hypotheses()], rows)
 
 
@@ -474,7 +484,7 @@ def _source_of_run(name: str) -> str:
 def index_of_studies() -> str:
     """Every folder of results with its title, its number of runs and its commands."""
     lines = []
-    for page in sorted(RESULTS.glob("*/README.md")):
+    for page in (run.with_name("README.md") for run in sorted(RESULTS.glob("*/run.json"))):
         title, name = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), page.parent.name
         written = load(f"{name}/run")
         parts = written if isinstance(written, list) else [written]

@@ -1,4 +1,4 @@
-"""The feature study: its committed contrasts against SciPy by hand, and the outcomes of docs/protocol.md."""
+"""The feature study: its committed contrasts against SciPy by hand, and the outcomes of benchmarks/results/protocol."""
 
 import csv
 import itertools

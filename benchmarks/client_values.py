@@ -35,8 +35,8 @@ from benchmarks.paper.validity import rank_correlation
 from fedvg_jax import sim as simulator
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import registry
-from fedvg_jax.runs.simulation import load_data
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "client_values.json"
 ALPHA = 0.05

@@ -34,7 +34,7 @@ def measure(model: str, cohort: int, hold: int) -> dict[str, Any]:
     from fedvg_jax.config import Config
     from fedvg_jax.core import tree
     from fedvg_jax.engine import schedule as schedules
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs.assemble import simulation
 
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)

@@ -158,7 +158,7 @@ def measure(sizes: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
     from fedvg_jax.engine import schedule
     from fedvg_jax.models import mlp
     from fedvg_jax.models import task as tasks
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs.assemble import simulation
 
     arrays, partition = make_data(sizes)
     settings = {"clients": sizes.clients, "join_ratio": sizes.cohort / sizes.clients, "local_epochs": sizes.epochs}

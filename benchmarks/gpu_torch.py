@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks import contest, torch_nets
 from fedvg_jax.core.types import Batch
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 
 PASS_GROUPS = 32
 """Groups of D_val that are scored at once, each with its own statistics."""

@@ -15,14 +15,14 @@ import numpy as np
 from benchmarks import cases, machine
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Data, Report, SimState, Task, Variables
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, local_training
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import registry
-from fedvg_jax.runs import simulation as build
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble import simulation as build
 from fedvg_jax.weightings import signals
 
 BATCH = 32

@@ -31,7 +31,7 @@ def measure(sim, planned, executor, *, remat: bool = True, mode: str = "reverse"
 
     from fedvg_jax.core import tree
     from fedvg_jax.engine import differentiable, federated_round, local_training
-    from fedvg_jax.runs import registry
+    from fedvg_jax.runs.assemble import registry
 
     algorithm = registry.ALGORITHMS["fedavg"](sim.config)
     rule = registry.make_weighting(sim.config, sim.task, algorithm)
@@ -79,7 +79,7 @@ def main() -> None:
 
     from fedvg_jax.config import Config
     from fedvg_jax.engine import differentiable
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs.assemble import simulation
 
     sim = simulation.simulation(Config(local_epochs=EPOCHS))
     schedules = [sim.schedule(r) for r in range(max(args.rounds))]

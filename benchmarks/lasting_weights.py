@@ -34,8 +34,8 @@ from benchmarks.demo import interval
 from benchmarks.paper.validity import rank_correlation
 from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
-from fedvg_jax.runs import registry
-from fedvg_jax.runs.simulation import load_data
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble.simulation import load_data
 
 RESULT = Path(__file__).parent / "results" / "lasting_weights.json"
 

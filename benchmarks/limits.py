@@ -39,7 +39,7 @@ from fedvg_jax.config import Config
 
 if TYPE_CHECKING:
     from fedvg_jax.core.types import Executor, Schedule
-    from fedvg_jax.runs.simulation import Simulation
+    from fedvg_jax.runs.assemble.simulation import Simulation
 
 _FEW = {"clients": 20, "join_ratio": 0.1, "alpha": 1.0, "min_samples": 2, "local_epochs": 1, "eval_every": 1}
 STARTS = {
@@ -180,7 +180,7 @@ def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     Means over five rounds. Every lane without gaps has max(steps of the longest client, all steps / lanes) steps.
     """
     from fedvg_jax.engine import executors
-    from fedvg_jax.runs import population, simulation
+    from fedvg_jax.runs.assemble import population, simulation
 
     settings = {"model": "mlp", "clients": 20, "join_ratio": 0.5, "min_samples": 2, "local_epochs": 5, "batch_size": 16}
     results: dict[str, dict[str, float]] = {}
@@ -204,7 +204,7 @@ def training_timer(sim: Simulation, executor: Executor) -> Callable[[Schedule], 
     import jax
 
     from fedvg_jax.engine import local_training
-    from fedvg_jax.runs import registry
+    from fedvg_jax.runs.assemble import registry
 
     optimiser = registry.make_optimiser(sim.config)
     algorithm = registry.ALGORITHMS[sim.config.algorithm](sim.config)

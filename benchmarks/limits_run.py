@@ -27,7 +27,8 @@ def main(folder: Path, mode: str, name: str) -> None:
     # each mode has its own cache, so that both compile the same programs: compilation counts as memory of both
     config = dataclasses.replace(config, cache_dir=folder / f"cache-{mode}")
     start_jax(config)
-    from fedvg_jax.runs import loop, simulation
+    from fedvg_jax.runs import loop
+    from fedvg_jax.runs.assemble import simulation
     from fedvg_jax.views import dry_run
 
     sim = simulation.simulation(config)

@@ -23,8 +23,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import fedvg_jax as fv
-from fedvg_jax.core import files
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.host import files
 
 RULES = {"FedAvg": "samples", "uniform": "uniform", "FedVG": "fedvg"}
 """Name in the picture -> weighting."""

@@ -28,8 +28,8 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Hyper, Report, Returns, Schedule, SimState, Variables
 from fedvg_jax.engine import executors, lane_plan, local_training, robust
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import registry
-from fedvg_jax.runs import simulation as build
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble import simulation as build
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -69,7 +69,7 @@ def tasks(name: str, shipped: str, shape: list[int]) -> dict[str, Any]:
 
     import fedvg_jax as fv
     from fedvg_jax.models.conv.rewrite import fast_task
-    from fedvg_jax.runs import registry
+    from fedvg_jax.runs.assemble import registry
 
     size, channels = shape
     example, loss = jnp.zeros((1, size, size, channels)), optax.softmax_cross_entropy_with_integer_labels

@@ -48,7 +48,7 @@ from fedvg_jax.engine import executors, federated_round, local_training, schedul
 from fedvg_jax.models import cnn
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core import checks, files, hardware, processes
+from fedvg_jax.core import checks
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
@@ -32,21 +32,15 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
+from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import (
-    chunks,
-    evaluation_records,
-    host_pool,
-    hyperparameters,
-    loop,
-    programs,
-    shared_start,
-    simulation,
-)
+from fedvg_jax.runs import chunks, evaluation_records, loop, shared_start
+from fedvg_jax.runs.assemble import hyperparameters, programs, simulation
+from fedvg_jax.runs.assemble.simulation import Simulation
+from fedvg_jax.runs.placement import host_pool
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.runs.simulation import Simulation
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax import sim as command
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import SETTINGS, Config, Corrupt, Validation, cohort_size, command_line, declare
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedvg_jax.runs.simulation import Simulation
+    from fedvg_jax.runs.assemble.simulation import Simulation
 
 PROG = "python -m fedvg_jax.bounds"
 
@@ -58,7 +58,7 @@ def measure(config: Config, on_bound: Callable[[Bound, int], None] = lambda boun
     """
     import numpy as np
 
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs.assemble import simulation
 
     one = Config(weighting="uniform")
     federated = simulation.simulation(dataclasses.replace(config, **{name: getattr(one, name) for name in _FEDERATION}))
@@ -126,7 +126,8 @@ def _train(federated: Simulation, jobs: Sequence[Job]) -> Iterator[Bound]:
 
     One program serves all jobs: the rows are data, and every job's table of minibatches has the width of the largest.
     """
-    from fedvg_jax.runs import chunks, endings, simulation
+    from fedvg_jax.runs import chunks, endings
+    from fedvg_jax.runs.assemble import simulation
 
     config = federated.config
     rounds = max(1, round(config.rounds * cohort_size(config) / config.clients))
@@ -161,7 +162,7 @@ def _single(federated: Simulation, alone: Config) -> Simulation:
     """
     import numpy as np
 
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs.assemble import simulation
 
     train, val, test = map(np.concatenate, federated.partition)
     if not len(val):  # a D_val of one client needs rows; the federation's external one replaces it

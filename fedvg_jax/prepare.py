@@ -26,8 +26,8 @@ from fedvg_jax import config as configs
 from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, checks, command_line, default_cache_dir, presets
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def prepare(config: Config, downloads: bool) -> int:
 
     from fedvg_jax.data.partitions import exchange
     from fedvg_jax.data.readers import hf, tfds
-    from fedvg_jax.runs import population, simulation
+    from fedvg_jax.runs.assemble import population, simulation
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
@@ -181,7 +181,8 @@ def write_features(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from fedvg_jax.data.images import parse_size
-    from fedvg_jax.runs import compilation, feature_file, simulation
+    from fedvg_jax.runs import compilation, feature_file
+    from fedvg_jax.runs.assemble import simulation
     from fedvg_jax.views import display
 
     config, size = parse_features(argv)

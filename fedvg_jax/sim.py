@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, command_line, presets, shorthands
-from fedvg_jax.core import collection, files, hardware
-from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.host import collection, files, hardware
+from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import launch, stop_signals
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, seals
@@ -177,7 +177,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
     with contextlib.ExitStack() as reserved:
         choose = functools.partial(_choose_folder, log=log, reserved=reserved)
         if is_shared:
-            from fedvg_jax.core import processes
+            from fedvg_jax.host import processes
             from fedvg_jax.runs import shared_start
 
             console.quiet = not processes.is_first()
@@ -268,7 +268,7 @@ def _saved_round(out: Path) -> str:
 
 def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
     """Trains, draws and exports; returns the exit code."""
-    from fedvg_jax.core import processes
+    from fedvg_jax.host import processes
 
     with contextlib.ExitStack() as starting:
         starting.enter_context(collection.paused())

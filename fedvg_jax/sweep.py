@@ -19,8 +19,8 @@ from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import checks, command_line
 from fedvg_jax.config.options import ALGORITHMS
-from fedvg_jax.core import files, hardware
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
@@ -339,7 +339,7 @@ def _estimate(group: Sequence[Point]) -> tuple[float, float]:
 
     Points that differ in their seeds only are timed once.
     """
-    from fedvg_jax.runs import simulation
+    from fedvg_jax.runs.assemble import simulation
     from fedvg_jax.views import dry_run
 
     counts = collections.Counter(dataclasses.replace(p.config, seed=0, partition_seed=0) for p in group)

@@ -74,7 +74,8 @@ def traced(monkeypatch):
     """Runs of one test whose programs are traced and not compiled, from a model of ones, without pictures."""
     from support import programs
 
-    from fedvg_jax.runs import chunks, registry
+    from fedvg_jax.runs import chunks
+    from fedvg_jax.runs.assemble import registry
     from fedvg_jax.views import plots
 
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)

@@ -11,6 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
+    "host",
     "core",
     "paper",
     "config",
@@ -38,10 +39,11 @@ WITHOUT_JAX = {
     "paper",
     "data",
     "core/types",
-    "core/files",
+    "host/files",
+    "host/errors",
     "engine/schedule",
     "engine/lane_plan",
-    "engine/training_rows",
+    "runs/placement/training_rows",
     "runs/record/history",
     "runs/record/folder",
     "runs/record/seals",

@@ -22,7 +22,7 @@ from fedvg_jax.core.types import Anchor, Cohort, Report
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.paper import fidelity
-from fedvg_jax.runs import population, registry, simulation
+from fedvg_jax.runs.assemble import population, registry, simulation
 
 
 def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():

@@ -14,7 +14,7 @@ from support import linear, worlds
 from support.programs import compilations
 
 import fedvg_jax as fv
-from fedvg_jax.core import hardware
+from fedvg_jax.host import hardware
 from fedvg_jax.models import pretrained
 from fedvg_jax.study import sweeps
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.faults.kills import outcome, simulate
 from fedvg_jax import config
-from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
+from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
 
 
@@ -54,7 +54,7 @@ def record(settings: config.Config, state: SimState) -> list[tuple[SimState, dic
     """Writes six rounds as the loop does, and returns the state and the record of each."""
     import jax
 
-    from fedvg_jax.runs import client_memories
+    from fedvg_jax.runs.placement import client_memories
 
     truth = []
     with opened(settings, state, []) as recorder:

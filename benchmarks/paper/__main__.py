@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.paper import claims, measures, values
 from benchmarks.paper.figures import FIGURES
 from fedvg_jax import sim
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.study import markup, report
 from fedvg_jax.study.cells import Study
 from fedvg_jax.study.collect import collect

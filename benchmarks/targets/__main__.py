@@ -73,7 +73,7 @@ def print_plan(text: str, flags: list[str], choices: Mapping[str, Any]) -> None:
     """Prints the plan of one run as JSON."""
     from benchmarks.targets import devices
     from fedvg_jax import sim
-    from fedvg_jax.core import hardware
+    from fedvg_jax.host import hardware
 
     config = sim.parse(flags)
     hardware.ACCELERATOR = hardware.ACCELERATOR._replace(**choices)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedvg_jax.core.hardware import Hardware
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host.hardware import Hardware
 
 
 class DeviceModel(NamedTuple):

@@ -22,7 +22,9 @@ from benchmarks.targets.devices import DeviceModel, Target, parse_target
 from benchmarks.targets.hlo import Kernel, Section
 from fedvg_jax.config import Config
 from fedvg_jax.core import scopes
-from fedvg_jax.runs import chunks, memory, simulation
+from fedvg_jax.runs import chunks
+from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.placement import memory
 
 COUNTED = 100
 """Rounds whose work is counted. Later rounds are drawn from the same distribution."""

@@ -20,11 +20,12 @@ from jax.sharding import SingleDeviceSharding
 from benchmarks.targets import devices
 from benchmarks.targets.devices import Target
 from fedvg_jax.config import Config
-from fedvg_jax.core.hardware import Hardware, assumed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import cohort_memories
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import client_memories, memory, programs, simulation
+from fedvg_jax.host.hardware import Hardware, assumed
+from fedvg_jax.runs.assemble import programs, simulation
+from fedvg_jax.runs.placement import client_memories, memory
 
 OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_autotune_level": 0}, "tpu": {}, "cpu": {}}
 """Platform -> options of its compiler. Tuning would measure on the device."""

@@ -14,8 +14,8 @@ from fedvg_jax.config.declare import descriptions
 from fedvg_jax.config.io import SYNONYMS
 from fedvg_jax.config.options import ALGORITHMS, SETTINGS, WEIGHTINGS, Config, registered
 from fedvg_jax.config.suggestions import closest, several_values
-from fedvg_jax.core.files import user_path
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host.files import user_path
 
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Type of a setting -> word for its value in help."""

@@ -14,8 +14,8 @@ from typing import Any
 from fedvg_jax.config import former
 from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 
 MAX_FILE_SIZE = 2**20
 """Most characters of a file of settings; a device such as /dev/zero has no end."""

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.core import files, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Hyperparameter, Tree, UsageError
+from fedvg_jax.host import files
 
 
 def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False) -> int:

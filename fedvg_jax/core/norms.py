@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Norm, Tree
+from fedvg_jax.host import hardware as hw
 
 __all__ = ["l1", "l2", "spectral", "spectral_l2"]
 

@@ -13,8 +13,8 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Tree, Variables
+from fedvg_jax.host import hardware as hw
 
 __all__ = ["dtype", "gather", "paths", "real_rows", "take"]
 

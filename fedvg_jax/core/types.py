@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedvg_jax.host.errors import UsageError
+
 if TYPE_CHECKING:
     from jax import Array
 
@@ -49,33 +51,12 @@ class Hyperparameter(NamedTuple):
     excludes_high: bool = False
 
 
-class UsageError(ValueError):
-    """A user's mistake in one line: what was got, what is allowed, what to do. The command line exits with code 2.
-
-    Control characters in the values that it names are escaped, so it always prints as one line.
-    """
-
-    __module__ = "fedvg_jax"  # its public place, which tracebacks show
-
-    def __str__(self) -> str:
-        return one_line(super().__str__())
-
-
 def compiled(pattern: str, name: str) -> re.Pattern[str]:
     """Returns a regular expression; raises UsageError where it is none, or one that is nested or repeats too often."""
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(f"{name} is not a regular expression: {error}; got {pattern[:100]}") from None
-
-
-def one_line(text: str) -> str:
-    r"""Returns the text with control characters, line separators and lone surrogates as escapes, such as \n.
-
-    >>> print(one_line("out a\nb is taken"))
-    out a\nb is taken
-    """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core import hardware
-from fedvg_jax.core.files import reason, refuse_special
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import hardware
+from fedvg_jax.host.files import reason, refuse_special
 
 MAX_CLASSES = 2**16
 

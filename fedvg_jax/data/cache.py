@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core import files
 from fedvg_jax.data.arrays import OWN_WARNING, Arrays, unreadable
+from fedvg_jax.host import files
 
 VERSION = 5
 """Version of the entries' format; part of their names."""

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.core.files import user_path
-from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
 from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npy, npz, scikit_learn, text, tfds
+from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.host.files import user_path
 
 
 class Source(NamedTuple):

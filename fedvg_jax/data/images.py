@@ -13,9 +13,9 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from fedvg_jax.core import extras
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import allocate, contents, reading
+from fedvg_jax.host import extras
 
 _log = logging.getLogger(__name__)
 

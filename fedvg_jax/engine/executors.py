@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
-from fedvg_jax.core.hardware import choices
 from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
+from fedvg_jax.host.hardware import choices
 
 DEVICES = "devices"
 """The axis of a mesh of `sharded`."""

@@ -17,7 +17,6 @@ from jax import Array
 from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
-from fedvg_jax.core.hardware import choices
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -41,6 +40,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import attacks, local_training, robust, server_tuning
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import basic
 
 

@@ -5,8 +5,8 @@ Importing fedvg_jax imports none of them.
 
 from __future__ import annotations
 
-from fedvg_jax.core import extras
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import extras
 
 
 def require(package: str, extra: str) -> None:

@@ -21,8 +21,8 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
-from fedvg_jax.runs import hyperparameters
-from fedvg_jax.runs.registry import make_weighting
+from fedvg_jax.runs.assemble import hyperparameters
+from fedvg_jax.runs.assemble.registry import make_weighting
 from fedvg_jax.weightings import aggregate, basic
 
 Arrays = Mapping[str, np.ndarray]

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax import integrations
-from fedvg_jax.core import checks, hardware, norms
-from fedvg_jax.core.files import reason
+from fedvg_jax.core import checks, norms
 from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.host import hardware
+from fedvg_jax.host.files import reason
 from fedvg_jax.integrations import named_arrays
 from fedvg_jax.weightings.fedvg import inverse, weights_of_norms
 

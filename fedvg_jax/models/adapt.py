@@ -26,9 +26,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core import checks, files, groups, tree
+from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.dependence import last_activation, reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
+from fedvg_jax.host import files
 from fedvg_jax.models.features import recorded_features
 
 _log_warning = logging.getLogger(__name__).warning

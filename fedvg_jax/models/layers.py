@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core import hardware as hw
+from fedvg_jax.host import hardware as hw
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 

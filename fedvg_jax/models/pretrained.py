@@ -21,8 +21,9 @@ import safetensors
 import safetensors.numpy
 from jax import Array
 
-from fedvg_jax.core import files, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.host import files
 from fedvg_jax.models import adapters
 
 _DTYPES = ("F64", "F32", "F16", "BF16", "I64")

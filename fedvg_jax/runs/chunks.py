@@ -15,20 +15,13 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, default_cache_dir
-from fedvg_jax.core import processes, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import (
-    client_memories,
-    client_models,
-    communication,
-    compilation,
-    evaluation_records,
-    host_pool,
-    memory,
-    programs,
-    simulation,
-)
+from fedvg_jax.host import processes
+from fedvg_jax.runs import client_models, compilation, evaluation_records
+from fedvg_jax.runs.assemble import communication, programs, simulation
+from fedvg_jax.runs.placement import client_memories, host_pool, memory
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 

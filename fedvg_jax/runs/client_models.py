@@ -15,18 +15,20 @@ from jax import Array
 
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.config.options import listed
-from fedvg_jax.core import processes
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
+from fedvg_jax.host import processes
 from fedvg_jax.models import pixels
-from fedvg_jax.runs import client_memories, evaluation_records, programs, simulation
+from fedvg_jax.runs import evaluation_records
+from fedvg_jax.runs.assemble import programs, simulation
+from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.evaluation_records import BY_CLIENT, FINETUNED, PERSONAL
-from fedvg_jax.runs.memory import num_bytes
+from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.placement.memory import num_bytes
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
-from fedvg_jax.runs.registry import make_local
 
 PIECE_BYTES = 2**26
 """Bytes of the models and rows of the clients that are evaluated at a time; one client may take more."""

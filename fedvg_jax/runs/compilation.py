@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jax
 
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 
 PATIENCE = 1.0
 """Seconds of compiling of which nothing is said, such as those of a program from the cache."""

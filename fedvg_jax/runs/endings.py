@@ -17,7 +17,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import stop_target
 from fedvg_jax.core.types import Task, Tree, UsageError, Variables
-from fedvg_jax.runs import contracts
+from fedvg_jax.runs.assemble import contracts
 from fedvg_jax.runs.record.history import Record, primary_metric
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}

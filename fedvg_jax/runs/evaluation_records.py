@@ -21,7 +21,7 @@ from fedvg_jax.config.options import listed
 from fedvg_jax.core.types import Algorithm, Task, UsageError
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
-from fedvg_jax.runs import contracts
+from fedvg_jax.runs.assemble import contracts
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.core import files
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
-from fedvg_jax.runs import registry
+from fedvg_jax.host import files
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.record import provenance, seals
 
 ROWS = 64

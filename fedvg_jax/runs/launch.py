@@ -26,8 +26,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from fedvg_jax.core import files, hardware
-from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.host import files, hardware
+from fedvg_jax.host.errors import UsageError, one_line
 
 HEARTBEAT = 30
 """Seconds without a heartbeat after which a process counts as lost."""
@@ -340,7 +340,7 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
     import jax
 
     join(launch, lost_message)
-    from fedvg_jax.core import processes
+    from fedvg_jax.host import processes
 
     try:
         code = command()

@@ -16,24 +16,17 @@ import jax
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.options import listed
-from fedvg_jax.core import files, hardware, processes
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
-from fedvg_jax.runs import (
-    chunks,
-    client_memories,
-    contracts,
-    endings,
-    evaluation_records,
-    shared_start,
-    simulation,
-    stop_signals,
-)
-from fedvg_jax.runs.hyperparameters import own_values
+from fedvg_jax.host import files, hardware, processes
+from fedvg_jax.runs import chunks, endings, evaluation_records, shared_start, stop_signals
+from fedvg_jax.runs.assemble import contracts, simulation
+from fedvg_jax.runs.assemble.hyperparameters import own_values
+from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
+from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance
 from fedvg_jax.runs.record import recorder as recording
 from fedvg_jax.runs.record.history import History, Record
-from fedvg_jax.runs.registry import corrupt_clients, layer_names
 
 _log_warning = logging.getLogger(__name__).warning
 

@@ -15,12 +15,12 @@ import jax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core import processes
 from fedvg_jax.core.types import SimState, UsageError
-from fedvg_jax.runs import client_memories
+from fedvg_jax.host import processes
+from fedvg_jax.runs.assemble.simulation import Simulation
+from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, provenance
 from fedvg_jax.runs.record.recorder import BestModel, Start
-from fedvg_jax.runs.simulation import Simulation
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "force")
 """Settings that may differ between the processes of a run."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.uses import PASSED
-from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.core.types import one_line
+from fedvg_jax.host.errors import one_line
 
 if TYPE_CHECKING:
     from rich.console import Group

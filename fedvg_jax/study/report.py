@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from fedvg_jax.config.checks import require_name
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.study import effects, tables
 from fedvg_jax.study.cells import CHOICES, Choice, Study, scenario_text, value_text
 from fedvg_jax.study.collect import collect

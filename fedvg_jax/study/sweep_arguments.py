@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from fedvg_jax import config as configs
 from fedvg_jax.config import command_line, former
 from fedvg_jax.config.checks import require_name
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.study import sweep_folder, sweep_points, workers
 from fedvg_jax.study.sweep_points import Axis, Layer, Points, Sweep, cross
 from fedvg_jax.study.tuning import Tuning, make_tuning, tuning_points

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, former, uses
-from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data import datasets, images
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.io import python_scalar
 from fedvg_jax.config.uses import PASSED
-from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import population, programs, simulation
-from fedvg_jax.runs.hyperparameters import merge_hyperparameters
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.runs.assemble import population, programs, simulation
+from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import checkpoint, provenance, seals
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points

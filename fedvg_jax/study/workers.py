@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedvg_jax.config import Config, block_size
-from fedvg_jax.core import extras
-from fedvg_jax.core import hardware as hw
-from fedvg_jax.core.types import UsageError, one_line
+from fedvg_jax.host import extras
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study.sweep_points import Point
 
@@ -114,7 +114,7 @@ def auto_jobs(points: Sequence[Point], machine: hw.Hardware | None) -> int:
 
 
 def _num_devices(config: Config) -> int:
-    """Returns the devices of a run; see `runs.registry.num_devices`."""
+    """Returns the devices of a run; see `runs.assemble.registry.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
     return min(block_size(config), hw.auto_devices(config.model, False))

@@ -16,11 +16,12 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.core import hardware, tree
+from fedvg_jax.core import tree
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.host import hardware
+from fedvg_jax.runs.assemble import registry, simulation
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedvg_jax.core import hardware, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Schedule, SimState
 from fedvg_jax.engine import lane_plan
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.host import hardware
 from fedvg_jax.runs import chunks as run_chunks
-from fedvg_jax.runs import client_memories, memory, simulation
+from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.placement import client_memories, memory
 
 SECONDS = 1.0
 """Duration that a sample is extended to, if the whole takes as long."""

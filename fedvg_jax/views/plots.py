@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.views.labels import run_label
 

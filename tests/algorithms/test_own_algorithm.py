@@ -9,7 +9,7 @@ from support import worlds
 import fedvg_jax as fv
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe
 from fedvg_jax.core.types import Algorithm, Cohort, Hyperparameter
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 
 
 def fedexp():

@@ -15,8 +15,8 @@ import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.algorithms.feddecorr import mean_squared_correlation
 from fedvg_jax.core.types import Anchor, Batch
-from fedvg_jax.runs import registry
-from fedvg_jax.runs.contracts import check_features, effect_hint
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble.contracts import check_features, effect_hint
 
 WORLD = worlds.small()
 SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")

@@ -13,7 +13,8 @@ from benchmarks.targets import devices as targets
 from benchmarks.targets import plan as target_plan
 from benchmarks.targets import programs as target_programs
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware, tree
+from fedvg_jax.core import tree
+from fedvg_jax.host import hardware
 from fedvg_jax.runs import chunks
 
 ROOT = Path(__file__).parents[2]

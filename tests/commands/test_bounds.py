@@ -10,7 +10,8 @@ import pytest
 import fedvg_jax
 from fedvg_jax import bounds, config
 from fedvg_jax.config import Robust, Tuning, Validation
-from fedvg_jax.runs import chunks, population, simulation
+from fedvg_jax.runs import chunks
+from fedvg_jax.runs.assemble import population, simulation
 
 SETTINGS = replace(
     config.Config(), clients=3, join_ratio=2 / 3, rounds=3, local_epochs=2, alpha=1.0, lr=0.1, model="linear"

@@ -18,8 +18,8 @@ from support.small_sweeps import timeless
 
 import fedvg_jax
 from fedvg_jax import sweep
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.runs import loop
 from fedvg_jax.study import collect, report, sweep_arguments, sweep_folder
 

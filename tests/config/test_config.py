@@ -169,7 +169,7 @@ def test_number_that_float32_cannot_hold_is_refused():
 
 def test_every_hyperparameter_of_a_round_must_fit_float32():
     """Every setting that changes a traced scalar of a round is in the list."""
-    from fedvg_jax.runs import registry
+    from fedvg_jax.runs.assemble import registry
 
     for name, value in config.flatten(Config()).items():
         if type(value) is float:

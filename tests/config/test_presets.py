@@ -9,7 +9,7 @@ import fedvg_jax
 from fedvg_jax import config, sim
 from fedvg_jax.config import Config, FedProx, presets
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.study.sweep_points import parse_axes
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")

@@ -15,7 +15,7 @@ from fedvg_jax import config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
 VALUES = {

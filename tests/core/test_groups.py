@@ -13,7 +13,7 @@ from fedvg_jax import algorithms, config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import NormParts, fedvg, inverse_norm_weights, inverse_norms
 

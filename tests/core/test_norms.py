@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support import worlds
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import norms
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import hardware as hw
 from fedvg_jax.weightings import signals
 
 pytestmark = pytest.mark.quick

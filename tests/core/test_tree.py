@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support import programs, worlds
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core import tree
+from fedvg_jax.host import hardware as hw
 
 ONE_CORE = hw.Hardware("cpu", "cpu", num_devices=1, cores=1, memory_bytes=None)
 

@@ -10,7 +10,7 @@ from support.files import one_line
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.data import user_data
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 
 FLOATS, IMAGES = np.ones((6, 3)), np.zeros((6, 8, 8, 1), np.uint8)
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)

@@ -12,7 +12,7 @@ from support import worlds
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 
 WORLD = worlds.uneven()
 MAX_ROUNDS = 5
@@ -54,7 +54,7 @@ import hashlib
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs import population, registry, simulation as build
+from fedvg_jax.runs.assemble import population, registry, simulation as build
 images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
 sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1"), data=images)
 rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)

@@ -16,7 +16,7 @@ from fedvg_jax.core import groups, tree
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs import contracts, registry
+from fedvg_jax.runs.assemble import contracts, registry
 from fedvg_jax.runs.record import history
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic

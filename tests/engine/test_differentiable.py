@@ -13,7 +13,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 ALGORITHMS = tuple(registry.ALGORITHMS)
 IN, OUT = 6, 4

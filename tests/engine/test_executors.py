@@ -12,10 +12,10 @@ import pytest
 from support import worlds
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Client, UsageError
 from fedvg_jax.engine import differentiable, executors, local_training
-from fedvg_jax.runs import registry
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs.assemble import registry
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size

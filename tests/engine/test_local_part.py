@@ -14,7 +14,7 @@ import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import local_part, tree
 from fedvg_jax.engine import attacks
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.weightings.fedvg import layers_of
 
 WORLD = worlds.small()

@@ -16,7 +16,7 @@ from fedvg_jax.engine import evaluate
 from fedvg_jax.models import gru
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 C, L = worlds.CLASSES, 4
 

@@ -13,7 +13,7 @@ from support.oracle import Scoring
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.engine import executors
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 

@@ -13,7 +13,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import robust, server_tuning
 from fedvg_jax.models import pixels
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3

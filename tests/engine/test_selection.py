@@ -13,7 +13,7 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs import cohorts
+from fedvg_jax.runs.assemble import cohorts
 
 CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear")
 POWER = dataclasses.replace(CONFIG, selection="power_of_choice", candidates=5)

@@ -13,7 +13,7 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax import compression
 from fedvg_jax.core import tree
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.views import display
 
 WORLD = worlds.small()

@@ -11,7 +11,7 @@ from support import programs, worlds
 import fedvg_jax as fv
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.engine import differentiable
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 WORLD = worlds.small()
 PATTERN = "^bn1/|^classifier/"

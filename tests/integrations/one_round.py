@@ -12,7 +12,7 @@ from fedvg_jax import algorithms, config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 WORLD = worlds.world([11, 5, 2, 8], batch_size=4, cohort_size=4, local_epochs=1)._replace(val=None)
 """Four clients, all in every round, each with a step or more."""

@@ -10,7 +10,7 @@ import numpy as np
 import fedvg_jax as fv
 from fedvg_jax.core import tree
 from fedvg_jax.models import efficientnet, pretrained
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 MODEL = "efficientnet_lite0"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import worlds
 
-from fedvg_jax.core import hardware
+from fedvg_jax.host import hardware
 from fedvg_jax.models.layers import fusion_barrier
 
 BARRIER = worlds.jit(lambda x: jax.vjp(fusion_barrier, x)[0])

@@ -14,7 +14,7 @@ from fedvg_jax import sim
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
-from fedvg_jax.runs import registry, simulation
+from fedvg_jax.runs.assemble import registry, simulation
 
 GREY = fv.Arrays("grey", np.zeros((6, 28, 28, 1), np.uint8), np.arange(6, dtype=np.int32) % 3, ("a", "b", "c"), 6)
 COUNTS = {

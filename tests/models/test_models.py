@@ -15,7 +15,7 @@ from fedvg_jax.models import resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.mlp import MLP
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 CIFAR = (32, 32, 3)
 SMALL = ("tinycnn", "mlp", "cnn", "lenet5")

@@ -15,7 +15,7 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.models import pixels
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.mlp import MLP
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
 

@@ -14,7 +14,7 @@ from jax import lax
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax.core import hardware as hw
+from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv import laid, rewrite
 
 

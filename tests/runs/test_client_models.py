@@ -11,7 +11,9 @@ from support import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.runs import client_models, memory, simulation
+from fedvg_jax.runs import client_models
+from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.placement import memory
 
 SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}

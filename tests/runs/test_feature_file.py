@@ -13,7 +13,8 @@ from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import external
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import feature_file, registry, simulation
+from fedvg_jax.runs import feature_file
+from fedvg_jax.runs.assemble import registry, simulation
 
 RNG = np.random.default_rng(0)
 NAMES = ("ant", "bee", "cat")

@@ -14,8 +14,8 @@ from support.processes import started
 
 from fedvg_jax import prepare, sim
 from fedvg_jax.config import Config
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals

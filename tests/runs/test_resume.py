@@ -27,7 +27,8 @@ from fedvg_jax import config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import loop, registry, simulation, stop_signals
+from fedvg_jax.runs import loop, stop_signals
+from fedvg_jax.runs.assemble import registry, simulation
 from fedvg_jax.runs.record import checkpoint, history, recorder, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 
@@ -542,7 +543,7 @@ def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_t
     simulate(tmp_path / "run", callbacks=[at(3, lambda: saved.append(asked[0]()))], keep=9)
     assert [int(path.name) for path in seals.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert (saved, asked[0]()) == ([False], True)
-    monkeypatch.setattr("fedvg_jax.core.processes.is_first", lambda: False)
+    monkeypatch.setattr("fedvg_jax.host.processes.is_first", lambda: False)
     assert not asked[0](), "only the first process has a folder"
 
 

@@ -19,10 +19,11 @@ from support.several_processes import free_port, logs, started_together
 from support.small_sweeps import timeless
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware as hw
-from fedvg_jax.core import processes
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import launch, registry, shared_start, stop_signals
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.host import processes
+from fedvg_jax.runs import launch, shared_start, stop_signals
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.record import history
 
 # --- the command line
@@ -155,7 +156,7 @@ def test_settings_that_processes_cannot_share_are_refused(hardware, changes, mes
 CORES = """
 import sys
 from fedvg_jax import sim
-from fedvg_jax.core import hardware
+from fedvg_jax.host import hardware
 hardware.num_cores = lambda: 3
 sim._train = lambda *_: sys.exit(len(__import__("jax").devices()))
 sim.main(["--out", sys.argv[1]])

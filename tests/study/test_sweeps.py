@@ -13,9 +13,10 @@ import pytest
 from support.small_sweeps import BASE, histories, timeless
 
 import fedvg_jax
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs import loop, programs
+from fedvg_jax.host import files
+from fedvg_jax.runs import loop
+from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import verification
 from fedvg_jax.study import cells, report, sweep_folder, sweep_points, sweeps

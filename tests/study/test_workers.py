@@ -11,7 +11,7 @@ import pytest
 from support.processes import default_signals
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import hardware
+from fedvg_jax.host import hardware
 from fedvg_jax.study import workers
 from fedvg_jax.study.sweep_points import Point
 from fedvg_jax.study.workers import Share

@@ -8,7 +8,9 @@ import numpy as np
 from jax.extend import core
 
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import chunks, host_pool, simulation
+from fedvg_jax.runs import chunks
+from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.placement import host_pool
 
 
 def equations(function, *arguments) -> Iterator:

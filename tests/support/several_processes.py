@@ -42,7 +42,7 @@ def started_together(commands, folder, num_devices=1, **environment):
 
 PROGRAM = """
 import sys
-from fedvg_jax.runs import client_memories
+from fedvg_jax.runs.placement import client_memories
 client_memories.PIECE_BYTES = 2**20
 from fedvg_jax.sim import main
 sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax import config, sim
-from fedvg_jax.runs import simulation
+from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.views import display, dry_run
 
 FLAGS = "--rounds 3 --local-epochs 2 --alpha 1 --eval-every 2 --model linear --dry-run"

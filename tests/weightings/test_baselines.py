@@ -11,7 +11,7 @@ from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Report, Returns, Variables
 from fedvg_jax.engine import evaluate
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic, signals
 from fedvg_jax.weightings.aggregation import aggregate
 

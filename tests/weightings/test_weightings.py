@@ -14,7 +14,7 @@ import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Report, Returns, UsageError, Variables
-from fedvg_jax.runs import registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic, family
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import quiet_libraries
 from fedvg_jax.data.partitions.client_rows import pack
 from fedvg_jax.data.partitions.split import Partition, as_members, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
+from fedvg_jax.host import files
 
 LAYOUT = (
     ".npz: `train`, `val`, `test` rows with `train_sizes`, .. [N]; or the rows of client k as `k`."

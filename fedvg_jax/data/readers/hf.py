@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 
-from fedvg_jax.core import extras
-from fedvg_jax.core.files import reason, user_path
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, numbers, reading, with_groups
+from fedvg_jax.host import extras
+from fedvg_jax.host.files import reason, user_path
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.core.files import reason, refuse_special
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, allocate, check, numbers, reading, with_groups
+from fedvg_jax.host.files import reason, refuse_special
 
 FILES = ("xdata.npy", "ydata.npy")
 LAYOUT = " and ".join(FILES)

@@ -10,11 +10,11 @@ from typing import IO, Unpack
 
 import numpy as np
 
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, numbers, pool, reading, refuse_too_large, with_groups
 from fedvg_jax.data.readers import npy
+from fedvg_jax.host import files
 
 KEYS = (
     (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.core.files import reason
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host.files import reason
 
 MAX_BYTES = 2**28
 """Largest pickle in bytes; the largest published one, CIFAR-100's training set, has 155 million."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.core import files
-from fedvg_jax.core.types import UsageError, one_line
 from fedvg_jax.data.arrays import Arrays, refuse_too_large
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import UsageError, one_line
 
 LENGTH = 64
 """L, characters of a row."""

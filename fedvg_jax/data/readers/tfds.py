@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from fedvg_jax.core import extras, files
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, contents, reading
+from fedvg_jax.host import extras, files
 
 PREFIX = "tfds:"
 LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"

@@ -17,7 +17,7 @@ where (i, j) is a *tap* of the kernel w and s the stride:
   is pooled next can compute the 2x2 pooling windows on an axis of their own (`--conv planes`; chosen on a CPU for few
   input channels, as in tinycnn, cnn and lenet5).
 - `rewrite`: takes the one of the first three with the fewest products, and applies the `--conv` of a run to any
-  function, for the current hardware (`core.hardware` holds the table). Networks are written with `nn.Conv` and
+  function, for the current hardware (`host.hardware` holds the table). Networks are written with `nn.Conv` and
   `nn.max_pool`, the package's and a user's alike.
 - `laid`: images of such a function that stay innermost from one layer to the next.
 

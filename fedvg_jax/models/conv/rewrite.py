@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core
 
-from fedvg_jax.core import hardware as hw
 from fedvg_jax.core.types import Task
+from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv import laid, patches, taps, winograd
 from fedvg_jax.models.conv.planes import first_max
 
@@ -43,7 +43,7 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
     """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
 
     Kernels, strides, dilations, groups and layouts are arbitrary. Where no rule is faster, or on hardware that computes
-    XLA's own convolution well (`core.hardware`), the original operation remains. So do operations inside of functions
+    XLA's own convolution well (`host.hardware`), the original operation remains. So do operations inside of functions
     with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`).
 
     Args:

@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.core import files, processes, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
+from fedvg_jax.host import files, processes
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.folder import move_aside
 

@@ -25,8 +25,8 @@ from typing import Any
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, method_name, to_json
 from fedvg_jax.config.uses import HOST
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""

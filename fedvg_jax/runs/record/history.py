@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import extras, files
 from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import seals
 

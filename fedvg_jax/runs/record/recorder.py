@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, to_json
-from fedvg_jax.core import files
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.runs import client_memories, endings, stop_signals
+from fedvg_jax.host import files
+from fedvg_jax.runs import endings, stop_signals
+from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import Record

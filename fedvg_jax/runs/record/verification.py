@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, seals
 from fedvg_jax.runs.record.history import Record

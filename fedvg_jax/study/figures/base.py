@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.core import files
-from fedvg_jax.core.types import one_line
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import one_line
 from fedvg_jax.study.markup import csv_text
 from fedvg_jax.views import plots
 from fedvg_jax.views.labels import method_label

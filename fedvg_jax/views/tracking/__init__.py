@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax.config import Config, method_name
 from fedvg_jax.config.options import listed
 from fedvg_jax.config.uses import used, with_passed
-from fedvg_jax.core import files
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 
 if TYPE_CHECKING:
-    from fedvg_jax.runs.simulation import Simulation
+    from fedvg_jax.runs.assemble.simulation import Simulation
 
 RUNS = "runs.json"
 
@@ -133,7 +133,7 @@ class Trackers:
 
         Of a run of several processes, the first one reports.
         """
-        from fedvg_jax.core import processes  # which imports jax
+        from fedvg_jax.host import processes  # which imports jax
 
         names = listed(self._config.track)
         for name in names if names and processes.is_first() else ():

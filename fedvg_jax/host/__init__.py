@@ -1,0 +1,1 @@
+"""Files, processes and hardware: nothing of federated learning."""

@@ -1,0 +1,33 @@
+"""Optional packages, each behind an extra of fedvg_jax; slow to import, so they are imported where they are used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from fedvg_jax.host import files
+from fedvg_jax.host.errors import UsageError
+
+
+def load(package: str, extra: str, consumer: str) -> Any:
+    """Returns the module of an optional package.
+
+    Args:
+        package: name that is imported.
+        extra: the extra of fedvg_jax that installs it.
+        consumer: what needs it, for the error.
+
+    Raises:
+        UsageError: it, or a package that it imports, is not installed.
+
+    >>> load("no_such_package", "hf", "hf:FOLDER")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: hf:FOLDER needs no_such_package; pip install 'fedvg_jax[hf]'
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        is_absent = error.name in (package, package.partition(".")[0])
+        reason = "" if is_absent else f", which cannot be imported ({files.reason(error)})"
+        raise UsageError(f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'") from None

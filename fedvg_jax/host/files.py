@@ -1,0 +1,302 @@
+"""Writes that a crash cannot leave half done, locks on folders, private folders, and JSON files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import stat
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedvg_jax.host.errors import UsageError
+
+LOCK = ".lock"
+
+
+def replace(path: Path, text: str) -> None:
+    """Replaces the content of `path` by `text`; a crash at any instant leaves the old or the new content."""
+    replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
+
+
+def export_target(path: Path, setting: str = "export") -> Path:
+    """Returns the file that an export to `path` writes: the target of a link, otherwise `path` itself.
+
+    Args:
+        path: the file.
+        setting: that names it, for messages.
+
+    Raises:
+        UsageError: `path` exists and is not a regular file (but a folder, a device, a pipe or a broken link), or its
+            folder is missing or cannot be written to.
+    """
+    try:
+        kind = None if not os.path.lexists(path) else stat.S_IFMT(path.stat().st_mode)
+        target = Path(os.path.realpath(path))
+        has_folder = target.parent.is_dir()
+    except FileNotFoundError:
+        raise UsageError(f"{setting} {path}: it is a link to a missing file; name another file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{setting} {path}: {reason(error)}; name another file") from None
+    if not has_folder:
+        raise UsageError(f"{setting} {path}: no such folder; make it, or name another file")
+    if kind not in (None, stat.S_IFREG):
+        raise UsageError(f"{setting} {path}: it is no regular file; name a regular file or a new file")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{setting} {path}: no permission to write to {target.parent}; name another file")
+    return target
+
+
+def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
+    """Replaces the content of `path` by `pieces`; a crash at any instant leaves the old or the new content.
+
+    Args:
+        path: the file to write.
+        pieces: its new content, piece by piece.
+        draft: temporary file in the same folder; by default a name unique to this process.
+    """
+    with drafting(path, draft) as target, target.open("wb") as file:
+        file.writelines(pieces)
+
+
+@contextlib.contextmanager
+def drafting(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """Yields a file to write, which then takes the place of `path`; arguments as in `replace_bytes`."""
+    # The checksum keeps the default name within the file system's limit.
+    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")
+    try:
+        yield draft
+        flush([draft])
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    flush([path.parent])
+
+
+def append(path: Path, data: bytes, is_first: bool) -> None:
+    """Appends all of `data` to a file, or nothing if the disk is full.
+
+    Args:
+        path: the file.
+        data: whole lines.
+        is_first: whether the file may be created. Otherwise it must exist, so that its deletion is an error.
+    """
+    with path.open("ab" if is_first else "r+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def flush(paths: Iterable[Path]) -> None:
+    """Waits until the content of files, and the entries of folders, are on the disk."""
+    for path in paths:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def seal(path: Path) -> list[int]:
+    """Returns [size in bytes, CRC-32] of a file, read in pieces of 16 MiB."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 24):
+            size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return [size, crc]
+
+
+def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
+    """Returns the names of files that are missing, cannot be read or differ from their seals.
+
+    Args:
+        folder: folder of the files.
+        sealed: file name -> its `seal`.
+    """
+    return [name for name, value in sealed.items() if not _is_sealed(folder / name, value)]
+
+
+def _is_sealed(path: Path, value: Sequence[int]) -> bool:
+    try:
+        return path.is_file() and seal(path) == value
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Locks a folder against other processes. The operating system releases the lock when the process ends.
+
+    Raises:
+        UsageError: another process holds the lock.
+    """
+    with claimed(folder / LOCK) as is_held:
+        if not is_held:
+            owner = (folder / LOCK).read_text(encoding="utf-8").strip() or "another process"
+            raise UsageError(f"run folder {folder} is in use by {owner}; wait for it, or name another --out")
+        (folder / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
+
+
+@contextlib.contextmanager
+def claimed(path: Path, waits: bool = False) -> Iterator[bool]:
+    """Locks a file if no other process holds its lock; yields whether this process now holds it.
+
+    The operating system releases the lock when the process ends, however it ends. The file stays. Where files cannot be
+    locked, every process gets its lock.
+
+    Args:
+        path: the file, which is made if it is missing; its folder exists.
+        waits: whether to wait for a process that holds the lock.
+    """
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            warnings.warn(f"{path} cannot be locked ({error.strerror}): start no second process", stacklevel=3)
+        yield True
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON object (not UTF-8, cut short, nested too deeply, another type).
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is damaged: it must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_object_if_any(path: Path) -> dict[str, Any]:
+    """Returns `read_object` of a file; {} where there is none."""
+    return read_object(path) if path.exists() else {}
+
+
+def read_json(path: Path) -> Any:
+    """Returns the value in a JSON file.
+
+    Raises:
+        UsageError: if the file cannot be read, or is not complete JSON.
+    """
+    try:
+        return parse_json(read_regular(path), path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def refuse_special(path: Path) -> None:
+    """Raises a UsageError for a folder, pipe, socket or device: reading it fails or may never end."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} cannot be read: it is not a regular file")
+
+
+def read_regular(path: Path) -> bytes:
+    """Returns the bytes of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is a folder, pipe, socket or device, from which reading may never end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return path.read_bytes()
+
+
+def parse_json(text: bytes, source: object) -> Any:
+    """Returns the value of a JSON text.
+
+    Args:
+        text: bytes of the JSON.
+        source: its name in errors.
+
+    Raises:
+        UsageError: it is no JSON (not UTF-8, cut short, nested too deeply).
+    """
+    try:
+        return json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise UsageError(f"{source} is damaged: not complete JSON ({reason(error)})") from None
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder with access for this user only. An existing folder keeps its permissions."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def user_path(path: str | os.PathLike) -> Path:
+    """Returns a path with a leading ~ or ~USER expanded, which only a shell does, and not after an equals sign."""
+    return Path(os.path.expanduser(path))
+
+
+def private_folder(folder: Path) -> None:
+    """Makes a cache folder, and refuses one that another user may have written to.
+
+    The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
+    that cannot be made is not an error; writing to it will be.
+
+    Args:
+        folder: the cache folder.
+
+    Raises:
+        UsageError: the folder or a sub-folder belongs to another user (also if this user is root), or is writable by
+            its group or by all users.
+    """
+    with contextlib.suppress(OSError):
+        make_private(folder)
+    with contextlib.suppress(OSError):
+        for checked in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
+            _refuse_shared(checked)
+
+
+def _refuse_shared(folder: Path) -> None:
+    """Raises UsageError for a folder that another user owns or may write to."""
+    status, own = folder.stat(), os.geteuid()
+    if status.st_uid != own:
+        raise UsageError(
+            f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}, so its content cannot be"
+            " trusted; name a folder of your own with --cache-dir"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"cache folder {folder} is writable by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
+            f" {folder}, or name another with --cache-dir"
+        )
+
+
+@contextlib.contextmanager
+def writing(what: object, option: str) -> Iterator[None]:
+    """Raises UsageError in place of an OSError while something is written.
+
+    Args:
+        what: the path, and in words what it is.
+        option: of the command line, which names another place.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {what}: {reason(error)}; name another with {option}") from None
+
+
+def reason(error: BaseException) -> str:
+    """Returns the message of an error in one line of at most 300 characters."""
+    message = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(message.split())[:300] or type(error).__name__

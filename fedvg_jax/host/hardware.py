@@ -1,0 +1,374 @@
+"""The hardware as a value, and the table of the choices it calls for.
+
+Every choice that depends on the device is a field of `Choices`, with its reason and its measurement. Programs are built
+and traced for the hardware of this process, or for the one that `assumed` sets:
+
+    >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=None)):
+    ...     choices().layout, choices().max_lanes
+    ('images_first', 4)
+
+jax is imported by `current` only, so packages without jax may import this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.host.errors import UsageError
+
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+"""XLA's flag for GPU operations that give the same bits every time."""
+
+
+SMALL_IMAGE_PIXELS = 64 * 64
+"""Largest height x width of a small image, for `--conv auto`."""
+
+MEMORY_SHARE = 0.5
+"""Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
+
+
+class Hardware(NamedTuple):
+    """The devices that jax computes on, and their host."""
+
+    platform: str
+    """jax's name of the back end: "cpu", "gpu" or "tpu"."""
+    kind: str
+    """Name of the device model, e.g. "NVIDIA H100 80GB HBM3"."""
+    num_devices: int
+    """Devices of that platform; of a CPU, the virtual devices that jax was started with."""
+    cores: int
+    """CPU cores that this process may use."""
+    memory_bytes: int | None
+    """Memory of one accelerator, or of the whole host where the platform is a CPU; None where it is unknown."""
+    num_processes: int = 1
+    """Processes that share the run, one on each host; each has an equal part of the devices."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are cores of the host."""
+        return self.platform == "cpu"
+
+
+class Choices(NamedTuple):
+    """What one platform calls for, where a setting is `auto` or there is no setting."""
+
+    layout: str
+    """Memory layout of convolutions of few channels (`--conv auto`): "images_last" or "images_first".
+
+    XLA's CPU back end vectorises the innermost axis. 6 to 64 channels leave its vectors partly empty, the images of a
+    minibatch fill them. Accelerators tile channels themselves."""
+    small_image_conv: str
+    """Convolution of images of at most `SMALL_IMAGE_PIXELS` (`--conv auto`), by its value of `--conv`.
+
+    XLA's CPU back end runs the gradients of its own convolution 12 to 28 times slower inside a loop. Batched over
+    clients, XLA's convolution becomes a grouped one, which is slow on every platform. Patches and a matmul avoid both:
+    a client's step of LeNet5 takes 0.23 ms on an H200, 0.31 ms by XLA's own, and 0.10 and 0.19 ms on four lanes.
+    Winograd's saving of products was measured on CPUs only."""
+    large_image_conv: str
+    """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
+    scoring_conv: str | None
+    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: that of
+    training, for as many clients as there are lanes.
+
+    Alone, a client's convolution is not grouped, and "lax" writes no patches: the patches of 1,024 images bound
+    scoring on an H200, at 1.8 of the 2.4 TB/s of a copy. `python -m benchmarks.gpu` times it; no GPU has yet."""
+    fusion_barriers: bool
+    """Whether `models.layers.fusion_barrier` keeps XLA from recomputing a residual stream in every network block.
+
+    XLA's CPU back end considers sums cheap and fuses them into every consumer."""
+    max_lanes: int
+    """Clients that train side by side on one device (`--lanes auto`).
+
+    One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
+    lanes share the launches: on an H200 a client's step takes 0.84 ms on one lane and 0.31 ms on four. More than four
+    were not timed; where clients are unequal, the largest bounds how many are of use."""
+    bytes_per_client: Mapping[str, int] | None
+    """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
+
+    0 where they are negligible. Other models use one device; None: every model uses all devices. The devices of a CPU
+    are its cores, and only for the listed models is one client per core faster than one client on all cores."""
+    is_float64_safe_on_many_devices: bool
+    """False where a cohort must not be shared in double precision.
+
+    With jax 0.10.2, two CPU devices at work at once gave gradients of ResNet-18 that were off by 1e-3 and differed
+    between calls, in float64 only. On a busy machine of two cores the same program gave the same bits in 8 calls of a
+    training step and 6 of scoring, and smaller programs in hundreds, so the cause is unknown and may be a race.
+    jax's issue 39741 reports a compiled CPU program whose results differ between calls with more than one thread, in
+    jax 0.11.0. Double precision on a CPU is for comparisons, where one device suffices."""
+    rows_per_scoring_pass: Mapping[str, int]
+    """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
+    group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.
+    Whatever the images, ViTs see 224 x 224 pixels.
+
+    A pass of ResNet-18 launches about as many GPU kernels for 1,024 rows as for 32. An H200 scores 109,000, 209,000 and
+    269,000 rows of one client a second in passes of 256, 1,024 and 4,096, and 294,000 of four clients at 1,024. On a
+    CPU, 2, 4 and 8 groups of 32 CIFAR-10 images take LeNet5 1.19, 1.24 and 1.8 times the CPU seconds of one by one (its
+    activations leave the cache). 512 rows take ten MLPs 0.76, 0.62 and 0.78 times on 64, 784 and 3,072 inputs, and
+    5,000 rows of 1,280 inputs 0.65 times; 1,024 rows are no faster."""
+    clients_per_scoring_pass: Mapping[str, int]
+    """Model -> clients that one device scores together where it has fewer lanes; 1 for other models.
+
+    Together, the matmuls of narrow layers are as wide as all their clients. On one CPU core the gradients of ten linear
+    heads on 5,120 rows of 1,280 features take 195 ms one by one, 48 ms together in passes of 512 rows."""
+    values_per_scoring_pass: float
+    """Most input values (pixels x channels) of a pass, which bound its activations.
+
+    1,024 images of 32 x 32 for each of four lanes of ResNet-18 take 6 GB; images of 224 x 224 have 49 times as many."""
+    microbatch_rows: Mapping[str, int]
+    """Rows per microbatch, for models in which no row depends on another; other models use whole minibatches.
+
+    The activations of two ViT images fit a CPU's caches."""
+    weighted_mean: str
+    """How `core.tree.weighted_sum` adds up the clients' models: "loop" over clients, or "product" of all at once.
+
+    The loop reads every model once, without writing differences, which a CPU's memory rewards. On a GPU it is a host
+    loop per tensor: 2,040 launches for ten clients of ResNet-18, where the product is one kernel per tensor."""
+    norms: str
+    """How the norms of all tensors of a gradient are computed: "by_tensor", or "segmented" over rows of all tensors.
+
+    A CPU reduces one tensor after the other in its caches. On a GPU every tensor would be one or two launches."""
+    is_packed: bool
+    """Whether lanes load and store clients, and scores are collected, as one vector instead of tensor by tensor.
+
+    On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
+    124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
+    launch_graphs: str | None
+    """What a GPU launches as CUDA graphs, by XLA's `xla_gpu_enable_command_buffer`, e.g. "FUSION,CUBLAS,WHILE"; "":
+    nothing; None: XLA's default.
+
+    A training step is bound by its launches: 1.24 ms of four lanes of ResNet-18 on an H200, whose bytes need about
+    0.35. `python -m benchmarks.gpu` times three values; no GPU has yet."""
+    pool_share: float
+    """Largest part of a device's memory that the pool of rows may take there (`--placement auto`).
+
+    The rest is for models, gradients and activations; on a CPU also for the host's own copy of the rows."""
+    options_of_once: Mapping[str, int]
+    """XLA's options for a program that runs once, such as the initialisation of a model.
+
+    At LLVM's level 1 that of ResNet-18 takes 4.7 CPU seconds to compile instead of 36 and gives the same bits. Level 0
+    gives others. Evaluations of a CNN would take 1.4 times as long at level 1."""
+
+
+CPU = Choices(
+    layout="images_last",
+    small_image_conv="winograd",
+    large_image_conv="winograd",
+    scoring_conv=None,
+    fusion_barriers=True,
+    max_lanes=1,
+    bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
+    is_float64_safe_on_many_devices=False,
+    rows_per_scoring_pass={"": 1, "linear": 512, "mlp": 512},
+    clients_per_scoring_pass={"linear": 16},
+    values_per_scoring_pass=math.inf,
+    microbatch_rows={"vit_s16": 2, "vit_b16": 2},
+    weighted_mean="loop",
+    norms="by_tensor",
+    is_packed=False,
+    launch_graphs=None,
+    pool_share=0.4,
+    options_of_once={"xla_backend_optimization_level": 1},
+)
+
+ACCELERATOR = Choices(
+    layout="images_first",
+    small_image_conv="gemm",
+    large_image_conv="lax",
+    scoring_conv=None,
+    fusion_barriers=False,
+    max_lanes=4,
+    bytes_per_client=None,
+    is_float64_safe_on_many_devices=True,
+    rows_per_scoring_pass={"": 1024, "vit_s16": 64, "vit_b16": 64},
+    clients_per_scoring_pass={},
+    values_per_scoring_pass=1024 * 32 * 32 * 3,
+    microbatch_rows={},
+    weighted_mean="product",
+    norms="segmented",
+    is_packed=True,
+    launch_graphs=None,
+    pool_share=0.6,
+    options_of_once={},
+)
+"""GPUs and TPUs."""
+
+
+def choices() -> Choices:
+    """Returns the choices that the `current` hardware calls for."""
+    return CPU if current().is_cpu else ACCELERATOR
+
+
+def compiler_options() -> dict[str, str] | None:
+    """Returns the compiler options of the programs of a run; None for XLA's defaults."""
+    graphs = choices().launch_graphs
+    return None if graphs is None or current().platform != "gpu" else {"xla_gpu_enable_command_buffer": graphs}
+
+
+def jit_once(function: Callable) -> Any:
+    """Returns the function jitted for a single call outside of other programs, after a short compilation."""
+    import jax
+
+    return jax.jit(function, compiler_options=dict(choices().options_of_once) or None)
+
+
+def auto_conv(num_pixels: int) -> str:
+    """Returns the name of the convolution that `--conv auto` uses for images of that many pixels, height x width."""
+    chosen = choices()
+    return chosen.small_image_conv if num_pixels <= SMALL_IMAGE_PIXELS else chosen.large_image_conv
+
+
+def auto_devices(model: str, double: bool) -> int:
+    """Returns how many devices of a process `--devices auto` shares a cohort among.
+
+    The size of the cohort may limit them further.
+
+    Args:
+        model: name of the model.
+        double: whether the run computes in float64.
+
+    >>> with assumed(Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=8 * 2**30)):
+    ...     [auto_devices(model, False) for model in ("resnet18", "vit_s16", "mlp")]
+    [8, 6, 1]
+    """
+    chosen, hardware = choices(), current()
+    num_devices = hardware.num_devices // hardware.num_processes
+    if double and not chosen.is_float64_safe_on_many_devices:
+        return 1
+    if chosen.bytes_per_client is None:
+        return num_devices
+    num_bytes = chosen.bytes_per_client.get(model)
+    if num_bytes is None:
+        return 1
+    if not num_bytes or hardware.memory_bytes is None:
+        return num_devices
+    return min(num_devices, max(1, int(MEMORY_SHARE * hardware.memory_bytes / num_bytes)))
+
+
+def auto_pool(num_bytes: int) -> str:
+    """Returns where `--placement auto` keeps rows of so many bytes: "host" if they would fill too much of a "device".
+
+    >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=8, cores=16, memory_bytes=80 * 10**9)):
+    ...     auto_pool(40 * 10**9), auto_pool(100 * 10**9)
+    ('device', 'host')
+    """
+    memory = current().memory_bytes
+    return "host" if memory is not None and num_bytes > choices().pool_share * memory else "device"
+
+
+def groups_per_scoring_pass(group_rows: int, model: str = "", row_values: int = 1) -> int:
+    """Returns how many validation groups of `group_rows` rows scoring evaluates at once.
+
+    Args:
+        group_rows: rows of one group, the run's `batch_size`.
+        model: name of the model.
+        row_values: values of one row, e.g. height x width x channels of an image.
+
+    >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=None)):
+    ...     [groups_per_scoring_pass(32, "resnet18", side * side * 3) for side in (32, 64, 224)]
+    [32, 8, 1]
+    """
+    chosen = choices()
+    most_rows = chosen.rows_per_scoring_pass.get(model, chosen.rows_per_scoring_pass[""])
+    return max(1, int(min(most_rows, chosen.values_per_scoring_pass / max(1, row_values))) // group_rows)
+
+
+_assumed: contextvars.ContextVar[Hardware | None] = contextvars.ContextVar("assumed hardware", default=None)
+
+
+@contextlib.contextmanager
+def assumed(hardware: Hardware) -> Iterator[None]:
+    """Sets what `current` returns within the context, in this thread, for programs of other machines.
+
+    What jax has traced before keeps its choices: build the functions, and trace them, within one context.
+    """
+    token = _assumed.set(hardware)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
+def current() -> Hardware:
+    """Returns the hardware that is `assumed`, or else that of this process, which starts jax's back end.
+
+    Raises:
+        UsageError: the process is a fork of one that started the back end, whose locks would never open.
+    """
+    if assumed_hardware := _assumed.get():
+        return assumed_hardware
+    process, found = _of_this_process()
+    if process != os.getpid():
+        raise UsageError("a fork of a process that has used JAX hangs; use multiprocessing.get_context('spawn')")
+    return found
+
+
+@functools.cache
+def _of_this_process() -> tuple[int, Hardware]:
+    import jax
+
+    platform, devices = jax.default_backend(), jax.devices()
+    memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    kind = devices[0].device_kind
+    return os.getpid(), Hardware(platform, kind, len(devices), num_cores(), memory, jax.process_count())
+
+
+def without_jax() -> Hardware | None:
+    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if platforms != "cpu" and (platforms or has_plugin):
+        return None
+    return Hardware("cpu", "", num_cores(), num_cores(), host_memory())
+
+
+@contextlib.contextmanager
+def single_lapack_thread() -> Iterator[None]:
+    """While open, LAPACK and BLAS use one thread in this process, where jax computes on the CPU.
+
+    There XLA computes eigenvectors by SciPy's LAPACK. Its threads wait for each other by spinning, and beside other
+    work each waits for one that has no core. On idle cores one thread is no slower for the matrices of networks.
+    """
+    import threadpoolctl
+
+    with threadpoolctl.threadpool_limits(1 if current().platform == "cpu" else None, "blas"):
+        yield
+
+
+def num_cores() -> int:
+    """Returns how many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+VECTOR_INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "sve2")
+"""Linux's names of the vector instructions for which XLA and its libraries compile different code."""
+
+
+def vector_instructions() -> list[str]:
+    """Returns the vector instructions of this host's processor; none where the system is not Linux."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        match = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
+        flags = set(match[1].split()) if match else set()
+        return [name for name in VECTOR_INSTRUCTIONS if name in flags]
+    return []
+
+
+def host_memory() -> int | None:
+    """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
+    limits = []
+    with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    cgroup = Path("/sys/fs/cgroup/memory.max")
+    text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
+    if text != "max":
+        limits.append(int(text))
+    return min(limits, default=None)

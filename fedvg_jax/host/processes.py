@@ -1,0 +1,144 @@
+"""Several processes that run one simulation: which one this is, and the values that they exchange.
+
+`jax.distributed` connects the processes. All of them execute the same programs on the same values, in the same order.
+So every function here that exchanges values must be called by all processes; with one process it returns at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedvg_jax.host.errors import UsageError
+
+_MESSAGE_BYTES = 512
+"""Bytes that each process contributes to `exchange`: all must send arrays of one shape."""
+
+_LOST = re.compile(r"gloo|nccl|coordination.?service|socket closed|connection (closed|reset|refused)", re.IGNORECASE)
+"""What the errors of a collective say when a process is gone."""
+
+
+def count() -> int:
+    """Returns the number of processes. Like `is_first`, it starts no back end in a process of its own."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Returns whether this is process 0, which alone writes the run folder and prints."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def largest(values: Sequence[float]) -> list[float]:
+    """Returns the largest value over the processes, in float32, position by position.
+
+    >>> largest([0.5, 2])
+    [0.5, 2]
+    """
+    if count() == 1:
+        return list(values)
+    return _gather(np.array(values, np.float32)).max(0).tolist()
+
+
+def exchange(text: str) -> list[str]:
+    """Returns the texts of all processes, each cut to 512 bytes.
+
+    >>> exchange("ready")
+    ['ready']
+    """
+    if count() == 1:
+        return [text]
+    padded = np.zeros(_MESSAGE_BYTES, np.uint8)
+    encoded = np.frombuffer(text.encode()[:_MESSAGE_BYTES], np.uint8)
+    padded[: len(encoded)] = encoded
+    return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in _gather(padded)]
+
+
+def from_first(arrays: Any) -> Any:
+    """Returns the arrays of process 0, on the host; in every process they must have the same shapes."""
+    if count() == 1:
+        return arrays
+    from jax.experimental import multihost_utils
+
+    with _lenient():
+        on_host = map(np.ascontiguousarray, jax.tree.leaves(arrays))
+        received = multihost_utils.broadcast_one_to_all([leaf.reshape(-1).view(np.uint8) for leaf in on_host])
+    shapes = [(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(arrays)]
+    leaves = [np.asarray(x).view(dtype).reshape(shape) for x, (shape, dtype) in zip(received, shapes, strict=True)]
+    return jax.tree.structure(arrays).unflatten(leaves)
+
+
+def json_from_first(value: Any) -> Any:
+    """Returns the JSON value of process 0."""
+    if count() == 1:
+        return value
+    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    (size,) = from_first([np.array([len(encoded)], np.int64)])
+    return json.loads(bytes(from_first([np.resize(encoded, int(size[0]))])[0]))
+
+
+def place(arrays: Any, placement: Any) -> Any:
+    """Returns the arrays on the devices of a sharding, which may belong to several processes.
+
+    Args:
+        arrays: equal in all processes.
+        placement: a sharding, or None for the default device.
+    """
+    if placement is None or placement.is_fully_addressable:
+        return jax.device_put(arrays, placement)
+
+    def placed(leaf: Any) -> jax.Array:
+        on_host = np.asarray(leaf)
+        return jax.make_array_from_callback(on_host.shape, placement, lambda index: on_host[index])
+
+    return jax.tree.map(placed, arrays)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Ends a block with an error in every process if it fails in any.
+
+    The block must exchange nothing itself, except where all processes fail or none.
+
+    Raises:
+        UsageError: another process failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_loss(error):
+            exchange(" ".join(str(error).split())[:400] or type(error).__name__)
+        raise
+    for number, message in enumerate(exchange("")):
+        if message:
+            raise UsageError(f"process {number}: {message}")
+
+
+def is_loss(error: BaseException) -> bool:
+    """Returns whether an error says that another process is gone.
+
+    >>> is_loss(ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer")), is_loss(ValueError("lr 0"))
+    (True, False)
+    """
+    is_of_jax = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, UsageError)
+    return is_of_jax and bool(_LOST.search(str(error)))
+
+
+def _gather(row: np.ndarray) -> np.ndarray:
+    """Returns the rows of all processes, [processes, ...]."""
+    from jax.experimental import multihost_utils
+
+    with _lenient():
+        return np.asarray(multihost_utils.process_allgather(row))
+
+
+@contextlib.contextmanager
+def _lenient() -> Iterator[None]:
+    """Allows the promotions of dtypes and ranks that jax's own exchange uses."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

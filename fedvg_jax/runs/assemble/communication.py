@@ -1,0 +1,121 @@
+"""Bytes that are sent between the server and the clients, from shapes alone.
+
+    down   theta_g with its running statistics, and those leaves of the server's memory that the algorithm's functions
+           on the client read: Scaffold's c, not FedAvgM's momentum
+    up     theta_k with its running statistics, the messages of `report`, and the result of `probe`
+
+Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) and
+personal models are not sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and
+configs are not counted. Arrays have their own dtypes; of theta_k, `Algorithm.send` counts what it sends. Every message
+counts, also one that the server could compute from theta_k: FedDyn's -delta_k, and FedNova's delta_k / D_k except the
+number D_k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.options import departs
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.dependence import reads
+from fedvg_jax.core.stores import stored
+from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
+from fedvg_jax.engine import local_training
+from fedvg_jax.runs.assemble.programs import Bound, Program
+from fedvg_jax.runs.assemble.registry import make_local
+from fedvg_jax.runs.placement.memory import num_bytes
+from fedvg_jax.runs.record.history import SENT, Record
+
+
+class Traffic(NamedTuple):
+    """Bytes of a round: of one client, and of the candidates of a selection that measures losses."""
+
+    down: int = 0
+    up: int = 0
+    candidates_down: int = 0
+    """of all candidates of a selection together that are not in the cohort: theta_g"""
+    candidates_up: int = 0
+    """of all candidates together: their losses"""
+
+
+def of_round(
+    config: Config, program: Program, state: SimState, data: Data, hyper: Hyper, chosen: Selection | None
+) -> Traffic:
+    """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
+
+    Args:
+        config, program, hyper: of the run.
+        state: arrays or shapes; of clients' memories any number of rows.
+        data: arrays or shapes; its pool and its frozen tensors.
+        chosen: the selection; None for uniform sampling.
+    """
+    local, stats_too = make_local(config), departs(config, "server-stats")
+    hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
+    arguments = (state.server, tree.entry_shapes(state.clients), state.variables, data.pool, hyper, data.base)
+    leaves, structure = jax.tree.flatten(arguments)
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    is_read, messages = _traced(program.algorithm, program.bind, stats_too, structure, shapes)
+    unread = jax.ShapeDtypeStruct((0,), jnp.float32)
+    read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
+    params, paths = jax.tree.structure(state.variables.params), tree.paths(state.variables.params)
+
+    def size(part: Tree) -> int:
+        """Returns the bytes of a part, without what it has of local tensors where it has something of every tensor."""
+        try:  # FedNova's message has a pair for every tensor
+            of_tensors = zip(paths, params.flatten_up_to(part), strict=True)
+        except ValueError:
+            return num_bytes(part)
+        return num_bytes([entry for path, entry in of_tensors if local is None or not local.is_local(path)])
+
+    kept = 0 if local is None else num_bytes(local.of(state.variables))
+    model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
+    others, up = max(0, num_candidates - cohort_size(config)), model
+    if send := program.algorithm.send:
+        sent = state.variables.params if local is None else local.sent(state.variables.params)
+        up += send.num_bytes(sent) - num_bytes(sent)
+    return Traffic(model + size(read), up + sum(map(size, messages)), others * model, 4 * num_candidates)
+
+
+def entries(traffic: Traffic, record: Record) -> Record:
+    """Returns the entries of a round's record.
+
+    >>> entries(Traffic(10, 20), {"clients": [3, 1, 4], "dropped": [1]})
+    {'bytes_down': 30, 'bytes_up': 40}
+    """
+    num_clients, num_dropped = len(record["clients"]), len(record.get("dropped", ()))
+    down = num_clients * traffic.down + traffic.candidates_down
+    up = (num_clients - num_dropped) * traffic.up + traffic.candidates_up
+    return dict(zip(SENT, (down, up), strict=True))
+
+
+@stored
+def _traced(
+    algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, structure: Any, leaves: tuple
+) -> tuple[tuple, Tree]:
+    """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
+
+    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper, base: Tree) -> dict[str, Tree]:
+        task = bind(base).task
+        theta = model if stats_too else model.params
+        anchor = Anchor(theta, server, client.memory if isinstance(client, local_training.Kept) else client)
+        minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
+        received = tree.params_of(anchor)
+        grads = algorithm.correct(hyper, model.params, model.params, received)
+        if algorithm.loss is not None:
+            rows, mask = minibatch
+            key = jax.random.key(0)
+            grads = grads, algorithm.loss(hyper, task, model.params, model.stats, rows, mask, key, received)
+        memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
+        probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted)
+        measured = algorithm.probe(hyper, probe)
+        sent = (*messages, measured if stats_too else tree.params_of(measured))
+        return {"all": (grads, memory, sent)}
+
+    with checks.without_notes():
+        is_read, shapes = reads(on_client, *jax.tree.unflatten(structure, leaves))
+    return is_read["all"], shapes["all"][2]

@@ -1,0 +1,194 @@
+"""From the config: the partition, the shared validation set, and the rows of corrupt clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config.options import departs
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import corrupt, external, user_data, validation
+from fedvg_jax.data.arrays import Arrays, is_features
+from fedvg_jax.data.partitions import exchange, statistics
+from fedvg_jax.data.partitions.client_rows import sizes
+from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.runs.assemble.registry import corrupt_clients
+
+OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
+"""Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
+
+LABEL_FREE = ("iid", "quantity", "group")
+"""Kinds of partition that do not depend on labels."""
+
+
+def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
+    """Draws the config's partition, or reads it from its file.
+
+    Args:
+        config: checked settings.
+        arrays: the data set.
+        progress: called with (draws done, maximum of draws).
+
+    Raises:
+        UsageError: the partition cannot be drawn, or its file is missing or malformed.
+    """
+    if config.partition == "file":
+        assert config.partition_file is not None, "config.check requires it"
+        return _checked(config, arrays, exchange.read(config.partition_file, len(arrays.y)), config.partition_file)
+    return draw_partition(
+        _labels(config, arrays),
+        kind=config.partition,
+        num_clients=config.clients,
+        alpha=config.alpha,
+        seed=config.partition_seed,
+        min_samples=config.min_samples,
+        rule=config.min_samples_rule,
+        test_ratio=config.test_ratio,
+        val_ratio=config.val_ratio,
+        held_out=config.holdout,
+        shards_per_client=config.shards_per_client,
+        classes_per_client=config.classes_per_client,
+        groups=arrays.groups,
+        cache_dir=config.cache_dir and config.cache_dir / "partitions",
+        progress=progress,
+    )
+
+
+def _labels(config: Config, arrays: Arrays) -> np.ndarray:
+    """Returns int32 [T] class labels; zeros for partitions that do not depend on labels if there are none."""
+    has_labels = arrays.class_names and arrays.y.ndim == 1
+    if not has_labels and config.partition in LABEL_FREE:
+        return np.zeros(len(arrays.y), np.int32)
+    instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
+    return user_data.class_labels(arrays, f"partition {config.partition}", instead)
+
+
+def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]) -> Partition:
+    """Checks a partition from Python.
+
+    Args:
+        config: checked settings.
+        arrays: the data set.
+        partition: (train, val, test) with the rows of every client; or a list of the rows of every client, which are
+            split by the config's ratios.
+
+    Raises:
+        UsageError: it is not a partition of these data among the config's clients, or the lists are to be split, and
+            the config's `holdout` holds rows out before the partition.
+    """
+    if isinstance(partition, str):
+        raise UsageError(f"partition= takes the clients' rows; {partition!r} is a setting, Config(partition=...)")
+    if config.holdout != "client" and not isinstance(partition, tuple):
+        raise UsageError(f"holdout {config.holdout} precedes the partition; use client, or give (train, val, test)")
+    return _checked(config, arrays, partition, "the partition given")
+
+
+def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.Shared:
+    """Builds D_val and the pool of a run, with external images, noise and corrupt rows.
+
+    Args:
+        config: checked settings.
+        arrays: the data set.
+        parts: the partition.
+
+    Raises:
+        UsageError: there are too few images for the settings of the validation set.
+    """
+    options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
+    _check_kinds_of_rows(config, arrays)
+    if options.source == "clients":
+        shared = validation.from_clients(arrays, parts, options.clients, config.val_ratio, seed)
+    else:
+        assert options.data_dir is not None, "config.check requires it"
+        cache_dir = config.cache_dir / "data" if config.cache_dir else None
+        all_classes = not departs(config, "truck")
+        images = external.load(options.source, options.data_dir, arrays, all_classes, cache_dir)
+        if is_features(arrays.x) and config.data_dir:
+            external.refuse_other_network(options.data_dir, config.data_dir)
+        shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
+    if options.size:
+        shared = validation.subset(shared, options.size, seed)
+    if options.rho:
+        batch_size = config.batch_size if departs(config, "imbalance") else 0
+        shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
+    clean = shared.y
+    shared = validation.noisy(shared, options.label_noise, classes, seed)
+    if options.label_noise and np.array_equal(shared.y, clean):
+        raise UsageError(f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0")
+    x, y = corrupt.apply(
+        config.corrupt.kind,
+        shared.x,
+        shared.y,
+        parts.train,
+        ids=corrupt_clients(config),
+        strength=config.corrupt.strength,
+        num_classes=classes,
+        seed=config.seed,
+    )
+    if config.corrupt.kind in corrupt.LABELS and np.array_equal(y, shared.y):
+        raise UsageError(f"corrupt.strength {config.corrupt.strength:g} changes no label; use a larger share")
+    return shared._replace(x=x, y=y)
+
+
+def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
+    """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
+    options, kind = config.validation, config.corrupt.kind
+    if options.source != "clients" and not is_features(arrays.x):
+        user_data.check_rows_are_images(
+            arrays, f"validation.source {options.source}", "use --validation.source clients"
+        )
+    if options.rho:
+        user_data.class_labels(arrays, f"validation.rho {options.rho:g}", "use 0")
+    if options.label_noise:
+        user_data.integer_labels(arrays, f"validation.label_noise {options.label_noise:g}", "use 0")
+    if kind in corrupt.IMAGES:
+        user_data.check_rows_are_images(arrays, f"corrupt.kind {kind}", f"use {', '.join(corrupt.LABELS)}")
+    if kind in corrupt.LABELS:
+        user_data.integer_labels(arrays, f"corrupt.kind {kind}", "use none")
+
+
+def describe(
+    config: Config, arrays: Arrays, parts: Partition, shared: validation.Shared, is_given: bool = False
+) -> dict[str, Any]:
+    """Returns statistics of the partition and of D_val for the run folder, as JSON values.
+
+    Args:
+        config: checked settings.
+        arrays: the data set; of clients its labels are counted, not the corrupt ones.
+        parts: the partition.
+        shared: D_val.
+        is_given: whether the partition comes from Python.
+    """
+    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "split": config.holdout}
+    result |= statistics.describe(arrays.y, arrays.class_names, parts)
+    result["validation"] = {"source": config.validation.source, "samples": len(shared.rows)}
+    if "counts" in result:
+        counts = np.bincount(shared.y[shared.rows], minlength=len(arrays.class_names))
+        result["validation"]["counts"] = counts.tolist()
+    if shared.clients is not None:
+        result["validation"]["clients"] = shared.clients.tolist()
+    return result
+
+
+def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
+    """Checks a given partition, and that training and test sets have rows.
+
+    Raises:
+        UsageError: it is not a partition of these data; or rows are held out already, and a setting asks for others.
+    """
+    if isinstance(partition, tuple):
+        for name in OF_SPLIT:
+            value, default = getattr(config, name), SETTINGS[name].default
+            if value not in (default, 0):  # 0 rows to validate belong to an external D_val
+                raise UsageError(f"{name} {value} has no effect: {source} is split already; leave it out")
+    options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": config.partition_seed}
+    parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
+    needed = {"training": parts.train, "test": parts.test}
+    for name, part in needed.items():
+        if not sizes(part).any():
+            raise UsageError(f"{source}: leaves no {name} row; add at least one")
+    return parts

@@ -1,0 +1,263 @@
+"""The jitted programs of a run, built once and shared by all runs of a process whose settings differ in values only.
+
+A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
+argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
+alpha or learning rate needs no compilation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Wrapped
+
+from fedvg_jax import config as configs
+from fedvg_jax.algorithms.kept import keeping_models
+from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config.options import listed
+from fedvg_jax.core import local_part, trained_part
+from fedvg_jax.core.stores import stored
+from fedvg_jax.core.types import (
+    Algorithm,
+    Data,
+    Executor,
+    Hyper,
+    Metrics,
+    RoundStep,
+    Schedule,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.engine import cohort_memories, evaluate, federated_round
+from fedvg_jax.engine.local_training import Optimiser
+from fedvg_jax.host import collection
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs.assemble import contracts, registry
+from fedvg_jax.weightings import recorded
+
+VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
+"""Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
+
+TRACE_SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+"""Settings of jax, also of its context managers, that change what a program computes."""
+
+WeightingOrFactory = Weighting | Callable[[Task], Weighting]
+"""A weighting, or a function that makes it for the task of the run."""
+
+
+class Images(NamedTuple):
+    """The images that a named model is built for."""
+
+    shape: tuple[int, ...]
+    """[H, W, D]"""
+    num_classes: int
+
+
+class Bound(NamedTuple):
+    """What depends on the frozen tensors of a model."""
+
+    task: Task
+    """of the trained part; its loss jitted, so that training and scoring share one trace, unless scoring has
+    convolutions of its own"""
+    weighting: Weighting
+    step: RoundStep
+
+
+class Program(NamedTuple):
+    """The pure functions of a run and their jitted compositions; `Simulation` has the same fields."""
+
+    task: Task
+    """of the trained part; until a simulation binds it, its frozen tensors are shapes"""
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: Optimiser
+    chunk: Wrapped
+    """see `federated_round.make_chunk`; jitted, the state is donated"""
+    evaluate: Wrapped
+    """see `evaluate.make_evaluate`; jitted; of the whole model"""
+    model: Task
+    """of the whole model"""
+    bind: Callable[[Tree], Bound]
+    """`Data.base` -> what depends on it"""
+
+
+def static_settings(config: Config) -> Config:
+    """Returns `config` with every value of `VALUES` at its default.
+
+    Momentum and weight decay keep whether they are used, on which the program depends.
+    """
+    values = {name: SETTINGS[name].default for name in VALUES}
+    values |= {name: float(getattr(config, name) > 0) / 2 for name in ("momentum", "weight_decay")}
+    if config.attack.kind != "none":  # the corrupt clients' ids are constants of the program
+        values |= {"seed": config.seed, "attack.clients": config.attack.clients}
+    return configs.apply(config, values, "static settings")
+
+
+def make_program(
+    config: Config,
+    model: Images | Task,
+    algorithm: Algorithm | None = None,
+    weighting: WeightingOrFactory | None = None,
+    devices: tuple | None = None,
+) -> Program:
+    """Returns the program of a run, from the store of this process if a run has equal static settings.
+
+    Args:
+        model: a task, or the images for the model that the config names.
+        algorithm, weighting: replace what the config names; compared, as a task is, by what their functions read, see
+            `core.value_keys`. A weighting may also be a function of the task.
+        devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
+    """
+    return _make(static_settings(config), model, algorithm, weighting, devices, trace_settings(), hw.current())
+
+
+@stored
+def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *_: Hashable) -> Program:
+    whole, scored = _tasks(config, model)
+    base = _shapes_of_base(config, whole)
+    algorithm = registry.with_send(config, algorithm or registry.ALGORITHMS[config.algorithm](config))
+    algorithm = keeping_models(algorithm) if config.keep_clients else algorithm
+    # a task of the caller's may have negative losses, which have no weights by val_loss
+    may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    is_unsure = weighting is not None or may_be_negative
+    executor = registry.make_executor(config, devices)
+    optimiser = registry.make_optimiser(config)
+
+    def bound(task: Task, scored: Task) -> Bound:
+        own = weighting or registry.make_weighting(config, scored, algorithm)
+        own = own if isinstance(own, Weighting) else contracts.weighting_of(own, scored)
+        measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
+        own = recorded.with_records(own, measures) if measures else own
+        parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task)
+        step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure)
+        return Bound(task, own, step)
+
+    def bound_to(base: Tree) -> Bound:
+        return bound(*_tasks(config, model, lambda task: trained_part.bind(task, base)))
+
+    first = bound(whole, scored) if base is None else bound_to(base)
+    bind = bound_to if base is not None else lambda base: first
+
+    def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+        return federated_round.make_chunk(bind(data.base).step)(state, num_rounds, rounds, data, hyper)
+
+    of_state = cohort_memories.placement(executor)
+    of_chunk = of_state and (of_state, executor.placement)
+    jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
+    return Program(
+        first.task,
+        algorithm,
+        first.weighting,
+        executor,
+        optimiser,
+        jit(chunk, donate_argnums=0, out_shardings=of_chunk),
+        jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
+        whole,
+        bind,
+    )
+
+
+def _tasks(config: Config, model: Images | Task, bind: Callable[[Task], Task] = lambda task: task) -> tuple[Task, Task]:
+    """Returns the task of training and that of scoring, with jitted losses; `bind` turns a whole model into a part."""
+    if isinstance(model, Task):
+        task, scored = bind(model), None
+    else:
+        task, scored = registry.named_task(config, *model, bind), registry.scoring_task(config, *model, bind)
+    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
+    return task, task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
+
+
+def _shapes_of_base(config: Config, task: Task) -> Variables | None:
+    """Returns the shapes of a model's frozen tensors; None where it is trained as it is. Checks the local part, too."""
+    is_trained = registry.make_is_trained(config, task)
+    trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
+    if is_trained is not None:
+        trained, base = trained_part.split(trained, is_trained)
+    if (local := registry.make_local(config)) is not None:
+        local_part.check(local, trained, f"local {config.local}")
+    return base
+
+
+def compile_for(
+    chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+) -> tuple[Callable, Callable]:
+    """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
+
+    Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
+
+    Args:
+        chunk, evaluate: jitted functions of a `Program`.
+        rounds: a stacked schedule.
+        data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
+    """
+    leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
+    shapes = tuple(map(abstract, leaves))
+    return _compiled(chunk, evaluate, structure, shapes, trace_settings())
+
+
+@stored
+def _compiled(
+    chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], settings: tuple
+) -> tuple[Callable, Callable]:
+    state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
+    tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
+    with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
+        # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
+        variables = trained_part.whole(state.variables, data.base)
+        longest = {_width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])}
+        compiled = {
+            width: (table.shape[-2], evaluate.lower(variables, data.pool, table).compile())
+            for width, table in longest.items()
+        }
+        compiled_chunk = compiling.result()
+
+    def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
+        count, program = compiled[_width(rows)]
+        return program(variables, pool, rows if rows.shape[-2] == count else _lengthened(rows, count))
+
+    return compiled_chunk, evaluate_compiled
+
+
+def _width(table: Any) -> tuple[int, ...]:
+    """Returns the shape of a table of rows [..., V, B] without V."""
+    return (*table.shape[:-2], table.shape[-1])
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _lengthened(rows: jax.Array, count: int) -> jax.Array:
+    """Returns a table of rows [..., V, B] with empty groups at its end, [..., count, B]."""
+    padding = [(0, 0)] * (rows.ndim - 2) + [(0, count - rows.shape[-2]), (0, 0)]
+    return jnp.pad(rows, padding, constant_values=-1)
+
+
+# --- keys of the stores
+
+
+def trace_settings() -> tuple[Hashable, ...]:
+    """Returns the values of `TRACE_SETTINGS` where it is called."""
+    return tuple(getattr(jax.config, name) for name in TRACE_SETTINGS)
+
+
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    is_placed = isinstance(leaf, jax.Array) and leaf.committed
+    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)

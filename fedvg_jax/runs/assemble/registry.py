@@ -1,0 +1,440 @@
+"""Builds algorithms, models, weightings, optimisers, hooks and executors from their names in the config."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedvg_jax import algorithms, compression
+from fedvg_jax.config import MODELS as NETWORKS
+from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
+from fedvg_jax.config.options import departs
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
+from fedvg_jax.core import checks, groups, trained_part
+from fedvg_jax.core.local_part import LocalPart, local_part
+from fedvg_jax.core.types import (
+    Algorithm,
+    Executor,
+    Hyper,
+    Hyperparameter,
+    Send,
+    Signal,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.data import user_data
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.models import adapters, cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.conv.rewrite import fast_task
+from fedvg_jax.runs.record import checkpoint, seals
+from fedvg_jax.weightings import baselines, basic, family
+from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
+from fedvg_jax.weightings.fedvg import fedvg, layers_of
+
+ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
+    "fedavg": lambda config: algorithms.fedavg(),
+    "fedavgm": lambda config: algorithms.fedavgm(),
+    "fedprox": lambda config: algorithms.fedprox(),
+    "scaffold": lambda config: algorithms.scaffold(keeps=not departs(config, "scaffold-memory")),
+    "feddyn": lambda config: algorithms.feddyn(
+        not departs(config, "feddyn-regulariser"),
+        "samples" if departs(config, "feddyn-weights") else "uniform",
+        averages=not departs(config, "feddyn-average") or "fedvg" not in config.weighting,
+    ),
+    "elastic": lambda config: algorithms.elastic(official=departs(config, "elastic-sensitivity")),
+    "fedadam": lambda config: algorithms.fedadam(departs(config, "adaptive-servers")),
+    "fedyogi": lambda config: algorithms.fedyogi(departs(config, "adaptive-servers")),
+    "fedadagrad": lambda config: algorithms.fedadagrad(departs(config, "adaptive-servers")),
+    "fednova": lambda config: algorithms.fednova(),
+    "moon": lambda config: algorithms.moon(),
+    "fedntd": lambda config: algorithms.fedntd(),
+    "feddecorr": lambda config: algorithms.feddecorr(),
+    "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
+}
+
+
+SENDS: dict[str, Callable[[Config], Send | None]] = {
+    "none": lambda config: None,
+    "topk": lambda config: compression.top_k(config.send.fraction),
+    "qsgd": lambda config: compression.qsgd(config.send.levels),
+}
+
+
+def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm with the compression that the config names; UsageError where it has one of its own."""
+    if config.send.kind == "none":
+        return algorithm
+    if algorithm.send is not None:
+        raise UsageError(f"send.kind {config.send.kind} and algorithm.send both compress updates; leave one out")
+    return algorithm._replace(send=SENDS[config.send.kind](config))
+
+
+def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
+    """Returns the share of a client's rows that the algorithm's probe reads; 0 for an algorithm without one.
+
+    Args:
+        config: its `elastic.ratio` is that of every probe, also of a user's own.
+        algorithm: of the run; defaults to the config's.
+    """
+    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    return 0.0 if algorithm.probe is algorithms.no_probe else config.elastic.ratio
+
+
+class Model(NamedTuple):
+    """A network and its blocks."""
+
+    make: Callable[..., Any]
+    """(classes, and stem and norm where its `config.Network` has such settings) -> Flax module."""
+    block_of: Callable[[str], str] = tasks.head_and_base
+    """Path of a tensor -> name of its block."""
+    stage_of: Callable[[str], str] | None = None
+    """As `block_of`, for the departure block."""
+
+
+_RESNET_BLOCKS = resnet.blocks_residual, resnet.blocks_stage
+
+MODELS = {
+    "tinycnn": Model(cnn.TinyCNN),
+    "mlp": Model(mlp.MLP),
+    "linear": Model(mlp.Linear),
+    "cnn": Model(cnn.CNN),
+    "lenet5": Model(cnn.LeNet5),
+    "resnet18": Model(resnet.resnet18, *_RESNET_BLOCKS),
+    "resnet34": Model(resnet.resnet34, *_RESNET_BLOCKS),
+    "resnet50": Model(resnet.resnet50, *_RESNET_BLOCKS),
+    "vit_s16": Model(vit.vit_s16, vit.blocks),
+    "vit_b16": Model(vit.vit_b16, vit.blocks),
+    "efficientnet_lite0": Model(efficientnet.efficientnet_lite0, efficientnet.blocks),
+    "gru": Model(gru.GRU, groups.first_component),
+}
+
+
+def make_task(config: Config, arrays: Arrays) -> Task:
+    """Returns the config's model for the images and classes of a data set."""
+    check_images(config, arrays)
+    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
+
+
+def check_images(config: Config, arrays: Arrays) -> None:
+    """Raises UsageError if the config's model cannot take these images."""
+    user_data.check_pixel_settings(arrays, config)
+    user_data.check_model_fits(arrays, config)
+    shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
+    if min(shape[:2]) < least:
+        fitting = [name for name in MODELS if NETWORKS[name].smallest <= min(shape[:2])]
+        raise UsageError(
+            f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
+            f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
+        )
+
+
+def named_task(
+    config: Config, shape: tuple[int, ...], num_classes: int, bind: Callable[[Task], Task] = lambda task: task
+) -> Task:
+    """Returns the config's model as a task.
+
+    Args:
+        shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
+        num_classes: C, classes or characters.
+        bind: whole model -> its trained part; before microbatches, whose rule computes the gradient of all parameters.
+    """
+    network = NETWORKS[config.model]
+    settings = {name.removesuffix("_layers"): getattr(config, name) for name in network.settings}
+    module = MODELS[config.model].make(num_classes, **settings)
+    if network.is_sequence:
+        task = tasks.next_character(module, num_classes, shape[0], block_of(config))
+    else:
+        task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
+    task = fast_task(task, config.conv) if network.has_convolutions else task
+    task = transforms.compute_in(task, config.precision)
+    if config.lora_rank:
+        task = adapters.with_adapters(task, config.lora_rank, config.lora or adapters.EXCEPT_HEAD)
+    task = bind(task)
+    max_rows = hw.choices().microbatch_rows.get(config.model)
+    return transforms.accumulate_gradients(task, max_rows) if max_rows else task
+
+
+def scoring_task(config: Config, *arguments: Any) -> Task | None:
+    """Returns `named_task` with the convolutions of scoring passes; None where they are those of training."""
+    conv = _scoring_conv(config)
+    return None if conv is None else named_task(dataclasses.replace(config, conv=conv), *arguments)
+
+
+def _scoring_conv(config: Config) -> str | None:
+    """Returns the convolution that scoring has of its own; None for none."""
+    is_chosen = config.conv == "auto" and config.lanes != "all" and NETWORKS[config.model].has_convolutions
+    return hw.choices().scoring_conv if is_chosen else None
+
+
+def make_variables(
+    config: Config, init: Callable[[jax.Array], Variables], initial: Variables | None = None
+) -> Variables:
+    """Returns the initial model: random from the seed, given, of another run, or a file's weights with a random head.
+
+    Args:
+        init: key -> variables, not jitted: `Task.init`.
+        initial: given variables.
+
+    Raises:
+        UsageError: there are two sources, or `initial` has other tensors, shapes or dtypes than the model.
+    """
+    key = jax.random.key(config.seed)
+    if config.lora_rank and initial is None:
+        drawn = init(key)
+        plain = make_variables(dataclasses.replace(config, lora_rank=0), lambda key: adapters.removed(drawn))
+        return adapters.filled(drawn, plain)
+    if initial is not None:
+        if config.init:
+            raise UsageError("initial gives the initial model, and so does init of the config; use one")
+        if not isinstance(initial, tuple) or len(initial) != 2:
+            raise UsageError(f"initial must be Variables(params, stats); got a {type(initial).__name__}")
+        checks.same_arrays(Variables(*initial), jax.eval_shape(init, key), "initial", "the model")
+        return jax.tree.map(jnp.array, Variables(*initial))
+    if config.init is None:
+        return hw.jit_once(init)(key)
+    shapes = jax.eval_shape(init, key)
+    if seals.is_run(config.init):
+        return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
+    if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
+        raise UsageError(f"init FILE needs a model with a layer {pretrained.HEAD}; give initial= for your own task")
+    read = pretrained.load(config.init, shapes, config.model)
+    head = hw.jit_once(lambda key: init(key).params[pretrained.HEAD])(key)
+    return read._replace(params={**read.params, pretrained.HEAD: head})
+
+
+def block_of(config: Config) -> Callable[[str], str]:
+    """Returns the function path of a tensor -> name of its block, for the config's model."""
+    model = MODELS[config.model]
+    return (model.stage_of if departs(config, "block") else None) or model.block_of
+
+
+def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None:
+    """Which tensors of a whole model are trained; None for all, as they are.
+
+    Raises:
+        UsageError: none is.
+    """
+    pattern = config.train or (adapters.WITH_HEAD if config.lora_rank else "")
+    return trained_part.chooser(task, pattern) if pattern or task.is_frozen else None
+
+
+def make_local(config: Config) -> LocalPart | None:
+    """Returns the part of the model that stays with each client; None for none."""
+    return local_part(config.local, config.local_first) if config.local else None
+
+
+def round_options(config: Config, task: Task) -> dict[str, Any]:
+    """Returns the keyword arguments of `make_round` that the config adds to its algorithm and weighting."""
+    return {
+        "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
+        "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
+        "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
+        "augment": pixels.AUGMENTATIONS[config.augment],
+        "stats_too": departs(config, "server-stats"),
+        "weigh_untrained": departs(config, "untrained"),
+        "local": make_local(config),
+    }
+
+
+def corrupt_clients(config: Config) -> np.ndarray:
+    """Returns the ids of the corrupt clients."""
+    return attacks.corrupt_clients(config.seed, config.clients, num_corrupt(config))
+
+
+def make_hyper(config: Config) -> Hyper:
+    """Returns the hyperparameters that the config has a field for, as float32 scalars."""
+    values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
+    return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
+
+
+ADAM_EPS_ROOT = 1e-36
+"""Added to Adam's second moment, whose root has no finite gradient at 0. Over 1e6 gradients from 1e-24 to 10 it changes
+no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size where gradients are below 1e-8."""
+
+LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")
+"""Hyperparameters of local training, which every algorithm and weighting may read and none declares."""
+
+
+@functools.cache
+def built_in_hyperparameters() -> frozenset[Hyperparameter]:
+    """Returns all that built-in algorithms and weightings declare; the config has a field for each."""
+    of_algorithms = (make(Config()).defaults for make in ALGORITHMS.values())
+    return frozenset(itertools.chain(*of_algorithms, FEDVG_DEFAULTS, family.DEFAULTS, baselines.FITTED_DEFAULTS))
+
+
+def make_optimiser(config: Config) -> local_training.Optimiser:
+    """Returns the clients' optimiser with momentum, weight decay and learning rate schedule of the config."""
+    factor = local_training.LR_SCHEDULES[config.lr_schedule]
+
+    def optimiser(hyper: Hyper, round):
+        rate = hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype))
+        if config.optimiser == "adamw":
+            return optax.adamw(rate, eps_root=ADAM_EPS_ROOT, weight_decay=hyper["weight_decay"])
+        momentum = hyper["momentum"] if config.momentum else None
+        rule = optax.adam(rate, eps_root=ADAM_EPS_ROOT) if config.optimiser == "adam" else optax.sgd(rate, momentum)
+        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule) if config.weight_decay else rule
+
+    return optimiser
+
+
+# --- weightings
+
+
+def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None) -> Weighting:
+    """Returns the weighting that `config.weighting` names.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        algorithm: its `native_weighting` is the weighting "native".
+        gradient: replaces the gradient that FedVG measures.
+
+    Raises:
+        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; `fedvg.include` matches no
+            tensor; or a group has no matrix for the spectral norm.
+    """
+
+    def build(rule: Rule) -> Weighting:
+        match rule:
+            case Permuted(of):
+                return baselines.permuted(build(of))
+            case Mean(first, second):
+                return basic.mix(build(first), build(second))
+        name = _native_name(algorithm) if rule == "native" else rule
+        return WEIGHTINGS[name](config, task, gradient)
+
+    return build(parse_weighting(config.weighting))
+
+
+def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
+    """Returns the arguments of `fedvg` beside the task."""
+    options = config.fedvg
+    return _layer_options(config) | {
+        "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
+        "mode": options.mode,
+        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model),
+    }
+
+
+def _layer_options(config: Config) -> dict[str, Any]:
+    """Returns the arguments of `layers_of` beside the task. Norm `delta` is the paper's name for the signal's L1."""
+    options = config.fedvg
+    return {
+        "norm": "l1" if options.norm == "delta" else options.norm,
+        "granularity": options.granularity,
+        "layer": options.layer,
+        "include": options.include,
+        "exclude": config.local,
+    }
+
+
+def layer_names(config: Config, task: Task) -> list[str]:
+    """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
+    if not re.search("fedvg|generalised", config.weighting):
+        return []
+    return [layer.name for layer in layers_of(task, **_layer_options(config))]
+
+
+def _native_name(algorithm: Algorithm) -> str:
+    """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
+    name = algorithm.native_weighting
+    if not isinstance(name, str) or name not in WEIGHTINGS:
+        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}")
+    return name
+
+
+WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
+    "samples": lambda *_: basic.samples(),
+    "uniform": lambda *_: basic.uniform(),
+    "fedvg": lambda config, task, gradient: fedvg(task, **_fedvg_options(config, gradient)),
+    "inverse_samples": lambda *_: baselines.inverse_samples(),
+    "val_loss": lambda config, task, *_: baselines.val_loss(task),
+    "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
+    "fltrust": lambda config, task, *_: baselines.fltrust(task),
+    "generalised": lambda config, task, gradient: family.generalised(task, **_fedvg_options(config, gradient)),
+    "fitted": lambda config, task, *_: baselines.fitted(task, config.fitted.steps),
+}
+"""Name -> function (config, task, gradient) -> weighting, as in `make_weighting`."""
+
+
+# --- executors
+
+
+def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Executor:
+    """Returns the executor for the settings `lanes` and `devices`.
+
+    Args:
+        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
+        devices: jax's devices; defaults to those of all processes.
+    """
+    count = num_devices(config)
+    if config.lanes == "all":
+        return executors.vmapped()
+    chosen = hw.choices()
+    max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
+    num_lanes = min(max_lanes, -(-block_size(config) // count))
+    num_mapped = 1 if _scoring_conv(config) else max(num_lanes, chosen.clients_per_scoring_pass.get(config.model, 1))
+    if count > 1:
+        return executors.sharded(count, num_lanes, devices, num_mapped)
+    return executors.lanes(num_lanes, num_mapped)
+
+
+def num_devices(config: Config) -> int:
+    """Returns how many devices share a cohort: at most one for each client.
+
+    Args:
+        config: its `devices` is a number, or "auto": as `hardware.auto_devices` in every process.
+
+    Raises:
+        UsageError: for more devices or processes than there are, or than clients in a cohort; for devices that are no
+            multiple of the processes; for several CPU devices of a process in double precision.
+    """
+    hardware = hw.current()
+    available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
+    double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
+    most = processes * hw.auto_devices(config.model, double)
+    _check_processes(config, processes, size)
+    if config.devices == "auto":
+        return min(most, processes * -(-size // processes))
+    wanted = int(config.devices)
+    if wanted > processes and double and not hw.choices().is_float64_safe_on_many_devices:
+        raise UsageError(f"devices {wanted} of a CPU are unsafe in float64; use --devices 1, or unset JAX_ENABLE_X64")
+    if wanted > available:
+        raise UsageError(
+            f"devices {wanted} of {available} {hardware.platform} device(s); use --devices auto"
+            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
+        )
+    if wanted > size:
+        raise UsageError(f"devices {wanted} for {_unit(config, size)}; use --devices {size} or fewer")
+    return wanted
+
+
+def _check_processes(config: Config, processes: int, size: int) -> None:
+    """Raises UsageError for settings that several processes cannot share."""
+    if processes == 1:
+        return
+    if config.lanes == "all":
+        raise UsageError(f"lanes all is one vmap on one device; got {processes} processes; use --lanes auto")
+    if processes > size:
+        raise UsageError(f"{processes} processes for {_unit(config, size)}; start {size} or fewer")
+    if config.devices != "auto" and int(config.devices) % processes:
+        raise UsageError(f"devices {config.devices} for {processes} processes; use a multiple of {processes}")
+
+
+def _unit(config: Config, size: int) -> str:
+    """Returns "a cohort of 4" or "blocks of 4"."""
+    return f"{'a cohort' if size == cohort_size(config) else 'blocks'} of {size}"

@@ -1,0 +1,593 @@
+"""From a config to everything a run needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.stages import Wrapped
+
+from fedvg_jax import data as datasets
+from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
+from fedvg_jax.config.checks import problems_of_algorithm
+from fedvg_jax.config.options import AlgorithmFacts, departs, listed
+from fedvg_jax.config.uses import unmet
+from fedvg_jax.core import trained_part, tree, value_keys
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    Data,
+    Executor,
+    Hyper,
+    Metrics,
+    Schedule,
+    Selection,
+    SimState,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.data import user_data
+from fedvg_jax.data.arrays import Arrays, spaced
+from fedvg_jax.data.images import Progress, parse_size
+from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.readers.hf import PREFIX, Columns
+from fedvg_jax.data.validation import Shared, halves
+from fedvg_jax.engine import evaluate, federated_round, schedule
+from fedvg_jax.engine.local_training import Optimiser
+from fedvg_jax.host import files, processes
+from fedvg_jax.models import norm, pretrained
+from fedvg_jax.models.conv.rewrite import fast_task
+from fedvg_jax.models.task import MOST_COUNTED
+from fedvg_jax.runs import compilation, endings, evaluation_records
+from fedvg_jax.runs.assemble import cohorts, communication, contracts, programs, registry
+from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
+from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
+from fedvg_jax.runs.placement import client_memories, host_pool, memory
+from fedvg_jax.runs.record import seals
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
+
+MAX_ROUNDS = 64
+"""R, rounds a chunk can hold."""
+
+MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm_layers", "lora_rank")
+"""Settings that only the building of the config's model reads."""
+
+
+class Simulation(NamedTuple):
+    """Everything a run needs: data, initial state, hyperparameters, schedules and programs."""
+
+    config: Config
+    """checked settings"""
+    arrays: Arrays
+    """the data set, NumPy arrays [T, ...]"""
+    partition: Partition
+    """rows of every client, by part"""
+    statistics: dict[str, Any]
+    """of the partition and the shared validation set"""
+    task: Task
+    """of the trained part, with the frozen tensors of `data`"""
+    state: SimState
+    """before the first round; where memories stay on the host, those of no client, NumPy arrays"""
+    data: Data
+    """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
+    hyper: Hyper
+    schedule: Callable[..., Schedule]
+    """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
+    state; without one it takes all losses as equal."""
+    chunk: Wrapped
+    """see `federated_round.make_chunk`; jitted, the state is donated"""
+    evaluate: Wrapped
+    """(variables, pool, rows) -> added sums of `model.measure`; jitted"""
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
+    optimiser: Optimiser
+    model: Task
+    """of the whole model: `task`, unless only a part is trained"""
+    bind: Callable[[Tree], programs.Bound]
+    """`data.base` -> task, weighting and round step with these frozen tensors"""
+    given: frozenset[str]
+    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
+    host_pool: host_pool.HostPool | None
+    """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
+    memories: client_memories.Placement
+    """where the clients' memories are (`--placement`)"""
+    metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
+    """the user's own, by name"""
+    selection: Selection | None = None
+    """of the cohorts; None for uniform sampling"""
+    traffic: communication.Traffic = communication.Traffic()
+    """bytes that a client of a cohort receives and sends in a round"""
+
+    def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
+        """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.
+
+        Args:
+            state: before the round, such as `sim.state`; it stays valid.
+            round: its number, from 0, from which its cohort and minibatches follow.
+
+        Raises:
+            UsageError: rows or memories of clients stay on the host.
+
+        >>> sim = simulation(Config(clients=4, alpha=10.0))
+        >>> state, metrics = sim.step(sim.state, 0)
+        >>> int(state.round), metrics.weights.shape
+        (1, (2,))
+        """
+        if self.host_pool or self.memories.is_on_host:
+            raise UsageError("sim.step needs rows and memories on the device; use placement device, or fv.run")
+        rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
+        after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
+        return after, tree.take(metrics, 0)
+
+    @property
+    def base(self) -> Tree:
+        """The frozen tensors, on the devices; None where the whole model is trained."""
+        return (self.host_pool.resident if self.host_pool else self.data).base
+
+    def whole(self, variables: Variables) -> Variables:
+        """Returns the variables of the whole model, from those of its trained part; whole ones as they are."""
+        is_whole = jax.tree.structure(variables) != jax.tree.structure(self.state.variables)
+        return variables if is_whole else trained_part.whole(variables, self.base)
+
+    def validation_loss(self, model: SimState | Variables) -> jax.Array:
+        """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
+
+        With `best_on` held_out it is of the half of D_val that the weights do not use.
+
+        Raises:
+            UsageError: the rows stay on the host.
+        """
+        if self.host_pool:
+            raise UsageError("sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate")
+        variables = model.variables if isinstance(model, SimState) else model
+        rows = self.data.val if self.data.selection is None else self.data.selection
+        return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
+
+
+class _Population(NamedTuple):
+    """The data set, its partition, and the shared validation set."""
+
+    arrays: Arrays
+    partition: Partition
+    shared: Shared
+
+    @property
+    def pool(self) -> Batch:
+        return Batch(self.shared.x, self.shared.y)
+
+
+class _Own(NamedTuple):
+    """What the caller passed in place of what the config names."""
+
+    task: Task | None
+    algorithm: Algorithm | None
+    weighting: programs.WeightingOrFactory | None
+
+
+def simulation(
+    config: Config,
+    *,
+    data: Arrays | tuple | None = None,
+    partition: tuple | Sequence[np.ndarray] | None = None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
+    hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+) -> Simulation:
+    """Returns everything that a run of these settings needs. Arguments replace what the config names.
+
+    Args:
+        config: settings; they are checked.
+        data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.user_data.as_arrays`.
+        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
+            which are then split as the config says.
+        task: a model and its loss.
+        algorithm: a federated algorithm.
+        weighting: aggregation weights, or a function task -> `Weighting`.
+        selection: of the cohorts.
+        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        initial: variables to start from, in place of `task.init` and `init`.
+        progress: called with (partitions drawn, most draws).
+        reading: called with (images decoded, all images).
+
+    Raises:
+        UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
+
+    >>> sim = simulation(Config(clients=4, join_ratio=0.5, alpha=10.0))
+    >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
+    ('digits', 4, (2,))
+    """
+    own = _Own(task, algorithm, weighting)
+    contracts.check_kinds(*own)
+    value_keys.of(own)  # drops what JAX has traced of other values
+    config = _check_settings(config)
+    population = _make_population(config, data, partition, progress, reading)
+    program = _make_program(config, population, own)
+    passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
+    values = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, tuple(filter(None, passed)))
+    arrays, parts, executor = population.arrays, population.partition, program.executor
+    is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
+    chosen = cohorts.choose_selection(config, selection, is_on_host)
+    tables = make_data(config, arrays, parts, population.shared, program.model, is_on_host)
+    variables = registry.make_variables(config, program.model.init, initial)
+    if is_trained := registry.make_is_trained(config, program.model):
+        variables, base = trained_part.split(variables, is_trained)
+        program, tables = _bound(program, base), tables._replace(base=base)
+    # minibatches are those of the algorithm given, not of the one named
+    of_named = config if own.algorithm is None else dataclasses.replace(config, algorithm="fedavg")
+    host = host_pool.make(of_named, tables, parts, executor, program.algorithm) if is_on_host else None
+    of_round = host.resident if host else tables
+    _check_own(config, own, program, population, of_round, values)
+    endings.check_target(config, program.task, population.pool)
+    on_devices = host_pool.shapes_on_device(host) if host else tables.pool
+    largest = int(client_rows.sizes(parts.train).max())
+    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, variables, tables.base)
+    memories = memories._replace(has_given=bool(config.init or initial))
+    evaluation_records.check_clients(config, parts, program.algorithm)
+    placed = tables if host else processes.place(tables, executor.placement)
+    resident = host and host._replace(resident=processes.place(of_round, executor.placement))
+    base = (resident.resident if resident else placed).base
+    program = program if base is None else _bound(program, base)
+    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train, base) if chosen else None
+    given = {"data": data, "partition": partition, "selection": selection} | own._asdict()
+    return Simulation(
+        config=config,
+        arrays=arrays,
+        partition=parts,
+        statistics=describe(config, arrays, parts, population.shared, partition is not None),
+        state=state,
+        data=placed,
+        hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
+        schedule=make_schedule(of_named, arrays, parts, program, select=select),
+        selection=chosen,
+        given=frozenset(name for name, value in given.items() if value is not None),
+        host_pool=resident,
+        memories=memories,
+        traffic=communication.of_round(config, program, state, tables, values, chosen),
+        **program._asdict(),
+    )
+
+
+def _check_settings(config: Config) -> Config:
+    """Returns the settings, checked, with the cache folder, also where that is the default."""
+    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
+    assert config.cache_dir is not None, "it is set above"
+    files.private_folder(config.cache_dir)
+    compilation.use_cache(config.cache_dir)
+    if config.init and not seals.is_run(config.init):  # checked before the data are read, which may take minutes
+        pretrained.read(config.init)
+    return config
+
+
+def _make_population(
+    config: Config,
+    data: Arrays | tuple | None,
+    partition: tuple | Sequence[np.ndarray] | None,
+    progress: Progress | None,
+    reading: Progress | None,
+) -> _Population:
+    """Reads the data set and draws the partition, unless the caller passed them."""
+    arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
+    arrays = spaced(arrays, config.max_rows)
+    user_data.check_pixel_settings(arrays, config)
+    parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
+    if config.normalise == "columns":
+        arrays = arrays._replace(x=user_data.scaled_columns(arrays.x, np.concatenate(parts.train)))
+    return _Population(arrays, parts, make_shared(config, arrays, parts))
+
+
+def _make_program(config: Config, population: _Population, own: _Own) -> programs.Program:
+    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
+    arrays = population.arrays
+    if own.task is None:
+        registry.check_images(config, arrays)
+        model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
+    else:
+        contracts.check_task(own.task, population.pool)
+        model = fast_task(own.task)
+        _check_settings_of_task(config, model, population.pool, has_named_algorithm=own.algorithm is None)
+    return programs.make_program(config, model, own.algorithm, own.weighting)
+
+
+def _bound(program: programs.Program, base: Tree) -> programs.Program:
+    """Returns the program with the task and the weighting of these frozen tensors."""
+    task, weighting, _ = program.bind(base)
+    return program._replace(task=task, weighting=weighting)
+
+
+def _check_own(
+    config: Config, own: _Own, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
+) -> None:
+    """Raises UsageError if the caller's weighting or algorithm breaks its contract, or accuracies cannot be computed.
+
+    Args:
+        tables: the rows that a round reads.
+    """
+    if own.weighting:
+        if config.robust.rule not in ("mean", "clipped_mean"):
+            raise UsageError(f"robust.rule {config.robust.rule} ignores weighting=; use clipped_mean, or leave one out")
+        in_blocks = block_size(config) < cohort_size(config)
+        bind = None if tables.base is None else program.bind
+        contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks, bind=bind)
+    algorithm = None if own.weighting else program.algorithm
+    _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
+    sees_minibatches = own.task is not None and program.algorithm.loss is not None
+    if sees_minibatches:
+        contracts.check_forward(program.task, tables.pool)
+    if own.algorithm or sees_minibatches:
+        messages = contracts.check_algorithm(
+            program.algorithm,
+            program.task,
+            tables.pool,
+            hyper,
+            num_clients=config.clients,
+            stats_too=departs(config, "server-stats"),
+        )
+        sends, keeps = bool(jax.tree.leaves(messages)), program.algorithm.personal is not None
+        facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
+        for message in problems_of_algorithm(config, "the algorithm", facts) if own.algorithm else ():
+            raise UsageError(message)
+    name = "the algorithm" if own.algorithm else f"algorithm {config.algorithm}"
+    contracts.check_features(program.algorithm, program.task, tables.pool, hyper, name)
+
+
+def _check_accuracies(
+    config: Config, algorithm: Algorithm | None, task: Task | None, pool: Batch, arrays: Arrays
+) -> None:
+    """Checks that accuracies can be computed where a named weighting or a record needs them.
+
+    Args:
+        config: settings.
+        algorithm: whose native weighting is used where the config names it; None for a user's weighting.
+        task: a user's task; None for the config's model, whose outputs are scores of the classes.
+        pool: the rows of all tables.
+        arrays: the data set.
+
+    Raises:
+        UsageError: the data have no class labels, or the task's outputs are not scores of the classes.
+    """
+    consumers = []
+    if algorithm:
+        is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
+        if is_native or "val_accuracy" in config.weighting:
+            consumers.append(("weighting val_accuracy", "use val_loss"))
+    recorded = [name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in listed(config.record)]
+    consumers += [(f"record {name}", "use client_val_loss") for name in recorded]
+    num_classes = len(arrays.class_names)
+    if evaluation_records.CONFUSION in listed(config.record) and num_classes > MOST_COUNTED:
+        raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")
+    for consumer, instead in consumers:
+        user_data.integer_labels(arrays, consumer, instead)
+        if task:
+            contracts.check_output(task, pool, consumer, instead, len(arrays.class_names))
+
+
+def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_named_algorithm: bool) -> None:
+    """Checks that a user's task does what the settings ask of it.
+
+    A resumed run keeps the settings that it started with, so those that have no effect are not refused there.
+
+    Raises:
+        UsageError: a setting would build the config's model and has no effect, or a setting needs an output or a sum
+            that the task does not have.
+    """
+    if has_named_algorithm and config.algorithm == "elastic":
+        contracts.check_output(task, pool, "algorithm elastic", "use another algorithm")
+    if config.resume is not None:
+        return
+    settings, defaults = flatten(config), flatten(Config())
+    for name in MODEL_SETTINGS:
+        if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
+            raise UsageError(f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task")
+    evaluation_records.check_sums(config, task, pool)
+
+
+def make_state(
+    config: Config,
+    program: programs.Program,
+    hyper: Hyper,
+    num_rows: int,
+    pool: Tree,
+    largest: int,
+    variables: Variables,
+    base: Tree = None,
+) -> tuple[SimState, client_memories.Placement]:
+    """Returns the state before the first round, and where the clients' memories are.
+
+    Args:
+        num_rows: T, rows of the data set.
+        pool: the rows that the devices hold, arrays or shapes.
+        largest: training rows of the largest client.
+        variables: before the first round, of the trained part.
+        base: the frozen tensors.
+
+    Raises:
+        UsageError: the run would not fit in this machine's memory.
+    """
+    options = {"local": registry.make_local(config), "stats_too": departs(config, "server-stats")}
+
+    def init() -> SimState:
+        """Returns the state with the memories of one client."""
+        return federated_round.init_state(program.task, program.algorithm, 1, hyper, variables=variables, **options)
+
+    one_client = jax.eval_shape(init)
+    client_bytes = memory.num_bytes(one_client.clients)
+    rows = program.executor.rows
+    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
+    shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
+    width = fitting_width(config.batch_size, largest)
+    parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
+    parts |= {"frozen tensors": memory.num_bytes(base)}
+    memory.refuse_unfitting(config, parts)
+    if memories.is_on_host:
+        client_memories.refuse_unfitting(config, client_bytes)
+    one = processes.place(init(), program.executor.placement)
+    memories = memories._replace(fresh=one.clients)
+    return client_memories.first_state(memories, one, config.clients), memories
+
+
+def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
+    """Returns the data set that the config names, or as many of its rows as the config allows."""
+    whole = datasets.load(
+        config.dataset,
+        config.data_dir,
+        (config.cache_dir or default_cache_dir()) / "data",
+        size=parse_size(config.image_size),
+        splits=config.splits,
+        columns=columns(config),
+        progress=reading,
+    )
+    return spaced(whole, config.max_rows)
+
+
+def columns(config: Config) -> Columns:
+    """Returns the columns of a set hf:FOLDER."""
+    names = config.image_column, config.label_column, config.group_column
+    return Columns(*names) if config.dataset.startswith(PREFIX) else Columns()
+
+
+def make_data(
+    config: Config,
+    arrays: Arrays,
+    parts: Partition,
+    shared: Shared | None = None,
+    task: Task | None = None,
+    is_on_host: bool = False,
+) -> Data:
+    """Returns the pool and the tables of rows; their shapes do not depend on the partition.
+
+    D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
+    the statistics of a single value, in train mode: there the published code raises, and otherwise it scores that row
+    too.
+
+    Args:
+        shared: D_val with the pool that it is part of; defaults to that of the config.
+        task: the model that scores; defaults to the config's.
+        is_on_host: whether pool and tables stay NumPy arrays.
+    """
+    shared = shared or make_shared(config, arrays, parts)
+    pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
+    max_test = int(len(arrays.y) * config.test_ratio)
+    is_split = config.best_on == "held_out"
+    scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
+    max_selected = shared.most // 2 if is_split else 0
+    max_scored = shared.most - max_selected
+    is_read_in_training = config.tuning.steps or "fltrust" in config.weighting
+    only_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None and not is_read_in_training
+    keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
+    if not keeps_lone_row:  # a model is traced only where it matters
+        keeps_lone_row = not norm.lone_row_is_undefined((task or registry.make_task(config, arrays)).init)
+
+    def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
+        num_rows = max(len(rows), max_rows)
+        batch_size = fitting_width(batch_size, num_rows)
+        made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
+        return made if is_on_host else jax.device_put(made)
+
+    return Data(
+        pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
+        table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
+        table(scored, max_scored),
+        table(client_rows.joined(parts.test), max_test),
+        table(selected, max_selected) if is_split else None,
+    )
+
+
+def fitting_width(batch_size: int, largest: int) -> int:
+    """Returns B, the columns of a table of minibatches: `batch_size`, or the next power of two of `largest`.
+
+    Powers of two keep the number of compiled programs small: another partition has another largest client.
+
+    Args:
+        largest: rows of the largest client.
+
+    >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 20), fitting_width(32, 1)
+    (32, 256, 32, 2)
+    """
+    return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
+
+
+def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Program | Simulation) -> bool:
+    """Returns whether clients train on minibatches of a single row.
+
+    They skip them by the departure single-rows, and where BatchNorm would have undefined statistics.
+
+    Args:
+        config: the run's settings.
+        sizes: training rows of each client.
+        program: has the model that is trained, and the algorithm.
+
+    Raises:
+        UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
+    """
+    # a model is traced only where it matters; a probe leaves other numbers of rows
+    is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
+    if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
+        return False
+    is_undefined = norm.lone_row_is_undefined(program.model.init)
+    if is_undefined and config.batch_size == 1:
+        raise UsageError("batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm")
+    return not is_undefined
+
+
+def make_schedule(
+    config: Config,
+    arrays: Arrays,
+    parts: Partition,
+    program: programs.Program | Simulation,
+    largest: int | None = None,
+    select: cohorts.Cohorts | None = None,
+) -> Callable[..., Schedule]:
+    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
+
+    Args:
+        program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
+        largest: rows of the largest client of all partitions that share a program; by default of `parts`.
+        select: the cohorts; by default those of the config.
+    """
+    sizes = client_rows.sizes(parts.train)
+    keep_single = keeps_single_rows(config, sizes, program)
+    size, epochs = cohort_size(config), epochs_range(config)
+    largest = largest or int(sizes.max())
+    batch_size = fitting_width(config.batch_size, largest)
+    is_official = departs(config, "cohorts")
+    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    cohort_of = select or (lambda number, state: official(number) if official else None)
+    probed = registry.probe_ratio(config, program.algorithm)
+
+    most_epochs = epochs[1] + (probed > 0)
+    capacity = schedule.capacity(max(len(arrays.y), largest), size, most_epochs, batch_size, largest)
+
+    def schedule_of(number: int, state: SimState | None = None) -> Schedule:
+        return schedule.make(
+            number,
+            parts.train,
+            seed=config.seed,
+            cohort_size=size,
+            local_epochs=epochs,
+            batch_size=batch_size,
+            num_lanes=program.executor.num_lanes,
+            lanes_together=program.executor.lanes_together,
+            capacity=capacity,
+            probe_ratio=probed,
+            keep_single=keep_single,
+            probe_apart=departs(config, "elastic-rows"),
+            single_batches=config.algorithm == "scaffold" and departs(config, "scaffold-steps"),
+            dropout=config.dropout,
+            clients=cohort_of(number, state),
+            block_size=block_size(config),
+        )
+
+    return schedule_of

@@ -1,0 +1,510 @@
+"""Memories of a run's clients: which rows hold them, where the rows are, and how they are saved.
+
+The rows have one of three placements:
+
+- device: one device holds a row for every client, and row k is client k's.
+- divided: each of several devices holds an equal part of these rows, so their number is padded to a multiple of the
+  devices. What is saved has no padding and does not depend on the number of devices.
+- host: the host holds the rows of all clients sampled so far, in the order of first sampling, and the devices those of
+  a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
+
+`take` and `put` copy the memories of a chunk's clients from the host to the devices and back; for the other placements
+they do nothing, because rounds take rows on the devices themselves (`engine.cohort_memories`). `save` and `restore`
+copy the memories of all clients for a checkpoint. Other processes may hold some of the rows. Then processes exchange
+them in pieces of bounded size, so no device ever holds all of them, and no file system is shared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
+from fedvg_jax.engine import cohort_memories, local_training
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.host import processes
+from fedvg_jax.runs.placement import host_pool
+from fedvg_jax.runs.record import checkpoint
+
+DENSE_BYTES = 2**26
+"""Bytes of memories up to which the devices hold those of all clients."""
+
+CHUNK_BYTES = 2**26
+"""Bytes of the memories of a chunk's clients, where memories are on the host; those of one cohort may take more."""
+
+PIECE_BYTES = 2**26
+"""Bytes of the rows that processes exchange at a time; one row may take more."""
+
+
+# --- placement --------------------------------------------------------------------------------------------------------
+class Placement(NamedTuple):
+    """Where a run keeps the memories of its clients."""
+
+    num_rows: int | None = None
+    """rows of a chunk's clients on the devices, a multiple of those that divide them, where the host holds all
+    memories; None where the devices hold a row for every client"""
+    max_rounds: int = 1
+    """of a chunk, whose clients the rows on the devices always hold"""
+    sharding: NamedSharding | None = None
+    """of the rows over devices; None if each device holds all"""
+    fresh: Tree = ()
+    """the memories of a client that was not sampled yet, leaves [1, ...] on the devices"""
+    has_given: bool = False
+    """whether the initial model, and what `fresh` has of it, is from outside the run"""
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host holds all memories, and the devices those of a chunk's clients."""
+        return self.num_rows is not None
+
+
+def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSharding | None = None) -> Placement:
+    """Returns where a run keeps its clients' memories. It depends on sizes, never on the seed.
+
+    By default they are on the host if they are large, and the run samples some clients only or they fill the devices.
+
+    Args:
+        config: its `placement` is "auto", "device" or "host".
+        client_bytes: of one client's memory.
+        max_rounds: R, rounds that a chunk can hold.
+        sharding: of the rows over devices; None if each device holds all.
+
+    >>> million = Config(clients=10**6, join_ratio=1e-3, rounds=50)
+    >>> with hw.assumed(hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)):
+    ...     [choose(million, size, 64).num_rows for size in (2**6, 2**18)]
+    [None, 1024]
+    """
+    num_bytes, size = config.clients * client_bytes, cohort_size(config)
+    own_bytes = num_bytes // num_parts(sharding)
+    is_sparse = most_clients(config) < config.clients
+    is_too_large = num_bytes > DENSE_BYTES and (is_sparse or hw.auto_pool(2 * own_bytes) == "host")
+    if client_bytes == 0 or config.placement == "device" or (config.placement == "auto" and not is_too_large):
+        return Placement(None, max_rounds, sharding)
+    of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
+    capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)
+    fitting = max_rounds if capacity >= config.clients else max(1, capacity // size)
+    return Placement(capacity, min(max_rounds, fitting), sharding)
+
+
+def most_clients(config: Config) -> int:
+    """Returns a bound on the clients that the rounds of a run sample, and one round after them."""
+    return min(config.clients, (config.rounds + 1) * cohort_size(config))
+
+
+def num_parts(sharding: NamedSharding | None) -> int:
+    """Returns how many memories the rows are divided among: those of devices, or of hosts for devices of CPUs.
+
+    Args:
+        sharding: of the rows; None if each device holds all.
+    """
+    if sharding is None:
+        return 1
+    hardware = hw.current()
+    return hardware.num_processes if hardware.is_cpu else sharding.mesh.size
+
+
+def padded(num_rows: int, sharding: NamedSharding | None) -> int:
+    """Returns the number of rows up to a multiple of the devices that hold them."""
+    return num_rows if sharding is None else num_rows + -num_rows % sharding.mesh.size
+
+
+def refuse_unfitting(config: Config, client_bytes: int) -> None:
+    """Raises UsageError if the host cannot hold twice the memories of all clients that a run may sample, unless forced.
+
+    They are copied for a checkpoint.
+    """
+    count, limit = most_clients(config), hw.host_memory()
+    needed = 2 * count * client_bytes
+    if limit is not None and needed > limit and not config.force:
+        raise UsageError(
+            f"the memories of {count:,} clients and a copy of them need {needed / 2**30:,.1f} GiB, and this machine has"
+            f" {limit / 2**30:,.1f} GiB; use smaller --rounds, --join-ratio or --model, or --force to start it anyway"
+        )
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+def is_by_client(state: SimState) -> bool:
+    """Returns whether the state has a row for every client, by number."""
+    return isinstance(state.memory_clients, tuple)
+
+
+def with_memories(state: SimState, memories: Tree, owners: Tree = ()) -> SimState:
+    """Returns the state with other memories, of the clients `owners`."""
+    return state._replace(clients=memories, memory_clients=owners)
+
+
+def without_memories(state: SimState) -> SimState:
+    """Returns the state without the memories of clients."""
+    return with_memories(state, ())
+
+
+def shapes_of_rows(
+    state: SimState, num_rows: int | None, num_clients: int, sharding: NamedSharding | None = None
+) -> SimState:
+    """Returns the state on the devices with shapes for the memories of clients in other rows.
+
+    Args:
+        state: arrays or shapes, with any rows.
+        num_rows: None for a row for every client.
+        num_clients: N.
+        sharding: of the rows over devices; None if each device holds all.
+    """
+    count = padded(num_clients, sharding) if num_rows is None else num_rows
+
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
+
+    return with_memories(state, jax.tree.map(shape, state.clients))
+
+
+def first_state(placement: Placement, one: SimState, num_clients: int) -> SimState:
+    """Returns the state before the first round, of which each device makes the rows that it holds.
+
+    Args:
+        placement: of the run.
+        one: with the memories of one client, leaves [1, ...].
+        num_clients: N.
+
+    Returns:
+        All rows equal; without any row where memories are on the host.
+    """
+    memories, sharding = one.clients, placement.sharding
+    if placement.is_on_host:
+        no_rows = jax.tree.map(lambda leaf: checkpoint.to_host(leaf)[:0], memories)
+        return with_memories(one, no_rows, np.zeros(0, np.int32))
+    if not jax.tree.leaves(memories):
+        return one
+    return with_memories(one, _repeating(padded(num_clients, sharding), sharding)(memories))
+
+
+@functools.cache  # one program for all runs of these sizes
+def _repeating(num_rows: int, sharding: NamedSharding | None) -> Any:
+    def repeated(one: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *leaf.shape[1:])), one)
+
+    return jax.jit(repeated, out_shardings=sharding)
+
+
+def _replicated(sharding: NamedSharding | None) -> NamedSharding | None:
+    return sharding and NamedSharding(sharding.mesh, P())
+
+
+# --- rows of rounds ---------------------------------------------------------------------------------------------------
+def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarray, list[Schedule]]:
+    """Returns the clients of a chunk in the order of first sampling, and its schedules with their rows on the devices.
+
+    Where the devices hold all rows, there is no client to take, and the schedules are unchanged.
+
+    >>> from fedvg_jax.engine import schedule
+    >>> batches = 2 * [np.zeros((1, 4), np.int32)]
+    >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1, capacity=2) for c in ([9, 4], [4, 6])]
+    >>> clients, rounds = number_rows(Placement(4), rounds)
+    >>> clients.tolist(), [r.memory_rows.tolist() for r in rounds]
+    ([9, 4, 6], [[0, 1], [1, 2]])
+    """
+    if not placement.is_on_host:
+        return np.zeros(0, np.int32), planned
+    sampled = np.concatenate([planned_round.clients for planned_round in planned])
+    clients = sampled[np.sort(np.unique(sampled, return_index=True)[1])]
+    order = np.argsort(clients).astype(np.int32)
+    sorted_clients = clients[order]
+    rows = (order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned)
+    return clients, [each._replace(memory_rows=r) for each, r in zip(planned, rows, strict=True)]
+
+
+# --- chunks: between the host and the devices -------------------------------------------------------------------------
+class Store(NamedTuple):
+    """The memories of all clients sampled so far, on the host; the arrays are changed in place."""
+
+    row_of: np.ndarray
+    """int32 [N], the row of each client; 0 before it is sampled"""
+    clients: np.ndarray
+    """int32 [n], the clients of rows 1..n, in the order of first sampling"""
+    memories: Tree
+    """NumPy arrays [1 + most clients, ...]; row 0 is of a client not sampled yet. Rows take memory once they are
+    written."""
+
+
+def open_store(placement: Placement, config: Config, state: SimState) -> Store | None:
+    """Returns a copy of the memories of a state on the host, of which there may be none yet; None for other placements.
+
+    Args:
+        placement: of the run.
+        config: the run's settings.
+        state: before the first round, or of a checkpoint.
+    """
+    if not placement.is_on_host:
+        return None
+    clients = np.asarray(state.memory_clients)
+    row_of = np.zeros(config.clients, np.int32)
+    row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
+
+    def allocated(fresh: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        rows = np.empty((1 + max(most_clients(config), len(clients)), *fresh.shape[1:]), fresh.dtype)
+        rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
+        return rows
+
+    memories = jax.tree.map(allocated, checkpoint.to_host(placement.fresh), state.clients)
+    return Store(row_of, clients, memories)
+
+
+def take(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> SimState:
+    """Returns the state on the devices with the memories of a chunk's clients.
+
+    Args:
+        placement: of the run.
+        store: of all clients; None where the devices hold all memories already.
+        state: its other fields are on the devices.
+        clients: int32 [n], of the chunk; at most as many as rows on the devices.
+    """
+    if store is None:
+        return state
+    rows, capacity = store.row_of[clients], placement.num_rows
+    assert capacity is not None, "the devices hold as many rows as a chunk needs"
+
+    def placed(fresh: Any, stored: np.ndarray) -> jax.Array:
+        taken = np.zeros((capacity, *stored.shape[1:]), stored.dtype)  # rows past the chunk's clients are not read
+        np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
+        return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
+
+    return with_memories(state, jax.tree.map(placed, placement.fresh, store.memories))
+
+
+def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
+    """Returns the memories of all clients after a chunk. All processes must call it.
+
+    Args:
+        store: before the chunk; its arrays are changed.
+        state: after the chunk, on the devices.
+        clients: int32 [n], of the chunk.
+    """
+    if store is None:
+        return None
+    new, count = clients[store.row_of[clients] == 0], len(store.clients)
+    store.row_of[new] = np.arange(count + 1, count + 1 + len(new), dtype=np.int32)
+    rows = store.row_of[clients]
+
+    def write(stored: np.ndarray, entries: np.ndarray) -> None:
+        stored[rows] = entries
+
+    jax.tree.map(write, store.memories, _read(state.clients, len(clients)))
+    return store._replace(clients=np.concatenate([store.clients, new]))
+
+
+def own_parts(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> Tree:
+    """Returns clients' local tensors or personal models, leaves [n, ...] on every device; () without any.
+
+    Those of a client that was not sampled yet are the initial ones. All processes must call it.
+
+    Args:
+        placement: of the run.
+        store: of all clients; None where the devices hold all memories.
+        state: after a round, on the devices.
+        clients: int [n].
+    """
+    if not isinstance(state.clients, local_training.Kept):
+        return ()
+    if store is not None:
+        rows = store.row_of[clients]
+        own = jax.tree.map(lambda leaf: leaf[rows], store.memories.local)
+        return processes.place(own, _replicated(placement.sharding))
+    rows, own = clients.astype(np.int32), state.clients.local
+    return tree.take(own, rows) if placement.sharding is None else _exchange(placement.sharding)(own, rows)
+
+
+def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
+    """Returns the state of a chunk, with shapes for memories that `take` adds.
+
+    Args:
+        placement: of the run.
+        state: before the first round.
+    """
+    if not placement.is_on_host:
+        return state
+    return shapes_of_rows(with_memories(state, placement.fresh), placement.num_rows, 0, placement.sharding)
+
+
+def whole_state(store: Store | None, state: SimState) -> SimState:
+    """Returns the state with the memories of all clients that were sampled, on the host as views."""
+    if store is None:
+        return state
+    count = len(store.clients)
+    return with_memories(state, jax.tree.map(lambda leaf: leaf[1 : 1 + count], store.memories), store.clients)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+def save(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
+    """Returns a copy of a state on the host, as checkpoints store it: with the rows that clients use.
+
+    All processes must call it if they share the rows.
+
+    Args:
+        state: after a round.
+        num_clients: N.
+        is_kept: whether this process keeps the copy; otherwise it has no rows.
+    """
+    others = checkpoint.to_host(state._replace(clients=()))
+    count = num_clients if is_by_client(state) else len(others.memory_clients)
+    memories = jax.tree.map(
+        lambda x: x if x.flags.owndata else x.copy(), _read(state.clients, count, is_kept)
+    )  # no later round overwrites them
+    return with_memories(others, memories, others.memory_clients)
+
+
+def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -> SimState:
+    """Returns the shapes of a saved state, whose memories may have other rows than this one's.
+
+    Args:
+        state: before the first round of the run that continues.
+        leaves: path of a saved leaf -> its shape and more, as in a checkpoint's seal.
+        num_clients: N.
+    """
+    owners = leaves.get("state.memory_clients")
+    if owners is None:
+        return shapes_of_rows(state, None, num_clients)
+    (count,) = owners[0]
+    return shapes_of_rows(state, count, num_clients)._replace(memory_clients=jax.ShapeDtypeStruct((count,), np.int32))
+
+
+def restore(state: SimState, saved: SimState) -> SimState:
+    """Returns a saved state on the devices, except that its memories stay on the host until `place`.
+
+    Args:
+        state: before the first round of the run that continues.
+        saved: on the host.
+    """
+    others = checkpoint.place_like(without_memories(state), without_memories(saved))
+    return with_memories(others, saved.clients, saved.memory_clients if is_by_client(state) else _owners(saved))
+
+
+def place(state: SimState, restored: SimState) -> SimState:
+    """Returns a restored state with its memories where the run keeps them. All processes must call it.
+
+    Args:
+        state: before the first round.
+        restored: of `restore`. Its memories are read in process 0 only, and sent to the others.
+    """
+    memories, is_alone = state.clients, processes.count() == 1
+    if not jax.tree.leaves(memories) or (is_alone and isinstance(state.memory_clients, np.ndarray)):
+        return restored
+    of_first = _owners(restored).tolist() if processes.is_first() else []
+    clients = np.array(processes.json_from_first(of_first), np.int32)
+    rows = clients if is_by_client(state) else np.arange(len(clients))
+    memories = _from_first(memories, restored.clients, rows)
+    return with_memories(restored, memories, () if is_by_client(state) else clients)
+
+
+def _owners(state: SimState) -> np.ndarray:
+    """Returns int32 [n], the client of each row on the host."""
+    if is_by_client(state):
+        return np.arange(len(jax.tree.leaves(state.clients)[0]), dtype=np.int32)
+    return np.asarray(state.memory_clients)
+
+
+def _from_first(fresh: Tree, stored: Tree, rows: np.ndarray) -> Tree:
+    """Returns memories with the entries of process 0 at `rows`.
+
+    Args:
+        fresh: before the first round: on the devices of all processes; or NumPy arrays, for memories on the host.
+        stored: leaves [n, ...] in process 0; not read in others.
+        rows: int [n]; other rows stay as in `fresh`.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, fresh))
+    of_first, own = jax.tree.leaves(stored), [_own_rows(leaf, len(rows)) for leaf in leaves]
+    for places in _pieces(leaves, len(rows)):
+        shapes = [np.zeros((len(places), *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        sent = [leaf[places] for leaf in of_first] if processes.is_first() else shapes
+        for buffers, entries in zip(own, processes.from_first(sent), strict=True):
+            for begin, buffer in buffers.items():
+                within = rows[places] - begin
+                is_own = (within >= 0) & (within < len(buffer))
+                buffer[within[is_own]] = entries[is_own]
+
+    def placed(leaf: Any, buffers: dict[int, np.ndarray]) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return buffers[0]
+
+        def of_device(index: Any) -> np.ndarray:
+            return buffers[index[0].start or 0]
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, of_device)
+
+    placed_leaves = structure.unflatten([placed(*each) for each in zip(leaves, own, strict=True)])
+    return jax.tree.map(checkpoint.typed_like, fresh, placed_leaves)
+
+
+def _own_rows(leaf: Any, count: int) -> dict[int, np.ndarray]:
+    """Returns the rows that the devices of this process hold, as copies, by the number of their first row.
+
+    Of a NumPy array, new rows [count, ...].
+    """
+    if isinstance(leaf, np.ndarray):
+        return {0: np.empty((count, *leaf.shape[1:]), leaf.dtype)}
+    return {shard.index[0].start or 0: np.array(shard.data) for shard in leaf.addressable_shards}
+
+
+def _read(memories: Tree, count: int, is_kept: bool = True) -> Tree:
+    """Returns the first rows on the host; they may share the memory of a CPU device.
+
+    All processes must call it if they share the rows.
+
+    Args:
+        memories: leaves [M, ...]; typed keys become their key data.
+        count: n, rows to read.
+        is_kept: whether this process keeps the rows.
+
+    Returns:
+        NumPy arrays [n, ...], or [0, ...] if they are not kept.
+    """
+    leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, memories))
+    num_kept = count if is_kept else 0
+    # whether the devices of this process hold all rows
+    if all(isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in leaves):
+        return structure.unflatten([_readable_rows(leaf, num_kept) for leaf in leaves])
+    results = [np.empty((num_kept, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+    exchange = _exchange(leaves[0].sharding)
+    for rows in _pieces(leaves, count):
+        # other processes wait too: a process that runs ahead would allocate all pieces on its devices
+        piece = jax.block_until_ready(exchange(leaves, rows))
+        for result, leaf in zip(results, piece, strict=True):
+            if is_kept:
+                result[rows] = np.asarray(leaf.addressable_data(0))
+    return structure.unflatten(results)
+
+
+@functools.cache
+def _exchange(sharding: NamedSharding) -> Any:
+    """Returns (leaves, rows) -> those rows on every device, jitted."""
+    take_rows = functools.partial(cohort_memories.take_rows, sharding=sharding)
+    return jax.jit(take_rows, out_shardings=_replicated(sharding))
+
+
+def _pieces(leaves: Sequence[Any], count: int) -> Iterator[np.ndarray]:
+    """Yields the numbers of rows, int32 [R], of pieces that together have the first `count`; the last repeats some."""
+    row_bytes = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    size = max(1, min(count, PIECE_BYTES // max(1, row_bytes)))
+    for begin in range(0, count, size):
+        yield np.minimum(np.arange(begin, begin + size, dtype=np.int32), count - 1)
+
+
+def _readable_rows(leaf: Any, count: int) -> np.ndarray:
+    """Returns the first rows of an array of which this process holds all."""
+    if isinstance(leaf, np.ndarray):
+        return leaf[:count]
+    if leaf.is_fully_replicated:
+        return np.asarray(leaf.addressable_data(0))[:count]
+    result = np.empty((count, *leaf.shape[1:]), leaf.dtype)
+    for shard in leaf.addressable_shards:
+        begin = shard.index[0].start or 0
+        own = np.asarray(shard.data)[: max(0, count - begin)]
+        result[begin : begin + len(own)] = own
+    return result

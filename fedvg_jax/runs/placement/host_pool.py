@@ -1,0 +1,297 @@
+"""A pool of rows that stays on the host: each chunk's rows are copied to the devices while the chunk before it runs.
+
+D_val, which every round scores on, stays on the devices. Evaluations copy their rows piece by piece. All shapes are
+fixed before the first round, so nothing is compiled between chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
+from fedvg_jax.config.options import departs, listed
+from fedvg_jax.core import tree
+from fedvg_jax.core.stores import stored
+from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
+from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.engine import evaluate, executors
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs.assemble import programs
+from fedvg_jax.runs.assemble.registry import probe_ratio
+from fedvg_jax.runs.placement import training_rows
+
+CHUNK_BYTES = 2**28
+"""Bytes of the rows of a chunk of several rounds; a single round may need more."""
+
+PIECE_BYTES = 2**26
+"""Bytes of a piece of an evaluation on one device."""
+
+
+class HostPool(NamedTuple):
+    """Where the rows of a run are."""
+
+    pool: Tree
+    """NumPy arrays or memory maps [T, ...]"""
+    resident: Data
+    """D_val, on the devices; its tables number its own pool"""
+    capacity: int
+    """C, rows of a chunk on each device"""
+    piece: int
+    """rows of a piece of an evaluation on each device; at least one minibatch is evaluated at a time"""
+    executor: Executor
+
+    @property
+    def num_devices(self) -> int:
+        """Returns D, devices that share a cohort."""
+        return evaluate.count_devices(self.executor)
+
+
+def is_chosen(config: Config, num_bytes: int) -> bool:
+    """Returns whether a pool of so many bytes stays on the host."""
+    return config.placement == "host" or (config.placement == "auto" and hw.auto_pool(num_bytes) == "host")
+
+
+def resident_data(config: Config, data: Data) -> Data:
+    """Returns the rows that every round may read and the tables of their numbers, NumPy arrays.
+
+    Its shapes do not depend on the partition. The test rows are among them only where a record of each round needs
+    them.
+
+    Args:
+        data: the whole pool and its tables, on the host.
+    """
+    reads_test = "client_accuracy" in listed(config.record)
+    tables = {"scoring": data.scoring, "val": data.val} | ({"test": data.test} if reads_test else {})
+    entries = np.concatenate([np.ravel(table) for table in tables.values()])
+    rows = np.unique(entries[entries >= 0])
+    num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
+    numbers = {name: training_rows.renumber(table, np.zeros(len(table)), [rows]) for name, table in tables.items()}
+    pool = take(data.pool, rows, num_rows)
+    return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
+
+
+def make(
+    config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm | None = None
+) -> HostPool:
+    """Returns the pool of a run whose rows stay on the host, before its resident rows are placed on the devices.
+
+    Args:
+        config: the run's settings.
+        data: the whole pool and its tables, on the host.
+        parts: the partition.
+        executor: of the run.
+        algorithm: of the run, whose probe may read rows; defaults to the config's.
+    """
+    num_devices = evaluate.count_devices(executor)
+    needed = training_rows.most_rows_of_round(
+        client_rows.sizes(parts.train),
+        cohort_size(config),
+        batch_size=config.batch_size,
+        local_epochs=epochs_range(config),
+        num_devices=num_devices,
+        block_size=block_size(config),
+        probe_ratio=probe_ratio(config, algorithm),
+        single_batches=config.algorithm == "scaffold" and departs(config, "scaffold-steps"),
+    )
+    row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
+    capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
+    tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
+    most_evaluated = max(-(-table.size // num_devices) for table in tables)
+    piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
+    return HostPool(data.pool, resident_data(config, data), capacity, piece, executor)
+
+
+def round_up(number: int) -> int:
+    """Returns the number rounded up to four significant bits, so that other partitions have the same shapes.
+
+    >>> [round_up(number) for number in (7, 17, 1000, 1025)]
+    [7, 18, 1024, 1152]
+    """
+    unit = 1 << max(0, number.bit_length() - 4)
+    return -(-number // unit) * unit
+
+
+def take(pool: Tree, rows: np.ndarray, num_rows: int | None = None) -> Tree:
+    """Returns copies of rows of the pool in the dtypes that devices have, followed by zeros.
+
+    Args:
+        pool: leaves [T, ...].
+        rows: int, of any shape.
+        num_rows: length of the result, for one-dimensional `rows`; defaults to their number.
+    """
+
+    def taken(leaf: np.ndarray) -> np.ndarray:
+        shape = rows.shape if num_rows is None else (num_rows,)
+        result = np.zeros((*shape, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
+        own = result[: len(rows)]
+        if result.dtype == leaf.dtype:
+            np.take(leaf, rows, 0, out=own, mode="clip")  # the other modes fill a buffer first
+        else:
+            own[:] = leaf[rows]
+        return result
+
+    return jax.tree.map(taken, pool)
+
+
+def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
+    """Returns the first rounds whose rows fit the devices; one round always does."""
+    if host.capacity >= len(host.pool.y):
+        return planned
+    return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
+
+
+def copy_rows(host: HostPool, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
+    """Starts to copy the rows of a chunk to the devices.
+
+    With several processes, each reads the rows of its own devices' clients only.
+
+    Args:
+        host: of the run.
+        planned: the rounds' schedules.
+        rounds: the same, stacked.
+
+    Returns:
+        The stacked schedules with numbers of the copied rows, and the data of the chunk.
+    """
+    devices = [training_rows.minibatch_devices(schedule, host.executor.lanes_together) for schedule in planned]
+    devices = np.concatenate(devices)
+    used = rounds.rows[: len(devices)]
+    rows = training_rows.rows_by_device(used, devices, host.num_devices)
+    table = rounds.rows.copy()
+    table[: len(devices)] = training_rows.renumber(used, devices, rows)
+    training = _by_device(host, lambda d: take(host.pool, rows[d], host.capacity))
+    return rounds._replace(rows=table), host.resident._replace(training=training)
+
+
+def data_shapes(host: HostPool) -> Data:
+    """Returns the data of a chunk as `copy_rows` does, with shapes for the rows to train on."""
+    return host.resident._replace(training=_shapes(host.pool, host.num_devices * host.capacity, _sharding(host)))
+
+
+def shapes_on_device(host: HostPool) -> Tree:
+    """Returns the shapes of the rows that a device's memory holds at once: of two chunks, and of an evaluation.
+
+    The devices of a CPU share one memory.
+    """
+    count = host.num_devices if hw.current().is_cpu else 1
+    return _shapes(host.pool, count * 2 * (host.capacity + host.piece)), host.resident.pool
+
+
+def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) -> Tree:
+    """Returns the shapes of rows of the pool on devices."""
+
+    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct((num_rows, *leaf.shape[1:]), dtype, sharding=sharding)
+
+    return jax.tree.map(shape, pool)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+def compile_evaluation(
+    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray]
+) -> Callable[[Variables, Tree, np.ndarray], Any]:
+    """Returns a function like that of `evaluate.make_evaluate`, compiled once, for tables on the host.
+
+    Args:
+        host: of the run; its pool is the one that is read.
+        task: the model.
+        variables: of the shapes and placement of those to evaluate.
+        tables: int [.., B] whose widths B are compiled for.
+    """
+    empty = _empty_totals(host, task, variables)
+
+    def empty_piece(width: int) -> tuple[Tree, jax.Array]:
+        return _piece(host, np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32))
+
+    pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
+    leaves, structure = jax.tree.flatten((variables, empty, pieces))
+    shapes, settings = tuple(map(programs.abstract, leaves)), programs.trace_settings()
+    total, compiled = _compiled(task, host.executor, structure, shapes, settings)
+
+    def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
+        totals, before = empty, empty
+        for rows in _pieces(host, np.asarray(table)):
+            piece = _piece(host, rows)  # copied while the piece before it is measured
+            jax.block_until_ready(before)  # two pieces at a time
+            before, totals = totals, compiled[table.shape[1]](variables, totals, *piece)
+        return total(totals)
+
+    return evaluate_pieces
+
+
+@stored
+def _compiled(
+    task: Task, executor: Executor, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], _: tuple
+) -> tuple[Callable, dict[int, Callable[[Variables, Tree, Tree, Tree], Tree]]]:
+    """Returns the programs of an evaluation: the sum over devices, and a piece by width."""
+    variables, empty, pieces = jax.tree.unflatten(structure, leaves)
+    add_piece = jax.jit(evaluate.make_add_piece(task, executor))
+    total = jax.jit(tree.total, out_shardings=executor.placement).lower(empty).compile()
+    return total, {width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()}
+
+
+def _empty_totals(host: HostPool, task: Task, variables: Variables) -> Tree:
+    """Returns zeros for the totals of every device, leaves [D, ...]."""
+    row, mask = _shapes(host.pool, 1), jax.ShapeDtypeStruct((1,), bool)
+    shapes = jax.eval_shape(task.measure, *variables, row, mask)
+    return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
+
+
+def _piece_length(host: HostPool, width: int) -> int:
+    """Returns n, the minibatches of `width` rows that a device gets at a time."""
+    return max(1, host.piece // width)
+
+
+def _pieces(host: HostPool, table: np.ndarray) -> list[np.ndarray]:
+    """Returns the minibatches of a table in pieces int32 [D, n, B], dealt to the devices in turn."""
+    used, length = table[: int((table >= 0).any(1).sum())], _piece_length(host, table.shape[1])
+    size = host.num_devices * length
+    padded = np.full((max(1, -(-len(used) // size)) * size, table.shape[1]), -1, np.int32)
+    padded[: len(used)] = used
+    pieces = padded.reshape(-1, length, host.num_devices, table.shape[1])
+    return list(pieces.swapaxes(1, 2))
+
+
+def _piece(host: HostPool, rows: np.ndarray) -> tuple[Tree, jax.Array]:
+    """Returns the minibatches of a piece and their masks on the devices; leaves [D, n, B, ...]."""
+    batches = _by_device(host, lambda d: take(host.pool, np.maximum(rows[d : d + 1], 0)))
+    return batches, _by_device(host, lambda d: rows[d : d + 1] >= 0)
+
+
+# --- placement --------------------------------------------------------------------------------------------------------
+def _sharding(host: HostPool) -> NamedSharding | None:
+    placement = host.executor.placement
+    return NamedSharding(placement.mesh, P(executors.DEVICES)) if placement is not None else None
+
+
+def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:
+    """Returns arrays whose leading axis is shared by the devices.
+
+    Args:
+        part_of: number of a device -> its part, NumPy arrays of one shape for all devices. Called for the devices of
+            this process only.
+    """
+    sharding = _sharding(host)
+    if sharding is None:
+        return jax.device_put(part_of(0))
+    devices = sharding.mesh.devices
+    assert devices is not None, "a mesh of devices, not of shapes"
+    own = [d for d, device in enumerate(devices.flat) if device.process_index == jax.process_index()]
+
+    def joined(*parts: np.ndarray) -> jax.Array:
+        length, *rest = parts[0].shape
+
+        def of_index(index: Any) -> np.ndarray:
+            return parts[own.index((index[0].start or 0) // length)]
+
+        return jax.make_array_from_callback((host.num_devices * length, *rest), sharding, of_index)
+
+    return jax.tree.map(joined, *map(part_of, own))

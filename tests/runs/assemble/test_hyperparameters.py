@@ -1,0 +1,73 @@
+"""Declared hyperparameters of built-in algorithms and weightings, and their merging with the config."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from support import worlds
+
+import fedvg_jax
+from fedvg_jax import algorithms, config, weightings
+from fedvg_jax.core.types import Hyperparameter, UsageError
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble.hyperparameters import checked, merge_hyperparameters
+
+
+def test_declared_defaults_equal_the_config_s():
+    algorithms = [(worlds.algorithm(name), config.Config(algorithm=name)) for name in registry.ALGORITHMS]
+    rules = [(worlds.weighting(name, worlds.algorithm("fedavg")), config.Config()) for name in config.WEIGHTINGS]
+    for bundle, settings in (*algorithms, *rules):
+        hyper = registry.make_hyper(settings)
+        for parameter in bundle.defaults:
+            assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
+
+
+def test_no_two_settings_are_one_hyperparameter():
+    names = [setting.facts.hyper for setting in config.SETTINGS.values() if setting.facts.hyper]
+    assert len(names) == len(set(names)) == len(registry.make_hyper(config.Config()))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "weighting"),
+    [*((name, "uniform") for name in registry.ALGORITHMS)]
+    + [("fedavg", name) for name in config.WEIGHTINGS if name not in ("native", "uniform", "val_accuracy")],
+)
+def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting):
+    bundle, rule = worlds.algorithm(algorithm), worlds.weighting(weighting, worlds.algorithm(algorithm))
+    names = {"lr", *(parameter.name for parameter in (*bundle.defaults, *rule.defaults))}
+    hyper = {name: value for name, value in worlds.hyper().items() if name in names}
+    world, task = (worlds.small(), worlds.TASK) if bundle.loss else (worlds.uneven(), worlds.QUADRATIC)
+    step = worlds.round_step(world, bundle, rule, task)
+    state = worlds.state(world, bundle, task)
+    jax.eval_shape(step, state, world.schedule(0, 2, probe_ratio=0.5), world.data(), hyper)
+
+
+def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
+    settings = dataclasses.replace(config.Config(), fedprox=config.FedProx(mu=0.5), fedavgm=config.FedAvgM(lr=0.25))
+    for algorithm, name, value in ((algorithms.fedprox(), "mu", 0.5), (algorithms.fedavgm(), "avgm_lr", 0.25)):
+        assert merge_hyperparameters(settings, algorithm, weightings.uniform())[name] == value
+        given = merge_hyperparameters(settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,))
+        assert given[name] == 0.75
+
+
+def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
+    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("mu", 2.0),))
+    assert merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["mu"] == 2
+
+
+def test_hyperparameters_of_local_training_are_not_declared_again():
+    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("momentum", 0.5),))
+    with pytest.raises(UsageError, match="'momentum' is one of local training"):
+        merge_hyperparameters(config.Config(), own, weightings.uniform())
+
+
+@pytest.mark.usefixtures("traced")
+def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
+    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
+    settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
+    fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})
+    longer = dataclasses.replace(settings, rounds=2, resume=str(settings.out))
+    with pytest.raises(UsageError, match=r"ran with boost=3.0, not boost=2.0; pass the same"):
+        fedvg_jax.run(longer, algorithm=own)
+    assert len(fedvg_jax.run(longer, algorithm=own, hyper={"boost": 3.0}).records) == 2

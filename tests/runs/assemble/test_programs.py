@@ -1,0 +1,157 @@
+"""Runs that differ in values only share their compiled programs."""
+
+import functools
+import time
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from support import linear
+from support.programs import compilations
+from support.small_sweeps import assert_equal_runs
+
+import fedvg_jax
+from fedvg_jax import config
+from fedvg_jax.config import Config
+from fedvg_jax.config.options import departs
+from fedvg_jax.engine import federated_round
+from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.runs import compilation
+from fedvg_jax.runs.assemble import programs, registry, simulation
+from fedvg_jax.weightings import basic
+
+SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
+
+
+@functools.cache
+def default_simulation():
+    return simulation.simulation(SMALL)
+
+
+def changed(settings: Config) -> Config:
+    """Every value of `programs.VALUES` that is a number, a truth value or one of several names, moved."""
+    flat, moved = config.flatten(settings), {}
+    for name in programs.VALUES:
+        if isinstance(flat[name], float):
+            moved[name] = flat[name] / 2 + 0.1
+        elif type(flat[name]) is int:
+            moved[name] = flat[name] + 1
+        elif type(flat[name]) is bool:
+            moved[name] = not flat[name]
+        elif names := config.SETTINGS[name].names:
+            moved[name] = next(value for value in names if value != flat[name])
+    return config.apply(settings, moved, "test")
+
+
+def program_text(settings: Config) -> str:
+    """The jaxpr of a chunk of rounds, with the program made from just these settings."""
+    sim = default_simulation()
+    made = programs._make(settings, programs.Images((8, 8, 1), 10), None, None, None)
+    hyper = registry.make_hyper(settings)
+    start = {"stats_too": departs(settings, "server-stats"), "variables": sim.state.variables}
+    arguments = made.task, made.algorithm, settings.clients, hyper
+    state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))
+    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    return str(jax.make_jaxpr(made.chunk.__wrapped__)(state, np.int32(1), rounds, sim.data, hyper))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "scaffold", "momentum": 0.5},
+        {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
+        {"algorithm": "feddyn", "robust.rule": "clipped_mean", "weighting": "fedvg", "tuning.steps": 1},
+        {"algorithm": "elastic", "attack.kind": "scaling", "lr_schedule": "exponential"},
+    ],
+    ids=lambda settings: settings["algorithm"],
+)
+def test_program_depends_on_static_settings_only(settings):
+    whole = changed(config.apply(SMALL, settings, "test"))
+    whole = replace(whole, clients=SMALL.clients)
+    static = programs.static_settings(whole)
+    assert static != whole
+    assert program_text(whole).split() == program_text(static).split()
+
+
+def test_other_settings_of_jax_have_a_program_of_their_own():
+    """Otherwise a run inside `jax.default_matmul_precision("highest")` would compute as the run before it."""
+    fedvg_jax.run(SMALL)
+    with jax.default_matmul_precision("highest"), compilations() as compiled:
+        fedvg_jax.run(SMALL)
+    assert {"jit(chunk)", "jit(evaluate)"} <= set(compiled)
+
+
+def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own():
+    fedvg_jax.run(SMALL)
+    other = replace(SMALL, seed=5, alpha=0.5, lr=0.05, partition_seed=3, rounds=3)
+    with compilations() as compiled:
+        shared = fedvg_jax.run(other)
+    assert compiled == []
+    programs._make.store.cache_clear()
+    programs._compiled.store.cache_clear()
+    alone = fedvg_jax.run(other)
+    assert_equal_runs(shared, alone)
+
+
+FACTOR = 1.0
+
+
+def scaled_loss(*arguments):
+    loss, stats = linear.TASK.loss(*arguments)
+    return FACTOR * loss, stats
+
+
+def scaled_by(factor: float):
+    """The result of a run whose loss reads a factor of this module."""
+    globals()["FACTOR"] = factor
+    given = linear.GIVEN | {"task": linear.TASK._replace(loss=scaled_loss)}
+    return np.asarray(fedvg_jax.run(replace(SMALL, partition="iid", rounds=1), **given).variables.params["w"])
+
+
+def test_a_run_uses_the_values_that_a_function_reads_when_it_starts():
+    first, half, again = scaled_by(1.0), scaled_by(0.5), scaled_by(1.0)
+    np.testing.assert_array_equal(again, first)
+    assert not np.array_equal(half, first)
+
+
+def test_functions_made_anew_by_the_same_factories_compile_nothing():
+    def run(seed: int):
+        def task():
+            return fedvg_jax.linen_task(nn.Dense(1), loss, linear.data()[0][seed : seed + 1])
+
+        def loss(output, y):
+            return (output[0] - y.astype(output.dtype)) ** 2
+
+        def weighting():
+            return basic.uniform()._replace(score=lambda signals: signals)
+
+        given = {"data": linear.data(), "task": task(), "weighting": weighting()}
+        return fedvg_jax.run(replace(SMALL, partition="iid", rounds=1, seed=seed), **given)
+
+    run(0)
+    with compilations() as compiled:
+        run(1)
+    assert compiled == []
+
+
+@pytest.mark.parametrize("configured", [None, "/elsewhere"])
+def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, traced, configured):
+    before = {name: jax.config.values[name] for name in jax.config.values if "cache_dir" in name or "cache_min" in name}
+    jax.config.update("jax_compilation_cache_dir", configured)
+    try:
+        simulation.simulation(replace(SMALL, cache_dir=tmp_path / "cache"))
+        assert jax.config.values["jax_compilation_cache_dir"] == (configured or str(tmp_path / "cache" / "xla"))
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def test_long_compiling_is_announced_with_the_seconds_of_the_last_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "PATIENCE", 0.05)
+    lines = []
+    for program, seconds in (("a", 0.7), ("a", 0.0), ("a", 0.2), ("b", 0.2)):
+        with compilation.announced(tmp_path, program, lines.append):
+            time.sleep(seconds)
+    assert lines == ["compiling", "compiling, about 1 s", "compiling"]

@@ -1,0 +1,153 @@
+"""A run with the memories of sampled clients on the host equals one with a row for every client on the device."""
+
+import functools
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from support import linear, worlds
+from support.programs import compilations
+from support.small_sweeps import assert_equal_runs
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import SimState, UsageError, Variables
+from fedvg_jax.engine import executors
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.placement.client_memories import Placement
+from fedvg_jax.runs.record import checkpoint
+
+MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
+SETTINGS = Config(
+    **{"clients": 20, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4, "local_epochs": 2},
+    **{"rounds": 3, "eval_every": 1, "devices": "1", "weighting": "uniform", "dropout": 0.2, "lr": 0.05},
+    **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
+)
+"""Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
+LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
+"""Layout -> constants of `client_memories`."""
+
+
+@functools.cache
+def run(layout, callbacks=True, **changes):
+    """Returns the history, and the states after each round on the host; `changes` are settings."""
+    states = []
+    memories = "host" if layout.startswith("host") else "device"
+    config = replace(SETTINGS, memories=memories, **changes)
+
+    def keep(record, state):
+        states.append(checkpoint.to_host(state))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LAYOUTS[layout].items():
+            patch.setattr(client_memories, name, value)
+        given = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
+        history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
+    return history, states
+
+
+def by_client(state: SimState, num_clients: int):
+    """The memories of a state with rows for some clients, as those of all clients; the others' are zeros."""
+
+    def placed(leaf):
+        result = np.zeros((num_clients, *leaf.shape[1:]), leaf.dtype)
+        result[state.memory_clients] = leaf
+        return result
+
+    return jax.tree.map(placed, state.clients)
+
+
+def assert_equal_states(some, every):
+    """All fields, with the memories by client."""
+    memories = by_client(some, len(jax.tree.leaves(every.clients)[0]))
+    jax.tree.map(np.testing.assert_array_equal, memories, every.clients)
+    jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
+
+
+def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
+    whole = run("device")
+    history, states = run("host, a round")
+    cohorts = [record["clients"] for record in history.records]
+    sampled = list(dict.fromkeys(k for cohort in cohorts for k in cohort))
+    assert len(sampled) < sum(map(len, cohorts)), "a client is sampled twice"
+    assert not set(sampled) >= set(range(20)) and any("dropped" in record for record in history.records)
+    assert_equal_runs(history, whole[0])
+    for some, every in zip(states, whole[1], strict=True):
+        assert_equal_states(some, every)
+    assert states[-1].memory_clients.tolist() == sampled
+
+
+def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
+    assert_equal_runs(run("host", callbacks=False, eval_every=3)[0], run("device", callbacks=False, eval_every=3)[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "num_stored"),
+    [("device", "host, a round", 20), ("host, a round", "device", 7)],
+)
+def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, first, then, num_stored):
+    """A checkpoint of memories on the host holds those of sampled clients only."""
+    run(first, callbacks=False, rounds=2, out=tmp_path / "run")
+    seal = json.loads((tmp_path / "run" / "checkpoints" / "000002" / "seal.json").read_text())
+    assert seal["leaves"]["state.clients.c.w"][0] == [num_stored, 3]
+    assert ("state.memory_clients" in seal["leaves"]) == (first != "device")
+    history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
+    whole = run("device")
+    assert_equal_runs(history, whole[0])
+    last, every = states[-1], whole[1][-1]
+    if then == "device":
+        jax.tree.map(np.testing.assert_array_equal, last, every)
+    else:
+        assert_equal_states(last, every)
+
+
+def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(tmp_path):
+    """A checkpoint of memories on the host has no personal model of theirs."""
+    config = replace(SETTINGS, algorithm="ditto", placement="host", rounds=1, out=tmp_path / "run")
+    model = Variables({"w": np.ones(3, np.float32)}, {})
+    fv.run(config, **linear.GIVEN, initial=model)
+    config = replace(config, rounds=2, resume=str(config.out))
+    for other in (None, model._replace(params={"w": np.zeros(3, np.float32)})):
+        with pytest.raises(UsageError, match="on another initial model"):
+            fv.run(config, **linear.GIVEN, initial=other)
+    fv.run(config, **linear.GIVEN, initial=model)
+
+
+def test_another_seed_compiles_nothing():
+    run("host, a round")
+    with compilations() as compiled:
+        other = run("host, a round", seed=1)
+    assert compiled == [] and len(other[1]) == 3
+
+
+# --- the choice
+
+
+BY_CLIENT = Placement(max_rounds=64)
+
+
+def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
+    assert client_memories.choose(replace(MILLION, placement="host"), 0, 64) == BY_CLIENT, "no memories"
+    assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
+    assert client_memories.choose(replace(MILLION, placement="device"), 2**20, 64) == BY_CLIENT
+    often = replace(MILLION, rounds=1000)
+    gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
+    with hw.assumed(gpus):
+        placed = [client_memories.choose(config, 2**10, 64).is_on_host for config in (MILLION, often)]
+        divided = [
+            client_memories.choose(often, 2**16, 64, rows).num_rows for rows in (None, executors.sharded(4, 1).rows)
+        ]
+    assert placed == [True, False] and divided == [1024, None]
+
+
+def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
+    monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
+    client_memories.refuse_unfitting(MILLION, 2**10)
+    with pytest.raises(
+        UsageError, match=r"the memories of 51,000 clients and a copy of them need 99\.6 GiB, .* has 1\.0 GiB"
+    ):
+        client_memories.refuse_unfitting(MILLION, 2**20)
+    client_memories.refuse_unfitting(replace(MILLION, force=True), 2**20)

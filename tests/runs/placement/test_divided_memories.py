@@ -1,0 +1,121 @@
+"""Several devices divide the clients' memories among them, with the results of one device."""
+
+import functools
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import test_client_memories
+from support import exchanged, linear, worlds
+from support.several_processes import assert_equal_histories, run_processes
+
+import fedvg_jax as fv
+from benchmarks.targets import hlo
+from fedvg_jax.runs import chunks
+from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.placement import client_memories
+
+NUM_CLIENTS = 22
+SETTINGS = replace(test_client_memories.SETTINGS, clients=NUM_CLIENTS)
+"""Four clients a round. Neither 3 nor 4 divides the clients."""
+GIVEN = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
+
+
+@functools.cache
+def run(devices, callbacks=True, **changes):
+    """Returns the history, the states after each round as they are stored, and the last state."""
+    states, last = [], []
+    config = replace(SETTINGS, devices=str(devices), **changes)
+
+    def keep(record, state):
+        states.append(client_memories.save(state, config.clients))
+        last[:] = [state]
+
+    history = fv.run(config, **GIVEN, callbacks=[keep] if callbacks else [])
+    return history, states, last and last[0]
+
+
+def assert_equal_runs(one, other, tolerance=1e-5):
+    """Entries of all records, the models, and the memories after every round."""
+    for mine, its in zip(one[0].records, other[0].records, strict=True):
+        for name in mine.keys() - {"seconds"}:
+            np.testing.assert_allclose(
+                np.asarray(mine[name], float), np.asarray(its[name], float), tolerance, tolerance, err_msg=name
+            )
+    worlds.assert_close(jax.device_get(one[0].variables), jax.device_get(other[0].variables), tolerance)
+    for mine, its in zip(one[1], other[1], strict=False):
+        worlds.assert_close(mine._replace(round=0), its._replace(round=0), tolerance)
+
+
+def rows_held(state):
+    """Numbers of rows that a device holds, of all leaves."""
+    leaves = jax.tree.leaves(state.clients)
+    return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
+
+
+def test_devices_that_divide_the_memories_give_the_run_of_one():
+    found = run(3)
+    assert_equal_runs(found, run(1))
+    assert rows_held(found[2]) == rows_held(simulated().state) == {8}, "also before the first round"
+
+
+def simulated(devices=3, **changes):
+    return simulation.simulation(replace(SETTINGS, devices=str(devices), **changes), **GIVEN)
+
+
+def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
+    """A chunk of three rounds of four clients has 12 rows or more."""
+    sim = simulated(placement="host")
+    placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
+    clients, _ = client_memories.number_rows(placement, chunk)
+    store = client_memories.open_store(placement, sim.config, sim.state)
+    state = client_memories.take(placement, store, sim.state, clients)
+    assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
+    shapes = client_memories.shapes_on_devices(placement, sim.state)
+    assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
+
+
+def exchanged_bytes(sim):
+    """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
+    text = chunks.compile_programs(sim).chunk.as_text()
+    kernels = [kernel for _, kernel in hlo.all_kernels(hlo.sections(hlo.parse(text))) if kernel.is_collective]
+    return sum(kernel.bytes for kernel in kernels), exchanged.of_round(text)[1]
+
+
+def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
+    """The memory of a client has 3 + 1 + 1 + 3 numbers; a round takes four of them, and gathers four new ones."""
+    few, many = (exchanged_bytes(simulated(clients=n, join_ratio=4 / n)) for n in (10, 20))
+    assert few == many
+    of_cohort = 4 * 4 * 8
+    assert of_cohort <= few[1]["all-reduce"] < 3 * of_cohort and few[1]["all-gather"] <= 2 * of_cohort
+
+
+def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(tmp_path):
+    """On three devices to the bit."""
+    run(3, callbacks=False, rounds=2, out=tmp_path / "three")
+    seal = json.loads((tmp_path / "three" / "checkpoints" / "000002" / "seal.json").read_text())
+    assert seal["leaves"]["state.clients.c.w"][0] == [NUM_CLIENTS, 3]
+    for devices in (3, 1):
+        out = tmp_path / f"on {devices}"
+        shutil.copytree(tmp_path / "three", out)
+        found = run(devices, out=out, resume=str(out), placement="host" if devices == 1 else "device")
+        assert_equal_runs(found, (run(3)[0], run(3)[1][2:] if devices == 3 else []), 0 if devices == 3 else 1e-5)
+
+
+# --- several processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memories", ["device", "host"])
+def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, memories):
+    """A run of two and of four processes, and runs that move between one process and several after two rounds."""
+    single, two, four = (1, 1), (2, 2), (4, 1)
+    changes = ["--algorithm", "scaffold", "--placement", memories]
+    run_processes(tmp_path, "one", single, *changes, "--rounds", "4")
+    for name, first, then in (("2x2", two, two), ("4x1", four, single), ("1", single, two), ("2 to 4", two, four)):
+        run_processes(tmp_path, name, first, *changes, "--rounds", "2")
+        run_processes(tmp_path, name, then, *changes, "--rounds", "4")
+        assert_equal_histories(tmp_path, name, "one")

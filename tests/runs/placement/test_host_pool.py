@@ -1,0 +1,133 @@
+"""A run whose rows stay on the host gives the history of one whose rows are all on the devices, bit for bit."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from support import worlds
+from support.files import usage_error
+from support.several_processes import assert_equal_histories, run_processes
+from support.small_sweeps import assert_equal_runs
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.data import datasets
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs import chunks
+from fedvg_jax.runs.placement import host_pool
+
+SETTINGS = Config(
+    **{"clients": 8, "join_ratio": 0.5, "alpha": 0.5, "min_samples": 4, "batch_size": 4, "local_epochs": 2},
+    **{"rounds": 5, "eval_every": 2, "devices": "1", "record": "client_accuracy,accuracy_by_client,confusion"},
+)
+
+
+TASK = fv.models.classification(fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE)
+IMAGES = worlds.random_images()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Chunks of few rows and evaluations in several pieces, as those of large data sets are."""
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 2**10)
+    monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**10)
+
+
+@functools.cache
+def run(**changes):
+    return fv.run(replace(SETTINGS, **changes), data=IMAGES, task=TASK)
+
+
+def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
+    """Of two devices that train on single minibatches, where the probe's rows are further ones."""
+    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
+
+    def capacity(algorithm):
+        settings = replace(SETTINGS, algorithm="scaffold", departures="scaffold-steps", placement="host")
+        settings = replace(settings, record="", devices="2")
+        return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_pool.capacity
+
+    assert capacity(fv.algorithms.elastic()) > capacity(None)
+
+
+def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
+    copied, copy_rows = [], host_pool.copy_rows
+    monkeypatch.setattr(host_pool, "copy_rows", lambda host, *r: copied.append(host) or copy_rows(host, *r))
+    assert_equal_runs(run(placement="host"), run(placement="device"))
+    host = copied[0]
+    assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
+    assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
+
+
+def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
+    for first, then in (("device", "host"), ("host", "device")):
+        run(placement=first, rounds=4, out=tmp_path / first)
+        assert_equal_runs(
+            run(placement=then, out=tmp_path / first, resume=str(tmp_path / first)), run(placement="device")
+        )
+
+
+def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
+    made = [fv.simulation(replace(SETTINGS, pool=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
+    variables = run(placement="device").variables
+    on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
+    assert on_device == on_host
+    before = host_pool._compiled.store.cache_info()
+    assert fv.evaluate(made[1], variables) == on_host
+    after = host_pool._compiled.store.cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
+
+
+@pytest.mark.slow
+def test_each_of_two_processes_reads_the_rows_of_its_clients(tmp_path):
+    """Two processes with the rows on the host write the history of two devices of one process."""
+    run_processes(tmp_path, "one", (1, 2), "--rounds", "4", "--placement", "device")
+    run_processes(tmp_path, "two", (2, 1), "--rounds", "4", "--placement", "host")
+    assert_equal_histories(tmp_path, "two", "one")
+
+
+# --- where the rows are
+
+
+def test_rows_stay_on_the_host_where_they_would_fill_the_device():
+    gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
+    sizes = (40 * 2**30, 60 * 2**30)
+    with hw.assumed(gpu):
+        assert [host_pool.is_chosen(Config(), size) for size in sizes] == [False, True]
+        assert not host_pool.is_chosen(Config(placement="device"), sizes[1])
+    with hw.assumed(gpu._replace(memory_bytes=None)):
+        assert host_pool.is_chosen(Config(placement="host"), 1)
+        assert not host_pool.is_chosen(Config(), sizes[1])
+
+
+# --- files read in place
+
+
+def test_a_folder_of_npy_files_is_read_in_place(tmp_path, monkeypatch):
+    np.save(tmp_path / "x.npy", IMAGES[0])
+    np.save(tmp_path / "y.npy", IMAGES[1])
+    arrays = datasets.load("npz", tmp_path, tmp_path / "cache")
+    assert isinstance(arrays.x.base, np.memmap) and not (tmp_path / "cache").exists()
+    assert np.array_equal(arrays.x, IMAGES[0]) and np.array_equal(arrays.y, IMAGES[1])
+    assert arrays.class_names == ("0", "1", "2") and arrays.num_train == 200
+    np.save(tmp_path / "class_names.npy", np.array(["Käse".encode(), "β".encode(), b"owl"]))
+    np.save(tmp_path / "groups.npy", np.arange(200) % 7)
+    monkeypatch.chdir(tmp_path)
+    named = datasets.load("npz", Path("."))
+    assert named.class_names == ("Käse", "β", "owl") and named.groups.max() == 6 and named.name == tmp_path.name
+    for content, message in ((b"\x93NUMPY", "not a complete .npy file"), (None, "y.npy missing")):
+        (tmp_path / "y.npy").write_bytes(content) if content else (tmp_path / "y.npy").unlink()
+        with usage_error(message):
+            datasets.load("npz", tmp_path)
+
+
+def test_only_two_chunks_of_rows_are_on_the_device():
+    sim = fv.simulation(replace(SETTINGS, placement="host"), data=IMAGES, task=TASK)
+    compiled, most = chunks.compile_programs(sim), 0
+    shape = sim.host_pool.capacity, *worlds.IMAGE
+    for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):
+        most = max(most, sum(array.shape == shape for array in jax.live_arrays()))
+    assert most <= 2

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax import sim as command
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import SETTINGS, Config, Corrupt, Validation, cohort_size, command_line, declare
 from fedvg_jax.core.types import UsageError
@@ -90,9 +90,9 @@ def main(argv: Sequence[str]) -> int:
     """
     purpose = "Trains the model without a federation: on pooled rows, on each client alone, and on the validation set."
     examples = f"  {PROG} --alpha 0.05\n  {PROG} --clients 10 --rounds 50"
-    if command.print_help(argv, PROG, purpose, examples, OF_BOUNDS):
+    if commands.print_help(argv, PROG, purpose, examples, OF_BOUNDS):
         return 0
-    return command.guarded(lambda: _show(_parse(argv)))
+    return commands.guarded(lambda: _show(_parse(argv)))
 
 
 _FEDERATION = ("algorithm", "weighting", "selection", "candidates", "dropout")
@@ -179,11 +179,11 @@ def _parse(words: Sequence[str]) -> Config:
     """Returns the settings of a command line.
 
     Raises:
-        UsageError: as `sim.parse`; or a flag is one that bounds do not have.
+        UsageError: as `commands.parse`; or a flag is one that bounds do not have.
     """
     given = command_line.parse(words, PROG)
-    command.refuse_others(given, OF_BOUNDS, "bounds, which train without a federation, in one go")
-    config = command.parse(words)
+    commands.refuse_others(given, OF_BOUNDS, "bounds, which train without a federation, in one go")
+    config = commands.parse(words)
     if config.resume:
         raise UsageError("resume is not a setting of bounds, which are measured in one go; leave it out of the file")
     return config
@@ -202,12 +202,12 @@ def _show(config: Config) -> int:
         return "stopped at once; bounds are written at the end only"
 
     with contextlib.ExitStack() as reserved, stop_signals.say_at_once(message):
-        out = command.new_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"), reserved)
+        out = commands.new_folder(dataclasses.replace(config, algorithm="bounds", weighting="none"), reserved)
         if not out.exists():
             with files.writing(f"the folder {out}", "--out"):
                 out.mkdir(parents=True)
             reserved.callback(run_folder.remove_unused, out)
-        command.start_jax(config)
+        commands.start_jax(config)
         console = Console()
         with Progress(console=console) as progress:
             bar = progress.add_task("bounds", total=None)

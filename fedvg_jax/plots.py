@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import parse_runs
 from fedvg_jax.core.types import UsageError
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: the arguments.
     """
-    return sim.guarded(lambda: draw(parse_runs(argv, PROG, __doc__)))
+    return commands.guarded(lambda: draw(parse_runs(argv, PROG, __doc__)))
 
 
 def draw(folders: Sequence[Path]) -> int:

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedvg_jax import commands
 from fedvg_jax import config as configs
-from fedvg_jax import sim
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, checks, command_line, default_cache_dir, presets
 from fedvg_jax.core.types import UsageError
@@ -80,14 +80,14 @@ def main(argv: Sequence[str]) -> int:
         name, purpose, used = (
             ("features", "Writes the features of a data set.", OF_FEATURES) if writes_features else of_set
         )
-        sim.print_help(argv, f"{PROG} {name}", purpose, "", used)
+        commands.print_help(argv, f"{PROG} {name}", purpose, "", used)
     elif {"-h", "--help"} & set(argv):
         names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
         print(FEATURES_HELP if writes_features else f"{__doc__}\nData sets: {names}\nAll options: {PROG} --help-all")
     elif writes_features:
-        return sim.guarded(lambda: write_features(argv[1:]))
+        return commands.guarded(lambda: write_features(argv[1:]))
     else:
-        return sim.guarded(lambda: prepare(*parse(argv)))
+        return commands.guarded(lambda: prepare(*parse(argv)))
     return 0
 
 
@@ -104,8 +104,8 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     given = command_line.parse(flags, PROG)
     if "dataset" in given:
         raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
-    sim.refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
-    config = sim.parse(["--dataset", name, *flags])
+    commands.refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
+    config = commands.parse(["--dataset", name, *flags])
     if config.resume:
         raise UsageError("resume is not a setting of prepare, which has no run to continue; leave it out of the file")
     if "--download" not in others:
@@ -163,7 +163,7 @@ def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
     given = command_line.parse(flags, f"{PROG} features")
     if missing := [name for name in ("dataset", "model", "out") if name not in given]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
-    sim.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
+    commands.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
     config = configs.apply(Config(), given, "command line")
     checks.check_image_size(size := config.image_size)
     if configs.unused(config, ["image_size"]):  # the reader has one size

@@ -12,7 +12,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import FoldersParser, parse_path
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: the arguments.
     """
-    return sim.guarded(lambda: write(argv))
+    return commands.guarded(lambda: write(argv))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,9 +1,4 @@
-"""`python -m fedvg_jax.sim`, or `fedvg sim`: one federated run from the command line.
-
-Settings come from the defaults, the preset of the data set, the TOML file and the command line; each overrides the ones
-before it. `--method` and `--fidelity` are shorthands for several settings, which any flag overrides. They may also be
-keys of the file.
-"""
+"""`python -m fedvg_jax.sim`, or `fedvg sim`: one federated run from the command line."""
 
 from __future__ import annotations
 
@@ -12,19 +7,16 @@ import dataclasses
 import functools
 import gc
 import importlib.util
-import os
 import shlex
-import sys
-import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedvg_jax import config as configs
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, command_line, presets, shorthands
-from fedvg_jax.host import collection, files, hardware
-from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.config import Config
+from fedvg_jax.host import collection, files
+from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import launch, stop_signals
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, seals
@@ -33,13 +25,11 @@ from fedvg_jax.views import output, tracking
 if TYPE_CHECKING:
     from rich.console import Console
 
-PROG = "python -m fedvg_jax.sim"
-
 PURPOSE = "Trains one federated model and writes a run folder: settings, one record per round, checkpoints, results."
 
-EXAMPLES = f"""  {PROG} --alpha 0.05
-  {PROG} --method fedprox+fedvg --rounds 50 --out runs/prox
-  {PROG} --config configs/cifar10_lenet5.toml --data-dir DIR"""
+EXAMPLES = f"""  {commands.RUN} --alpha 0.05
+  {commands.RUN} --method fedprox+fedvg --rounds 50 --out runs/prox
+  {commands.RUN} --config configs/cifar10_lenet5.toml --data-dir DIR"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,110 +42,24 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0; 1 for a finished run whose folder was changed; 2 for an error, described in one line; 3 where
         another process of the run was lost; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM.
     """
-    if print_help(argv, PROG, PURPOSE, EXAMPLES):
+    if commands.print_help(argv, commands.RUN, PURPOSE, EXAMPLES):
         if "--help-all" in argv:
             print(f"\n{launch.HELP}")
         return 0
-    return guarded(lambda: _run_command(argv))
+    return commands.guarded(lambda: _run_command(argv))
 
 
 def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
     values, others = launch.split(words)
     processes = launch.parse(values)
-    config, unused = read_command_line(others)
+    config, unused = commands.read_command_line(others)
     if processes is None:
         return simulate(config, unused)
     if config.dry_run:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
-    _set_environment(config)
+    commands.set_environment(config)
     return launch.run(processes, lambda: simulate(config, unused, is_shared=True), lambda: lost_message(config))
-
-
-def print_help(
-    argv: Sequence[str], command: str, purpose: str, examples: str, names: Collection[str] = command_line.ALL
-) -> bool:
-    """Prints the help that a command line asks for; returns whether it asks for one.
-
-    Args:
-        argv: the arguments.
-        command: as it is typed.
-        purpose: what the command does, in a sentence.
-        examples: indented command lines.
-        names: settings and shorthands that the command uses.
-    """
-    if asked := {"--help-all", "-h", "--help"} & set(argv):
-        shown = "all" if "--help-all" in asked else "common"
-        print(command_line.help_text(command, purpose, examples, shown, names))
-    return bool(asked)
-
-
-def guarded(command: Callable[[], int]) -> int:
-    """Returns the exit code of a command; errors and stops are reported in one line."""
-    with output.lasting():
-        try:
-            return command()
-        except UsageError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return getattr(error, "exit_code", 2)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            line = "not enough memory; use a smaller --batch-size, --join-ratio or --model"
-            if "No space left" in str(error):  # of jax's profiler
-                line = f"{one_line(str(error))[:300]}; name another place with --profile"
-            print(f"error: {line}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            print("stopped at once", file=sys.stderr)
-            return 130
-        except OSError as error:
-            print(f"error: {one_line(str(error))}", file=sys.stderr)
-            return 2
-
-
-# --- parsing
-
-
-def parse(argv: Sequence[str]) -> Config:
-    """Returns the resolved settings of a command line."""
-    return read_command_line(argv)[0]
-
-
-def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
-    """Returns the resolved settings of a command line, and the names of those of its file that the run does not use.
-
-    Raises:
-        UsageError: for a setting that cannot work, and for a flag that the run does not use. A file may hold settings
-            of other methods, because the runs of a sweep share it.
-    """
-    values = command_line.parse(argv, PROG)
-    path = values.get("config")
-    file = configs.read_toml(path) if path else {}
-    if "config" in file:
-        raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
-    dataset = values.get("dataset") or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
-    resumed = values.get("resume") or configs.registered("resume", file.get("resume", run_folder.AUTO))
-    if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
-        config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
-    config = shorthands.apply_with_shorthands(config, file, str(path))
-    config = shorthands.apply_with_shorthands(config, values, "command line", file.get("method"))
-    config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
-    configs.refuse_unused(config, values)
-    return config, configs.unused(config, [name for name in file if name not in values])
-
-
-def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:
-    """Raises UsageError for a flag of a run that another command does not use.
-
-    Args:
-        given: settings that are flags.
-        allowed: settings of the command. A file may hold others, because all commands share it.
-        command: its name and what it does.
-    """
-    if other := next((name for name in given if name not in allowed), None):
-        raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 
 # --- running
@@ -171,7 +75,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
     """
     from rich.console import Console
 
-    _set_environment(config)
+    commands.set_environment(config)
     console = Console()
     log = functools.partial(output.say, console)
     with contextlib.ExitStack() as reserved:
@@ -225,22 +129,7 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
         return config
     if wants_resume:
         log("no run with these settings to resume; starting a new one")
-    return dataclasses.replace(config, out=new_folder(config, reserved))
-
-
-def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:
-    """Returns the folder of a new run.
-
-    Args:
-        config: `out` names the folder; without it, one is made.
-        reserved: removes a folder that is made here, if nothing is written to it.
-    """
-    if config.out is None:
-        out = run_folder.reserve_folder(config)
-        reserved.callback(run_folder.remove_unused, out)
-        return out
-    run_folder.refuse_taken(config.out)
-    return config.out
+    return dataclasses.replace(config, out=commands.new_folder(config, reserved))
 
 
 def exit_message(out: Path) -> str:
@@ -251,7 +140,7 @@ def exit_message(out: Path) -> str:
     """
     if not out.is_dir():
         return f"stopped at once; there is no run folder {out}"
-    return f"stopped at once; {_saved_round(out)}: {PROG} --resume {shlex.quote(str(out))}"
+    return f"stopped at once; {_saved_round(out)}: {commands.RUN} --resume {shlex.quote(str(out))}"
 
 
 def lost_message(config: Config) -> str:
@@ -274,7 +163,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         starting.enter_context(collection.paused())
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
-            start_jax(config)
+            commands.start_jax(config)
             from fedvg_jax.views import display
 
             sim = display.prepare(console, config, unused)
@@ -301,7 +190,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
     if not finished.summary["interrupted"]:
         return 0
-    log(f"resume with: {PROG} --resume {shlex.quote(str(out))}")
+    log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
     return stop_signals.exit_code(finished.summary["stopped_by"])
 
 
@@ -325,7 +214,7 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
         output.say(console, f"{config.resume}: {config.rounds - num_done} of {config.rounds} rounds are left")
     if num_done == config.rounds:
         return 0
-    start_jax(config)
+    commands.start_jax(config)
     from fedvg_jax.runs import endings
     from fedvg_jax.views import display, dry_run
 
@@ -337,40 +226,6 @@ def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
         prediction = dry_run.predict(sim, num_done)
     console.print(display.plan_table(prediction))
     return 0
-
-
-def _set_environment(config: Config) -> None:
-    """Sets what jax reads when it is imported and when its back end starts."""
-    flags, deterministic = os.environ.get("XLA_FLAGS", ""), hardware.DETERMINISTIC
-    if "device_count" not in flags:
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
-    if config.deterministic and deterministic not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {deterministic}".strip()
-
-
-def start_jax(config: Config) -> None:
-    """Starts jax with every CPU core as a device, and with the persistent compilation cache.
-
-    Raises:
-        UsageError: there is no device, or the cache folder may hold what another user wrote.
-    """
-    cache_dir = config.cache_dir or configs.default_cache_dir()
-    files.private_folder(cache_dir)
-    _set_environment(config)
-    import jax
-
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
-        raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
-    from fedvg_jax.runs import compilation
-
-    if not compilation.use_cache(cache_dir):
-        from fedvg_jax.data.arrays import OWN_WARNING
-
-        print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
-        warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it
 
 
 if __name__ == "__main__":

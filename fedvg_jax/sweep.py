@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import checks, command_line
 from fedvg_jax.config.options import ALGORITHMS
@@ -85,9 +85,9 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help", "--help-all"} & set(argv):
         print(HELP)
         if "--help-all" in argv:
-            print(f"\n{command_line.help_text(sim.PROG, sim.PURPOSE)}")
+            print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
-    return sim.guarded(lambda: run(read_command_line(argv)))
+    return commands.guarded(lambda: run(read_command_line(argv)))
 
 
 def run(command: CommandLine) -> int:
@@ -236,7 +236,7 @@ def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None
         num_jobs = 1 if command.slurm is not None else workers.auto_jobs(mine, hardware.without_jax())
     has_workers = num_jobs > 1 or command.slurm is not None
     if not has_workers:
-        sim.start_jax(phase.points[0].config)
+        commands.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweep_progress, sweeps
 
     mine = _mine(command, phase)
@@ -276,7 +276,7 @@ def _work(command: CommandLine, share: Share) -> int:
         workers.take_cores(share)
         workers.stop_without_parent()
     phase = open_phase(command, command.phase)
-    sim.start_jax(phase.points[0].config)
+    commands.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweeps
 
     _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
@@ -306,7 +306,7 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
 
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
-    sim.start_jax(command.points.points[0].config)
+    commands.start_jax(command.points.points[0].config)
     from fedvg_jax.study import sweeps
     from fedvg_jax.study.sweep_progress import duration
 

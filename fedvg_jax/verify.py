@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import parse_runs
 from fedvg_jax.runs.record import verification
@@ -24,7 +24,7 @@ PROG = verification.COMMAND
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 0 if all folders fit, 1 if not, 2 for a usage error."""
-    return sim.guarded(lambda: verify(parse_runs(argv, PROG, __doc__)))
+    return commands.guarded(lambda: verify(parse_runs(argv, PROG, __doc__)))
 
 
 def verify(runs: Sequence[Path]) -> int:

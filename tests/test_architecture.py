@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedvg_jax.__main__ import COMMANDS
+
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
     "host",
@@ -100,6 +102,11 @@ def test_packages_import_only_packages_before_them():
                 assert ORDER.index(package_of(other)) <= ORDER.index(package_of(module)), f"{module} imports {other}"
         else:
             assert not any(package_of(other) == "integrations" for other in imported_modules(module)), module
+
+
+def test_no_command_imports_another():
+    for command in COMMANDS:
+        assert not imported_modules(command) & COMMANDS.keys(), command
 
 
 def test_no_modules_import_each_other_in_a_circle():

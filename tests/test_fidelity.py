@@ -15,7 +15,7 @@ import pytest
 from support import linear, worlds
 from support.cases import naming
 
-from fedvg_jax import config, sim
+from fedvg_jax import commands, config
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, options, presets
 from fedvg_jax.core.types import Anchor, Cohort, Report
@@ -39,9 +39,9 @@ def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
 
 
 def test_profile_changes_only_its_settings():
-    official, corrected = (config.flatten(sim.parse(["--fidelity", name])) for name in ("official", "corrected"))
+    official, corrected = (config.flatten(commands.parse(["--fidelity", name])) for name in ("official", "corrected"))
     moved = {name: value for name, value in official.items() if corrected[name] != value}
-    assert corrected == config.flatten(sim.parse([])) and moved == fidelity.official_settings()
+    assert corrected == config.flatten(commands.parse([])) and moved == fidelity.official_settings()
 
 
 # --- what the settings change
@@ -68,7 +68,7 @@ ONE, ZERO = {"w": jnp.ones(())}, {"w": jnp.zeros(())}
 
 @functools.cache
 def simulated(profile, flags, task=linear.TASK):
-    settings = sim.parse(["--fidelity", profile, "--validation.rho", "0.5", *flags.split()])
+    settings = commands.parse(["--fidelity", profile, "--validation.rho", "0.5", *flags.split()])
     changes = {"clients": 5, "join_ratio": 1.0, "local_epochs": EPOCHS, "batch_size": 4, "alpha": 10.0}
     settings = replace(settings, **changes, devices="1", lanes="1")
     return simulation.simulation(settings, data=ROWS, partition=PARTITION, task=task)
@@ -185,4 +185,4 @@ def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the
 def test_profile_is_valid_with_every_method():
     for method in presets.METHODS:
         with naming(method):
-            config.check(sim.parse(["--fidelity", "official", "--method", method]))
+            config.check(commands.parse(["--fidelity", "official", "--method", method]))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.paper import claims, measures, values
 from benchmarks.paper.figures import FIGURES
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.study import markup, report
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--style", choices=tuple(base.STYLES), default="wide")
     parser.add_argument("--figures", nargs="*", choices=tuple(FIGURES), default=tuple(FIGURES), metavar="NAME")
     args = parser.parse_args(argv)
-    return sim.guarded(lambda: write(args.dirs, args.out, args.figures, args.style))
+    return commands.guarded(lambda: write(args.dirs, args.out, args.figures, args.style))
 
 
 def write(dirs: Sequence[Path], out: Path, figures: Sequence[str] = tuple(FIGURES), style: str = "wide") -> int:

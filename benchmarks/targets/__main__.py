@@ -72,10 +72,10 @@ def plan(case: Case, data_dir: Path | None) -> dict:
 def print_plan(text: str, flags: list[str], choices: Mapping[str, Any]) -> None:
     """Prints the plan of one run as JSON."""
     from benchmarks.targets import devices
-    from fedvg_jax import sim
+    from fedvg_jax import commands
     from fedvg_jax.host import hardware
 
-    config = sim.parse(flags)
+    config = commands.parse(flags)
     hardware.ACCELERATOR = hardware.ACCELERATOR._replace(**choices)
     devices.prepare_environment(devices.parse_target(text))  # before jax is imported
     from benchmarks.targets import plan

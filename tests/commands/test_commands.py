@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax import prepare, sim
+from fedvg_jax import commands, prepare, sim
 from fedvg_jax.runs import launch
 from fedvg_jax.study import sweep_arguments
 
@@ -67,7 +67,7 @@ def test_documented_runs_are_parsed():
         if "--resume R" not in line:
             values, words = launch.split(arguments(line.replace("--resume runs/first", "")))
             launch.parse(values)
-            assert sim.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
+            assert commands.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
 
 
 def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
@@ -79,7 +79,7 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
     number = arguments(command.removeprefix("exec ").replace("$JOB_COMPLETION_INDEX", "1"))
     values, words = launch.split(number)
     assert launch.parse(values) == launch.Launch("fedvg-0.fedvg:9911", job["spec"]["completions"], 1)
-    assert sim.parse(words).resume == "auto"
+    assert commands.parse(words).resume == "auto"
 
 
 @pytest.mark.usefixtures("traced")

@@ -20,7 +20,7 @@ import pytest
 from support import xla_flags
 from support.processes import started
 
-from fedvg_jax import sim
+from fedvg_jax import commands, sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import history, seals, verification
@@ -172,10 +172,10 @@ def test_unavailable_back_end_is_one_line(tmp_path):
 def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('dataset = "cifar10"\nlr = 0.5\nrounds = 7\n[fedvg]\nnorm = "l2"\n')
-    made = sim.parse(["--config", str(file), "--rounds", "9"])
+    made = commands.parse(["--config", str(file), "--rounds", "9"])
     assert (made.dataset, made.clients, made.lr, made.rounds, made.fedvg.norm) == ("cifar10", 100, 0.5, 9, "l2")
-    assert sim.parse(["--dataset", "cifar10"]).clients == 100
-    assert sim.parse([]) == Config(cache_dir=sim.parse([]).cache_dir)
+    assert commands.parse(["--dataset", "cifar10"]).clients == 100
+    assert commands.parse([]) == Config(cache_dir=commands.parse([]).cache_dir)
 
 
 def events_of(folder, name=""):
@@ -258,5 +258,5 @@ def test_a_full_disk_is_not_taken_for_a_lack_of_memory(cause, line, capsys):
     def fail():
         raise RuntimeError(f"RESOURCE_EXHAUSTED: {cause}")
 
-    assert sim.guarded(fail) == 2
+    assert commands.guarded(fail) == 2
     assert line in capsys.readouterr().err

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.files import usage_error
 
-from fedvg_jax import config, sim
+from fedvg_jax import commands, config
 from fedvg_jax.config import SETTINGS, Config, former, options
 from fedvg_jax.paper import fidelity
 from fedvg_jax.runs.record.folder import config_from_json
@@ -60,12 +60,12 @@ def test_switched_setting_adds_its_departure_or_takes_it_out(name):
 
 def test_departures_that_a_run_cannot_have_are_refused_as_flags():
     with usage_error("--scaffold.memory is not used by --algorithm fedavg"):
-        sim.parse(["--scaffold.memory", "lost"])
+        commands.parse(["--scaffold.memory", "lost"])
     with usage_error("--departures scaffold-memory is not used by --algorithm fedavg"):
-        sim.parse(["--departures", "cohorts,scaffold-memory"])
-    assert sim.parse(["--fidelity", "official"]).departures == "official"
+        commands.parse(["--departures", "cohorts,scaffold-memory"])
+    assert commands.parse(["--fidelity", "official"]).departures == "official"
     with usage_error("unknown departures 'scafold-memory'"):
-        sim.parse(["--departures", "scafold-memory"])
+        commands.parse(["--departures", "scafold-memory"])
 
 
 @pytest.mark.parametrize("name", former.REMOVED)
@@ -75,7 +75,7 @@ def test_removed_setting_is_refused_unless_it_has_its_default(name):
     with usage_error(f"config.json: {name} is no setting any more; leave it out"):
         config.apply(Config(), {name: not default if isinstance(default, bool) else 0.5}, "config.json")
     with usage_error("is no setting any more"):
-        sim.parse([f"--{name.replace('_', '-')}"])
+        commands.parse([f"--{name.replace('_', '-')}"])
 
 
 def test_settings_of_a_run_folder_of_former_names_are_read():

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fedvg_jax as fv
-from fedvg_jax import config, sim
+from fedvg_jax import commands, config
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 
@@ -69,7 +69,7 @@ FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--
 @given(st.lists(FLAGS | VALUES.map(str), max_size=4))
 def test_any_command_line(argv):
     with allow_usage_error(), contextlib.redirect_stdout(io.StringIO()):
-        assert isinstance(sim.parse([word for word in argv if word not in ("-h", "--help")]), fv.Config)
+        assert isinstance(commands.parse([word for word in argv if word not in ("-h", "--help")]), fv.Config)
 
 
 JSON = st.recursive(

@@ -6,7 +6,7 @@ import pytest
 from support.files import usage_error
 
 import fedvg_jax
-from fedvg_jax import config, sim
+from fedvg_jax import commands, config
 from fedvg_jax.config import Config, FedProx, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.assemble import registry
@@ -22,7 +22,7 @@ WEIGHTS = {  # of the algorithms' own papers; FedVG's alone, except FedAvg + Fed
 
 
 def parse(*args):
-    return sim.parse([str(arg) for arg in args])
+    return commands.parse([str(arg) for arg in args])
 
 
 def test_method_is_an_algorithm_and_its_weights():
@@ -92,7 +92,7 @@ def settings_from_python(**shorthands):
 
 def test_shorthands_in_python_equal_those_of_the_command_line():
     for method, fidelity in [*((method, "official") for method in presets.METHODS), ("fedprox", "corrected")]:
-        expected = config.flatten(sim.parse(["--method", method, "--fidelity", fidelity]))
+        expected = config.flatten(commands.parse(["--method", method, "--fidelity", fidelity]))
         settings = settings_from_python(method=method, fidelity=fidelity, cache_dir=expected["cache_dir"])
         assert settings == expected, (method, fidelity)
 
@@ -111,15 +111,15 @@ def test_names_have_any_case_as_papers_print_them(tmp_path):
     (tmp_path / "a.toml").write_text(
         'method = "SCAFFOLD+FedVG"\ndataset = "Wine"\nrecord = "Confusion"\nfedvg.norm="L2"'
     )
-    expected = sim.parse(registered)
-    assert sim.parse(printed) == expected and expected.clients == presets.of_dataset("wine")["clients"]
-    assert dataclasses.replace(sim.parse(["--config", str(tmp_path / "a.toml")]), config=None) == expected
+    expected = commands.parse(registered)
+    assert commands.parse(printed) == expected and expected.clients == presets.of_dataset("wine")["clients"]
+    assert dataclasses.replace(commands.parse(["--config", str(tmp_path / "a.toml")]), config=None) == expected
     assert settings_from_python(
         method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
     ) == settings_from_python(method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"})
     assert Config(method="FedVG", weighting="Native") == Config(method="fedvg", weighting="native")
     (tmp_path / "b.toml").write_text('method = "FedVG"\nweighting = "Native"')
-    assert sim.parse(["--config", str(tmp_path / "b.toml")]).weighting == "fedvg"
+    assert commands.parse(["--config", str(tmp_path / "b.toml")]).weighting == "fedvg"
     axes = parse_axes({"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"})
     assert axes[0].values == (("fedavg",), ("fedvg",), ("uniform",))
     assert axes[1].values == (("samples+permuted(fedvg)",),)

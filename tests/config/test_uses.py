@@ -11,7 +11,7 @@ import pytest
 from support.files import usage_error
 
 import fedvg_jax
-from fedvg_jax import config, sim
+from fedvg_jax import commands, config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.data import SOURCES
@@ -86,7 +86,7 @@ def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_
     assert f"unused  fedprox.mu of {path}" in capsys.readouterr().out
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert "fedprox.mu" in written["unused"] and written["fedprox"]["mu"] == 0.3
-    assert sim.parse(["--resume", str(tmp_path / "run")]).fedprox.mu == 0.3
+    assert commands.parse(["--resume", str(tmp_path / "run")]).fedprox.mu == 0.3
 
 
 # --- settings given from Python

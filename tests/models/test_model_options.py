@@ -10,7 +10,7 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax import sim
+from fedvg_jax import commands, sim
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
@@ -99,4 +99,4 @@ def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, 
 
 def test_relative_path_in_a_config_starts_from_the_working_directory(tmp_path):
     (tmp_path / "mine.toml").write_text('model = "resnet18"\npretrained = "weights.safetensors"')
-    assert sim.parse(["--config", str(tmp_path / "mine.toml")]).init == Path("weights.safetensors")
+    assert commands.parse(["--config", str(tmp_path / "mine.toml")]).init == Path("weights.safetensors")

@@ -7,7 +7,7 @@ import pytest
 from support import linear
 
 import fedvg_jax as fv
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.record import folder as run_folder
 
@@ -36,4 +36,4 @@ def test_file_that_names_another_file_is_refused(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text('lr = 0.1\nconfig = "base.toml"\n')
     with pytest.raises(fv.UsageError, match=r"own.toml: config is read from the command line only; copy the settings"):
-        sim.parse(["--config", str(file)])
+        commands.parse(["--config", str(file)])

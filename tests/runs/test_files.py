@@ -12,7 +12,7 @@ import pytest
 from support.files import disk_of, usage_error
 from support.processes import started
 
-from fedvg_jax import prepare, sim
+from fedvg_jax import commands, prepare, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -81,7 +81,7 @@ def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, m
         raise error
 
     monkeypatch.setattr(sim, "_train", train)
-    monkeypatch.setattr(sim, "_set_environment", lambda config: None)
+    monkeypatch.setattr(commands, "set_environment", lambda config: None)
     assert sim.main([]) == code and not list(Path("runs").iterdir()) and capsys.readouterr().err == text
     Path("mine").mkdir()
     assert sim.main(["--out", "mine"]) == code and Path("mine").is_dir()

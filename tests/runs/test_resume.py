@@ -23,7 +23,7 @@ from support.processes import default_signals
 from support.small_sweeps import timeless
 
 import fedvg_jax
-from fedvg_jax import config, sim, verify
+from fedvg_jax import commands, config, sim, verify
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
@@ -493,7 +493,7 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
 
 
 def test_exit_message_names_the_saved_round_if_there_is_one(run):
-    command = f"{sim.PROG} --resume {run}"
+    command = f"{commands.RUN} --resume {run}"
     assert sim.exit_message(run) == f"stopped at once; round 6 is saved: {command}"
     assert sim.exit_message(left_at(run, 0)) == f"stopped at once; no round is saved yet: {command}"
 

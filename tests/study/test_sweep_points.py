@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.files import usage_error
 
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.config import Config, flatten
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import sweep_arguments, sweep_points
@@ -88,12 +88,12 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     axis.write_text('method = "fedvg"\n[axes]\nweighting = ["native", "uniform"]\n')
     for words in ([str(path), "--weighting", "native"], [str(both)], [str(both), "--weighting", "native"]):
         points = sweep_arguments.read_command_line(["--config", *words, "--out", "out"]).points.points
-        assert sim.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
+        assert commands.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
     points = sweep_arguments.read_command_line(["--config", str(axis), "--out", "out"]).points.points
     assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
     assert Config(method="fedvg", weighting="native").weighting == "fedvg"
     for words in ([], ["--method", "fedvg"], ["--config", str(path)]):
-        own = sim.parse([*words, "--algorithm", "scaffold", "--weighting", "native"])
+        own = commands.parse([*words, "--algorithm", "scaffold", "--weighting", "native"])
         assert (own.algorithm, own.weighting) == ("scaffold", "native")
     assert Config(method="fedvg", algorithm="scaffold", weighting="native").weighting == "native"
 
@@ -124,7 +124,9 @@ def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
     typed = {"alpha": float, "lr": float, "feddyn.alpha": float, "seed": int}
     given = {n.replace(".", "__"): [typed.get(n, str)(v)] for n, v in settings.items()}
     point = make_points(crossed(**given)).points[0]
-    assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(sim.parse(words), cache_dir=None)
+    assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(
+        commands.parse(words), cache_dir=None
+    )
 
 
 REFUSED = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax import sim
+from fedvg_jax import commands
 from fedvg_jax.config import options, presets
 from fedvg_jax.core.types import Hyperparameter, UsageError
 from fedvg_jax.data import datasets
@@ -47,7 +47,7 @@ def added(monkeypatch):
 
 @pytest.mark.usefixtures("added")
 def test_an_entry_of_the_names_and_one_of_the_registry_run_by_name():
-    named = sim.parse(["--dataset", "small_digits", "--method", "halved+even"])
+    named = commands.parse(["--dataset", "small_digits", "--method", "halved+even"])
     assert (named.model, named.algorithm, named.weighting) == ("single", "halved", "even")
     named = replace(named, rounds=2, local_epochs=1, clients=4, min_samples=2, partition="iid")
     run = fv.run(named)
@@ -66,7 +66,7 @@ def test_an_added_name_is_suggested_and_checked_like_the_others():
         "dataset": "smal_digits",
     }.items():
         with pytest.raises(UsageError, match=f"unknown {name} '{typed}'; did you mean"):
-            sim.parse([f"--{name}", typed])
+            commands.parse([f"--{name}", typed])
 
 
 OPTIONS = '''@dataclass(frozen=True)

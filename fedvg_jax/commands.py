@@ -1,0 +1,158 @@
+"""What the commands share: help, errors in one line, settings from flags and files, run folders, and the start of jax.
+
+Settings come from the defaults, the preset of the data set, the TOML file and the command line; each overrides the ones
+before it. `--method` and `--fidelity` are shorthands for several settings, which any flag overrides. They may also be
+keys of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from fedvg_jax import config as configs
+from fedvg_jax.config import Config, command_line, presets, shorthands
+from fedvg_jax.host import files, hardware
+from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.views import output
+
+RUN = "python -m fedvg_jax.sim"
+"""The command that trains one model; the others take its flags."""
+
+
+def print_help(
+    argv: Sequence[str], command: str, purpose: str, examples: str, names: Collection[str] = command_line.ALL
+) -> bool:
+    """Prints the help that a command line asks for; returns whether it asks for one.
+
+    Args:
+        argv: the arguments.
+        command: as it is typed.
+        purpose: what the command does, in a sentence.
+        examples: indented command lines.
+        names: settings and shorthands that the command uses.
+    """
+    if asked := {"--help-all", "-h", "--help"} & set(argv):
+        shown = "all" if "--help-all" in asked else "common"
+        print(command_line.help_text(command, purpose, examples, shown, names))
+    return bool(asked)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Returns the exit code of a command; errors and stops are reported in one line."""
+    with output.lasting():
+        try:
+            return command()
+        except UsageError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return getattr(error, "exit_code", 2)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            line = "not enough memory; use a smaller --batch-size, --join-ratio or --model"
+            if "No space left" in str(error):  # of jax's profiler
+                line = f"{one_line(str(error))[:300]}; name another place with --profile"
+            print(f"error: {line}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("stopped at once", file=sys.stderr)
+            return 130
+        except OSError as error:
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            return 2
+
+
+def parse(argv: Sequence[str]) -> Config:
+    """Returns the resolved settings of a command line."""
+    return read_command_line(argv)[0]
+
+
+def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
+    """Returns the resolved settings of a command line, and the names of those of its file that the run does not use.
+
+    Raises:
+        UsageError: for a setting that cannot work, and for a flag that the run does not use. A file may hold settings
+            of other methods, because the runs of a sweep share it.
+    """
+    values = command_line.parse(argv, RUN)
+    path = values.get("config")
+    file = configs.read_toml(path) if path else {}
+    if "config" in file:
+        raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
+    dataset = values.get("dataset") or file.get("dataset", Config.dataset)
+    config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
+    resumed = values.get("resume") or configs.registered("resume", file.get("resume", run_folder.AUTO))
+    if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
+        config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
+    config = shorthands.apply_with_shorthands(config, file, str(path))
+    config = shorthands.apply_with_shorthands(config, values, "command line", file.get("method"))
+    config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
+    configs.refuse_unused(config, values)
+    return config, configs.unused(config, [name for name in file if name not in values])
+
+
+def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:
+    """Raises UsageError for a flag of a run that another command does not use.
+
+    Args:
+        given: settings that are flags.
+        allowed: settings of the command. A file may hold others, because all commands share it.
+        command: its name and what it does.
+    """
+    if other := next((name for name in given if name not in allowed), None):
+        raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
+
+
+def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:
+    """Returns the folder of a new run.
+
+    Args:
+        config: `out` names the folder; without it, one is made.
+        reserved: removes a folder that is made here, if nothing is written to it.
+    """
+    if config.out is None:
+        out = run_folder.reserve_folder(config)
+        reserved.callback(run_folder.remove_unused, out)
+        return out
+    run_folder.refuse_taken(config.out)
+    return config.out
+
+
+def set_environment(config: Config) -> None:
+    """Sets what jax reads when it is imported and when its back end starts."""
+    flags, deterministic = os.environ.get("XLA_FLAGS", ""), hardware.DETERMINISTIC
+    if "device_count" not in flags:
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
+    if config.deterministic and deterministic not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {deterministic}".strip()
+
+
+def start_jax(config: Config) -> None:
+    """Starts jax with every CPU core as a device, and with the persistent compilation cache.
+
+    Raises:
+        UsageError: there is no device, or the cache folder may hold what another user wrote.
+    """
+    cache_dir = config.cache_dir or configs.default_cache_dir()
+    files.private_folder(cache_dir)
+    set_environment(config)
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
+        raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
+    from fedvg_jax.runs import compilation
+
+    if not compilation.use_cache(cache_dir):
+        from fedvg_jax.data.arrays import OWN_WARNING
+
+        print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
+        warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it

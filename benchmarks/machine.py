@@ -21,6 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
 PACKAGES = ("fedvg_jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "pfl")
 SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
 """Environment variables that change timings."""

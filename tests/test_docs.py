@@ -1,8 +1,5 @@
 """The documentation names what exists: links, public names, options, keys of the run folder; its code runs."""
 
-import functools
-import importlib
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -12,6 +9,7 @@ from support.cases import naming
 
 import fedvg_jax
 from benchmarks import table as tables_of_pages
+from benchmarks.pages import claims, pieces, studies
 from fedvg_jax import report
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record import folder
@@ -25,14 +23,6 @@ WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts
 WRITTEN = [path for path in WRITTEN if path.parent not in (DOCS / "reference" / "api", DOCS / "studies")]
 WRITTEN += sorted((ROOT / "benchmarks" / "results").rglob("README.md"))
 """Pages that are written by hand, tables aside."""
-
-
-@pytest.fixture
-def extension(monkeypatch):
-    """name -> a module of docs/_ext."""
-    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module
 
 
 def code_of(text: str) -> str:
@@ -49,26 +39,20 @@ def test_every_link_of_a_page_resolves():
                 assert re.match(r"https?://", link) or (base / link).exists(), link
 
 
-OF_OTHERS = {"speed", "limits", "gpu", "one_round"}
-"""Parts of pages between markers that `generated.pieces` does not make."""
-
-
-def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece(extension, monkeypatch):
+def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece():
     pytest.importorskip("scipy", reason="reports need the report extra")
-    generated = extension("generated")
-    monkeypatch.setattr(generated, "pieces", functools.cache(generated.pieces))
-    for path, tables in tables_of_pages.pages(tables_of_pages.RESULTS).items():
+    texts = pieces.pieces()
+    for path, tables in tables_of_pages.pages(texts).items():
         text = path.read_text(encoding="utf-8")
         assert tables_of_pages.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
     names = {name for page in WRITTEN for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))}
-    assert names - OF_OTHERS == generated.pieces().keys() - OF_OTHERS
+    assert names - {"one_round"} == texts.keys()
 
 
-def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes(extension):
+def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes():
     """A folder of results may also have clients of one size."""
-    tables = extension("result_tables")
-    (shown,) = (s for s in tables.studies() if s.what == "CIFAR-10, 12,000 images, LeNet-5" and s.alpha == "0.05")
-    (result,) = (r for r in tables.results_of_controls() if r.scale[:2] == (12_000, "cifar10"))
+    (shown,) = (s for s in studies.studies() if s.what == "CIFAR-10, 12,000 images, LeNet-5" and s.alpha == "0.05")
+    (result,) = (r for r in claims.results_of_controls() if r.scale[:2] == (12_000, "cifar10"))
     assert f"{shown.gaps['FedAvg'][0]:+.2f} points" in result.finding.text
 
 

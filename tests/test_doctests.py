@@ -11,7 +11,7 @@ import fedvg_jax
 ROOT = Path(fedvg_jax.__file__).parent.parent
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in sorted([*(ROOT / "fedvg_jax").rglob("*.py"), *(ROOT / "benchmarks" / "paper").glob("*.py")])
+    for path in sorted([*(ROOT / "fedvg_jax").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
     if ">>> " in path.read_text(encoding="utf-8")
 ]
 

@@ -33,8 +33,6 @@ from benchmarks.faults import damage, disk, kills
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import provenance
 
-RESULTS = Path(__file__).parent.parent / "results"
-
 
 def main() -> int:
     """Returns exit code 0 if nothing was lost."""
@@ -43,7 +41,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=500, help="damaged folders, and damaged caches")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of the killed runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
+    parser.add_argument("--out", type=Path, default=machine.RESULTS / "faults.json")
     options = parser.parse_args()
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # the campaign damages the programs of its own cache folder
     if not disk.is_loaded() and (library := disk.compile_disk()):

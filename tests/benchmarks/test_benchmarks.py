@@ -1,5 +1,6 @@
 """Benchmarks run, refuse contestants that disagree, and write the tables of the documentation. No test uses timings."""
 
+import importlib
 import importlib.util
 import json
 import tarfile
@@ -11,20 +12,11 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from benchmarks import (
-    cases,
-    client_values,
-    contest,
-    gpu,
-    gpu_study,
-    lasting_weights,
-    loss_plane,
-    machine,
-    ours,
-    parity,
-    rounds,
-    table,
-)
+from benchmarks import machine, parity
+from benchmarks.gpu import process, session, study
+from benchmarks.pages import cpu
+from benchmarks.speed import cases, contest, ours, rounds
+from benchmarks.studies import client_values, lasting_weights
 from fedvg_jax.models import cnn, task
 
 
@@ -32,12 +24,22 @@ def torch_or_skip():
     return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
+def test_every_module_imports():
+    """Those of PyTorch and pfl, which need them, in another test."""
+    for path in sorted(machine.ROOT.glob("benchmarks/**/*.py")):
+        name = ".".join(path.relative_to(machine.ROOT).with_suffix("").parts)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            assert error.name in ("torch", "pfl"), name
+
+
 # --- agreement of contestants
 
 
 def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches_only(tmp_path):
     torch_or_skip()
-    from benchmarks import peers
+    from benchmarks.speed import peers
 
     case = cases.CASES["logistic"]._replace(rounds=1, checked_steps=4)
     sim = ours.simulation(case)
@@ -53,7 +55,7 @@ def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches
 
 
 def compare(folder, contestant, peer):
-    from benchmarks import peers
+    from benchmarks.speed import peers
 
     with np.load(folder / "workload.npz") as file:
         return contest.differences(contestant.check(), peers.check(peer), contestant.exact(), dict(file))
@@ -73,23 +75,23 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
     )
     fields = {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
     assert results["machine"].keys() >= fields
-    assert "logistic" in table.render(tmp_path)
+    assert "logistic" in cpu.render(tmp_path)
 
 
 # --- other benchmarks
 
 
 def test_gpu_section_runs_on_the_cpu_and_a_timeout_is_recorded(tmp_path):
-    args = gpu.parse(["--cpu-smoke", "--cache-dir", str(tmp_path)])
-    assert gpu.run_section("peaks", 60, args, {})["TF/s"]["float32"] > 0
-    assert "stopped" in gpu.run_section("peaks", 0.01, args, {})
+    args = session.parse(["--cpu-smoke", "--cache-dir", str(tmp_path)])
+    assert process.run_section("peaks", 60, args, {})["TF/s"]["float32"] > 0
+    assert "stopped" in process.run_section("peaks", 0.01, args, {})
 
 
 def test_a_file_of_gpu_results_gains_sessions_and_loses_none(tmp_path, monkeypatch):
     out, results = tmp_path / "gpu.json", iter([{"device": {"accelerator": "A"}, "TF/s": {}}, {"failed": "no result"}])
-    monkeypatch.setattr(gpu, "run_section", lambda *_: next(results))
+    monkeypatch.setattr(process, "run_section", lambda *_: next(results))
     monkeypatch.setattr(machine, "other_load", lambda: 0.0)
-    codes = [gpu.main(["--sections", "peaks", "--out", str(out)]) for _ in range(2)]
+    codes = [session.main(["--sections", "peaks", "--out", str(out)]) for _ in range(2)]
     first, second = json.loads(out.read_text())["sessions"]
     assert codes == [0, 1] and second["sections"]["peaks"]["failed"]
     assert first["sections"]["peaks"]["on"].keys() >= {"accelerator", "commit", "versions", "peaks"}
@@ -98,14 +100,15 @@ def test_a_file_of_gpu_results_gains_sessions_and_loses_none(tmp_path, monkeypat
 def test_pytorch_s_round_on_a_gpu_is_ours():
     """Gradients in float64, and whole rounds in float32, of which a ReLU may flip; without CUDA graphs."""
     torch_or_skip()
-    from benchmarks import gpu_torch, gpu_workload, torch_nets
+    from benchmarks.gpu import pytorch, workload
+    from benchmarks.speed import torch_nets
 
-    sim = gpu_workload.simulation(gpu_workload.Box(0, smoke=True))
-    assert gpu_torch.difference(sim, "lenet5", "cpu") < gpu_torch.AGREES
+    sim = workload.simulation(workload.Box(0, smoke=True))
+    assert pytorch.difference(sim, "lenet5", "cpu") < pytorch.AGREES
     state, metrics = sim.step(sim.state, 0)
     expected = contest.flatten_model("", *jax.device_get(state.variables))
     for channels_last in (False, True):
-        peer = gpu_torch.Round(sim, "lenet5", gpu_torch.Variant("eager", "float32", channels_last), "cpu")
+        peer = pytorch.Round(sim, "lenet5", pytorch.Variant("eager", "float32", channels_last), "cpu")
         peer.run()
         np.testing.assert_allclose(peer.weights, metrics.weights, rtol=contest.WEIGHTS)
         for path, model in zip(peer.start, peer.averaged, strict=True):
@@ -116,12 +119,12 @@ def test_pytorch_s_round_on_a_gpu_is_ours():
 def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path):
     for name, content in (("part-ab", b"cd"), ("part-aa", b"ab")):
         (tmp_path / name).write_bytes(content)
-    assert gpu_study.assemble(tmp_path).read_bytes() == b"abcd"
+    assert study.assemble(tmp_path).read_bytes() == b"abcd"
     for file in ("done/summary.json", "done/history.jsonl", "done/checkpoints/1/x", "begun/history.jsonl"):
         path = tmp_path / "study" / "cell" / "points" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    gpu_study.pack(tmp_path / "study", tmp_path / "study.tar.xz")
+    study.pack(tmp_path / "study", tmp_path / "study.tar.xz")
     with tarfile.open(tmp_path / "study.tar.xz") as packed:
         files = {Path(info.name).relative_to("study/cell/points").as_posix() for info in packed if info.isfile()}
     assert files == {"done/summary.json", "done/history.jsonl"}
@@ -130,11 +133,11 @@ def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path)
 @pytest.mark.slow
 def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     out, smoke = tmp_path / "gpu.json", ["--cpu-smoke", "--minutes", "15", "--cache-dir", str(tmp_path)]
-    assert gpu.main([*smoke, "--out", str(out)]) == 0
-    (session,) = json.loads(out.read_text())["sessions"]
-    failed = [name for name, s in session["sections"].items() if "failed" in s or "error" in s]
+    assert session.main([*smoke, "--out", str(out)]) == 0
+    (measured,) = json.loads(out.read_text())["sessions"]
+    failed = [name for name, s in measured["sections"].items() if "failed" in s or "error" in s]
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
-    assert gpu.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
+    assert session.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
     assert (tmp_path / "study.tar.xz").stat().st_size > 0
 
 
@@ -246,26 +249,3 @@ def test_lasting_part_of_weights_is_recovered_from_partial_cohorts():
     parts = lasting_weights.fit_parts(clients, raw / raw.sum(1, keepdims=True), 7)
     np.testing.assert_allclose(parts.lasting[:6], lasting - lasting.mean(), atol=1e-9)
     assert parts.lasting[6] == 0 and parts.explained == pytest.approx(1)
-
-
-# --- the loss plane
-
-
-TWO_CLIENTS = fv.Config(clients=3, join_ratio=0.67, local_epochs=1, rounds=1, devices="1", record="client_drift")
-
-
-@pytest.mark.slow
-def test_loss_plane_of_two_clients_holds_their_models_and_the_means_of_them(tmp_path):
-    pytest.importorskip("matplotlib", reason="pictures need the plot extra")
-    fv.run(replace(TWO_CLIENTS, out=tmp_path / "run"))
-    plane = loss_plane.plane_of(tmp_path / "run", 2)
-    following = fv.run(replace(TWO_CLIENTS, rounds=2, resume=str(tmp_path / "run"))).records[1]
-    points, sizes = np.stack(list(plane.clients.values())), np.array(following["num_samples"])
-    assert list(plane.clients) == following["clients"] and plane.explained == pytest.approx(1, abs=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(points, axis=1), following["client_drift"], rtol=1e-4)
-    expected = {"FedAvg": sizes / sizes.sum(), "uniform": [0.5, 0.5], "FedVG": following["weights"]}
-    for name, weights in expected.items():
-        np.testing.assert_allclose(plane.rules[name], weights @ points, rtol=1e-3, atol=1e-5)
-    loss_plane.draw(tmp_path / "plane.png", plane)
-    loss_plane.write_table(tmp_path / "plane.csv", plane)
-    assert len((tmp_path / "plane.csv").read_text().splitlines()) == 1 + 4 + 2 + 3

@@ -9,7 +9,7 @@ from scipy import stats
 from support.run_folders import write_run
 
 import fedvg_jax as fv
-from benchmarks import extra_client, uses
+from benchmarks.studies import extra_client, uses
 
 
 def finals(folder, alpha, method):

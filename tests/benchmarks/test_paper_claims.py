@@ -9,10 +9,10 @@ from support.run_folders import write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
-from benchmarks.paper import __main__ as command
-from benchmarks.paper import claims, measures
-from benchmarks.paper.claims import Result, Scale
-from benchmarks.paper.measures import Finding, Value
+from benchmarks.studies.paper import __main__ as command
+from benchmarks.studies.paper import claims, measures
+from benchmarks.studies.paper.claims import Result, Scale
+from benchmarks.studies.paper.measures import Finding, Value
 from fedvg_jax.study.collect import collect
 
 

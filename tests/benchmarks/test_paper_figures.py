@@ -11,8 +11,8 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 
 from support.drawn_figures import check_drawn_or_lacking, draw_one, make_study, rows
 
-from benchmarks.paper import fisher, head, layers, validity
-from benchmarks.paper.figures import FIGURES
+from benchmarks.studies.paper import fisher, head, layers, validity
+from benchmarks.studies.paper.figures import FIGURES
 from fedvg_jax.study.collect import collect
 
 LACKING = {

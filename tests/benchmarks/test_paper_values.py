@@ -7,7 +7,7 @@ from support.run_folders import csv_rows, write_manifest, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
-from benchmarks.paper import values
+from benchmarks.studies.paper import values
 from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.runs.record import history

@@ -9,9 +9,9 @@ import jax
 import pytest
 from support import exchanged
 
-from benchmarks.targets import devices as targets
-from benchmarks.targets import plan as target_plan
-from benchmarks.targets import programs as target_programs
+from benchmarks.gpu.targets import devices as targets
+from benchmarks.gpu.targets import plan as target_plan
+from benchmarks.gpu.targets import programs as target_programs
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.host import hardware
@@ -60,7 +60,7 @@ MOST_KERNELS = {"step": 26, "segment": 12, "scoring pass": 26}
 @pytest.mark.parametrize(("target", "devices", "most_rest"), [("h100", 1, 72), ("h200:2x4", 8, 170)])
 def test_the_kernels_of_a_step_do_not_creep_up(target, devices, most_rest):
     pytest.importorskip("jax_cuda12_plugin", reason="needs the extra cuda12")
-    command = [sys.executable, "-m", "benchmarks.targets", "--target", target, "--rounds", "2"]
+    command = [sys.executable, "-m", "benchmarks.gpu.targets", "--target", target, "--rounds", "2"]
     plan = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     assert plan["fits"] and plan["num_devices"] == devices
     assert bool(plan["collectives"]) == (devices > 1)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from benchmarks.targets import hlo
+from benchmarks.gpu.targets import hlo
 from fedvg_jax.core import scopes
 
 

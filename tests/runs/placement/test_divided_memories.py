@@ -13,7 +13,7 @@ from support import exchanged, linear, worlds
 from support.several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
-from benchmarks.targets import hlo
+from benchmarks.gpu.targets import hlo
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.placement import client_memories

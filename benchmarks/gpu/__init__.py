@@ -1,0 +1,1 @@
+"""Measurements on a GPU, and plans for hardware that is not there."""

@@ -1,0 +1,73 @@
+"""Tables of the paper's claims, by every study that measures them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.machine import RESULTS
+from benchmarks.pages.files import source_of_folder
+from benchmarks.pages.markdown import escape, table
+from benchmarks.pages.studies import studies
+from benchmarks.studies import uses
+from benchmarks.studies.paper import claims as claims_of_paper
+from benchmarks.studies.paper.claims import Result, Scale
+from benchmarks.studies.paper.measures import Finding
+
+SCALES = {
+    "controls_cifar10_lenet5_full": (60_000, "cifar10", "lenet5", "200", "100", "10", 40),
+    "controls_cifar10_lenet5": (12_000, "cifar10", "lenet5", "100", "20", "10", 80),
+    "controls_digits": (1_797, "digits", "mlp", "100", "20", "30", 540),
+    "whole_network": (12_000, "CIFAR-10 from ImageNet weights", "efficientnet_lite0", "15", "20", "5", 50),
+    "features_cifar10": (60_000, "features of CIFAR-10", "linear", "200", "100", "10", 150),
+    "features_dermamnist": (10_015, "features of DermaMNIST", "linear", "200", "25", "10", 360),
+    "features_tinyimagenet": (5_500, "features of Tiny ImageNet", "linear", "200", "20", "10", 360),
+    "features_covid": (2_991, "features of chest X-rays", "linear", "200", "20", "10", 360),
+}
+"""Folder of results -> the fields of `Scale`, of comparisons that count for the claims."""
+
+
+def claims() -> str:
+    """The paper's claims with the evidence of the largest study and its verdict."""
+    rows = []
+    for claim, results in claims_of_paper.by_claim(results_of_claims()).items():
+        largest = claims_of_paper.largest(results)
+        ours = largest.finding.text if largest else "–"
+        cells = (claim.statement, claims_of_paper.papers_numbers(claim), ours, claims_of_paper.verdict(results))
+        rows.append([escape(cell) for cell in cells])
+    return table(["claim", "the paper", "largest study here", "verdict"], rows)
+
+
+def claims_by_data_set() -> str:
+    """The paper's claims with the verdict of every data set, and the commands that computed them."""
+    columns, rows = claims_of_paper.table(results_of_claims())[2:4]
+    shown = [[escape(entry.text) for entry in row[:-1]] for row in rows]
+    return f"{table([column.title for column in columns[:-1]], shown)}\n{source_of_folder('claims')}\n"
+
+
+def claims_in_detail() -> str:
+    """What decides each of the paper's claims, and the numbers of every study."""
+    lines = []
+    for statement, (rule, *numbers, command) in claims_of_paper.details(results_of_claims()):
+        lines += ["", f"**{escape(statement)}.** {escape(rule)}", ""]
+        lines += [*(f"- {escape(line)}" for line in numbers), f"- Its sweep: `{command}`"]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def results_of_claims() -> list[Any]:
+    """What committed runs show of the paper's claims."""
+    text = (RESULTS / "claims" / "claims.csv").read_text(encoding="utf-8")
+    return claims_of_paper.from_csv(text) + results_of_controls()
+
+
+def results_of_controls() -> list[Any]:
+    """FedVG minus FedAvg at alpha 0.05 in the comparisons of `SCALES`, for the claim about it."""
+    of_dirichlet = [s for s in studies() if not s.what.startswith("equal sizes")]
+    gaps = {s.folder: s.gaps["FedAvg"] for s in of_dirichlet if s.folder in SCALES and s.alpha == "0.05"}
+    for folder in (*uses.SETS, *uses.WHOLE):
+        if contrast := uses.primary(uses.read(folder)).get(("H1", "0.05")):
+            gaps[folder] = contrast[1:]
+    results = []
+    for folder, (gap, low, high, _) in gaps.items():
+        text = f"FedVG minus FedAvg {gap:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}"
+        results.append(Result("gain_over_fedavg", Scale(*SCALES[folder]), Finding(gap > 0, text)))
+    return results

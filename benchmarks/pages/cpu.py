@@ -1,0 +1,164 @@
+"""Tables of rounds on CPUs beside PyTorch, and of starts, sweeps and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import BUSY, RESULTS
+from benchmarks.pages.files import load_all
+from benchmarks.pages.markdown import number
+from benchmarks.speed import cases
+
+
+def render(results: Path = RESULTS) -> str:
+    """Returns the tables of rounds on CPUs of docs/performance.md, one per machine."""
+    return "\n\n".join("\n".join(rounds(file)) for file in load_all(results) if "cases" in file)
+
+
+def summary(results: Path = RESULTS) -> str:
+    """Returns the README's tables: seconds of a round and ratios to PyTorch, one table per machine."""
+    return "\n\n".join("\n".join(short_rounds(file)) for file in load_all(results) if "cases" in file)
+
+
+def short_rounds(file: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines of the README's table of a results file."""
+    yield describe(file)
+    yield ""
+    yield "| round | ours, s | PyTorch, lean | PyTorch, DataLoader |"
+    yield "|---|---|---|---|"
+    for name, case in file["cases"].items():
+        ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in ("lean", "loader")]
+        busy = "" if quiet(case) else " (busy)"
+        yield f"| {name}{busy} | {number(case['seconds']['ours']['round']['median'])} | {' | '.join(ratios)} |"
+
+
+def describe(file: dict[str, Any]) -> str:
+    """Returns the machine and the versions of a results file."""
+    machine = file["machine"]
+    of_torch: dict[str, list[str]] = {}
+    for name, case in file["cases"].items():
+        for version in {about["torch"] for about in case["about"].values() if "torch" in about}:
+            of_torch.setdefault(version, []).append(name)
+    names = [f"jax {machine['versions']['jax']}"]
+    for version, measured in sorted(of_torch.items()):
+        names.append(f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else ""))
+    versions = ", ".join(names)
+    peak, busy = file["sgemm GF/s"], ", busy" if machine["busy"] else ""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
+        f" {peak['all cores']:.0f} on all{busy}), {file['threads']} threads each, {versions}, {machine['date'][:10]}."
+    )
+
+
+def rounds(file: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines of the table of rounds on a CPU."""
+    peak = file["sgemm GF/s"]
+    yield describe(file)
+    yield ""
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|---" * len(_COLUMNS) + "|"
+    for name, case in file["cases"].items():
+        ours = case["seconds"]["ours"]["round"]
+        cells = [
+            f"{name}: {cases.CASES[name].description}{'' if quiet(case) else ' (busy)'}",
+            _alpha(case),
+            f"{sum(case['world']['work'].values()) // case['world']['rounds']:,}",
+            f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
+            cpu_seconds(case, "ours"),
+            of_peak(case, peak["all cores"]),
+            *(ratio_to_ours(case, peer) for peer in _PEERS),
+            f"{case['about']['ours']['compile_seconds']:.1f}",
+        ]
+        yield f"| {' | '.join(cells)} |"
+    if not all(map(quiet, file["cases"].values())):
+        yield ""
+        yield ("busy: other work was running on the machine, so that these times are too long and their ratios rough.")
+
+
+def render_limits(results: Path = RESULTS) -> str:
+    """Returns what `benchmarks.speed.limits` measured, one list per machine."""
+    return "\n\n".join("\n".join(limits(file)) for file in load_all(results) if LIMITS & set(file))
+
+
+def limits(file: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines on the results of `benchmarks.speed.limits`, with their targets."""
+    machine, sections = file["machine"], file["taken"].values()
+    busy = ", busy" if any(section["busy"] for section in sections) else ""
+    yield f"Other measurements on {machine['processor']}, {machine['date'][:10]}{busy}:"
+    yield ""
+    if "help" in file:
+        yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
+    if "start" in file:
+        seconds = ", ".join(f"{name} {number(file['start'][name]['median'])} s" for name in file["start"])
+        yield f"- A warm start, to the end of its first round and an evaluation: {seconds} (targets 2 s and 5 s)."
+    if "sweep" in file:
+        empty, full = (number(file["sweep"][state]["median"]) for state in ("empty", "full"))
+        yield (
+            "- A sweep of five methods at two alphas with three seeds, 30 runs of 100 rounds on the digits, and its"
+            f" report: {empty} s with an empty compilation cache, {full} s with a full one (target 90 s)."
+        )
+    if "schedule" in file:
+        times = ", ".join(f"{number(spread['median'])} ms for {k}" for k, spread in file["schedule"].items())
+        yield f"- Planning a round of 100,000 clients, by cohort: {times} (target 50 ms)."
+    if "lanes" in file:
+        ratios = [ratio for by_alpha in file["lanes"].values() for ratio in by_alpha.values()]
+        counts = ", ".join(file["lanes"])
+        yield (
+            f"- Training on {counts} lanes at five alphas: {min(ratios):.2f} to {max(ratios):.2f} times as long as the"
+            " same steps without a gap (target 1.15)."
+        )
+    if "plan" in file:
+        yield ""
+        yield "What `--dry-run` estimates, divided by what is measured (target: within 20 %):"
+        yield ""
+        yield "| run | seconds | memory |"
+        yield "|---|---|---|"
+        for name, plan in file["plan"].items():
+            yield f"| {name} | {plan['time']:.2f} | {plan['memory']:.2f} |"
+    yield ""
+    yield "Commands of these measurements:"
+    yield ""
+    for command in dict.fromkeys(section["command"] for section in sections):
+        yield f"- `{command}`"
+
+
+LIMITS = {"help", "start", "sweep", "schedule", "lanes", "plan"}
+
+
+def quiet(case: dict[str, Any]) -> bool:
+    """Returns whether the machine was idle before and after a case."""
+    return all((case.get(name) or 0) <= BUSY for name in ("others_before", "others_after"))
+
+
+_PEERS = ("lean", "loader", "vmap", "pfl")
+
+
+def _alpha(case: dict[str, Any]) -> str:
+    """Returns the Dirichlet concentration of a case as text."""
+    return "equal" if case["alpha"] is None else f"{case['alpha']:g}"
+
+
+_COLUMNS = ("round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader")
+_COLUMNS += ("vmap", "pfl", "compile, s")
+
+
+def cpu_seconds(case: dict[str, Any], contestant: str) -> str:
+    """Returns the CPU seconds of a round as text, summed over threads and processes."""
+    return number(case["seconds"][contestant]["cpu"]["median"])
+
+
+def ratio_to_ours(case: dict[str, Any], peer: str) -> str:
+    """Returns the ratio of a contestant's time to ours as text, with its CPU seconds."""
+    if peer not in case["ratio"]:
+        return "-"
+    return f"{case['ratio'][peer]:.2f} x ({cpu_seconds(case, peer)} CPU s)"
+
+
+def of_peak(case: dict[str, Any], peak: float) -> str:
+    """Returns our speed as a share of the machine's peak; "-" on a busy machine, where it would be meaningless."""
+    flops = case["about"]["ours"].get("flops_per_image_gradient")
+    if not flops or not quiet(case):
+        return "-"
+    return f"{100 * case['image_gradients_per_second'] * flops / (1e9 * peak):.0f} %"

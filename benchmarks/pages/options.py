@@ -1,0 +1,94 @@
+"""Lists of the command line's options and of departures from the paper, from where they are declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages.markdown import escape, table
+from fedvg_jax import config
+from fedvg_jax.config import SETTINGS, Config, presets
+from fedvg_jax.config.declare import Setting, descriptions
+from fedvg_jax.paper.fidelity import DEPARTURES
+
+KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
+"""A setting's type -> the word for it."""
+
+
+def options() -> str:
+    """Every option, under headings by topic."""
+    texts, topics = descriptions(Config), {}
+    for name, setting in SETTINGS.items():
+        topics.setdefault(setting.facts.topic, []).append(entry(name, setting, texts[name]))
+    return "\n".join("\n".join([f"## {topic}", "", *entries, ""]) for topic, entries in topics.items())
+
+
+def entry(name: str, setting: Setting, text: str) -> str:
+    """`--flag` TYPE, DEFAULT: the description and the allowed values."""
+    flag = "--" + name.replace("_", "-")
+    kinds = [KINDS[kind] for kind in setting.types if kind in KINDS]
+    kind = f" *{' or '.join(kinds)}*" if kinds else ""
+    default = "" if setting.default in (None, "") else f", {shown(setting.default)}"
+    allowed = ", ".join(f"`{value}`" for value in setting.names) if setting.names else ""
+    if setting.range and not allowed:
+        allowed = escape(setting.range.words)
+    return f"- `{flag}`{kind}{default}: {escape(text)}" + f" Allowed: {allowed}." * bool(allowed)
+
+
+def shown(value: Any) -> str:
+    """A default as it is written on a command line."""
+    return "off" if value is False else f"`{value}`"
+
+
+def methods() -> str:
+    """`--method NAME` -> the settings it stands for, of the base methods and FedVG."""
+    bases = {name: settings for name, settings in presets.METHODS.items() if "+" not in name}
+    return settings_table("`--method`", bases)
+
+
+def presets_of_data_sets() -> str:
+    """`--dataset NAME` -> the settings that differ from the defaults; a row for all data sets with the same ones."""
+    names = [name for name in SETTINGS if any(name in settings for settings in presets.DATASETS.values())]
+    default = Config()
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, settings in presets.DATASETS.items():
+        row = tuple(f"`{settings.get(key, getattr(default, key))}`" for key in names)
+        alike.setdefault(row, []).append(f"`{name}`")
+    rows = [[", ".join(data_sets), *row] for row, data_sets in alike.items()]
+    return table(["`--dataset`", *(f"`{name}`" for name in names)], rows)
+
+
+def settings_table(title: str, named: dict[str, dict]) -> str:
+    """A row for every name, with its settings."""
+    rows = [
+        [f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in settings.items())]
+        for name, settings in named.items()
+    ]
+    return table([title, "settings"], rows)
+
+
+def fidelity() -> str:
+    """One row for every difference between the paper, the published code and the defaults here."""
+    defaults = config.flatten(config.Config())
+    rows = [
+        [
+            *(escape(cell) for cell in (row.subject, row.paper, row.published, row.ours)),
+            published_behaviour(row, defaults),
+            ", ".join(
+                f"{side}: {evidence}"
+                for side, evidence in (("paper", row.paper_evidence), ("code", row.published_evidence))
+                if evidence not in ("read", "run")
+            ),
+        ]
+        for row in DEPARTURES
+    ]
+    return table(["", "paper", "published code", "default here", "published behaviour", "doubt"], rows)
+
+
+def published_behaviour(row, defaults: dict[str, Any]) -> str:
+    """The flags of a row, whether they are the default or in the profile, and the row's reason."""
+    settings = {"departures": row.id} if row.is_switch else row.settings
+    flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in settings.items())
+    is_default = row.by_default or (flags and all(defaults.get(name) == value for name, value in settings.items()))
+    note = " (default)" if is_default else " (official)" if row.official else ""
+    return "; ".join(filter(None, [flags + note, escape(row.reason)]))

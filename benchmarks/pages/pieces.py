@@ -1,0 +1,71 @@
+"""The text of every generated part of the pages, by the name of its markers."""
+
+from __future__ import annotations
+
+from benchmarks.pages import api, claims, cpu, gpu, measurements, options, studies, validation
+from benchmarks.studies import uses
+
+CONTROLS = (
+    *("digits", "digits_equal", "digits_tinycnn", "digits_tinycnn_milder", "digits_tinycnn_equal"),
+    *("cifar10_lenet5", "cifar10_lenet5_at_best_val"),
+    *("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full"),
+    *("cifar10_resnet18_batch", "cifar10_resnet18_group", "breast_cancer", "literature"),
+)
+"""Comparisons of FedVG with its controls."""
+USES = (*uses.SETS, *uses.WHOLE, *uses.HIDDEN, *uses.RANDOM)
+"""Folders of results with the uses of a validation set."""
+
+
+def pieces() -> dict[str, str]:
+    """Text of every piece, by the name of its markers."""
+    return {
+        "speed": cpu.render(),
+        "gpu": gpu.render(),
+        "limits": cpu.render_limits(),
+        "options": options.options(),
+        "methods": options.methods(),
+        "presets": options.presets_of_data_sets(),
+        "fidelity": options.fidelity(),
+        "parity": measurements.parity(),
+        "demo": studies.controls("controls_digits", setting="alpha 0.05"),
+        "overview": studies.overview(),
+        "outcomes": validation.outcomes(uses.SETS),
+        "contrasts": validation.contrasts(uses.SETS),
+        "contrasts_at_best_val": validation.contrasts(uses.SETS, "at_best_val", decides=False),
+        "contrasts_whole_network": validation.contrasts(uses.WHOLE),
+        "contrasts_whole_network_at_best_val": validation.contrasts(uses.WHOLE, "at_best_val", decides=False),
+        **{name: validation.uses_of_validation(name) for name in USES},
+        "contrasts_hidden": validation.contrasts(uses.HIDDEN, decides=False),
+        "contrasts_random": validation.contrasts(uses.RANDOM, decides=False),
+        "pretraining": validation.pretraining(),
+        **{folder: validation.methods_on_features(folder) for folder in uses.METHODS},
+        **{f"controls_{name}": studies.controls(f"controls_{name}") for name in CONTROLS},
+        **{
+            f"controls_{name}_at_best_val": studies.controls(f"controls_{name}", choice="at_best_val")
+            for name in ("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full")
+        },
+        "controls_cifar10_lenet5_full_against_fedavg": studies.controls("controls_cifar10_lenet5_full", "fedavg"),
+        **{name: studies.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
+        **{name: studies.controls(name) for name in ("learning_rates_digits", "learning_rates_features")},
+        **{
+            name: validation.client_values(name)
+            for name in ("client_values", "client_values_cifar10", "client_values_covid")
+        },
+        "lasting_weights": validation.lasting_weights(),
+        "costs": measurements.costs(),
+        "experiments": measurements.experiments(),
+        "planning": measurements.planning(),
+        "claims": claims.claims(),
+        "claims_by_data_set": claims.claims_by_data_set(),
+        "claims_in_detail": claims.claims_in_detail(),
+        "studies": studies.index_of_studies(),
+        "measurements": measurements.index_of_measurements(),
+        "cohort_memory": measurements.cohort_memory(),
+        "convolutions": measurements.convolutions(),
+        "own_networks": measurements.own_networks(),
+        "host_pool": measurements.host_pool(),
+        "faults": measurements.faults(),
+        "targets": measurements.targets(),
+        "hypergradient_memory": measurements.hypergradient_memory(),
+        "api_index": api.index(),
+    }

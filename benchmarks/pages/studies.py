@@ -1,0 +1,233 @@
+"""Tables of FedVG beside its controls, from the folders of results."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.machine import RESULTS
+from benchmarks.pages.files import csv_rows, load, source_of_folder
+from benchmarks.pages.markdown import table
+from fedvg_jax.study import statistics
+from fedvg_jax.study.scenarios import base_name
+from fedvg_jax.views.labels import method_label
+
+LARGEST_CLASS = "always the largest class"
+
+
+class Row(NamedTuple):
+    """Accuracies of one method in one setting, and its differences to the baseline."""
+
+    setting: str
+    method: str
+    mean: float
+    std: float = math.nan
+    """nan for `LARGEST_CLASS`"""
+    n: int = 0
+    difference: tuple[float, float, float, float] | None = None
+    """Mean, limits of the 95 % t interval and p after Holm's correction; None for the baseline."""
+
+
+BASELINES = ("fedvg", "fedavg", "uniform")
+"""Methods that others are compared with."""
+
+
+def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting: str = "") -> str:
+    """Accuracy under several weightings, and differences: FedVG minus each, or each minus another baseline.
+
+    Args:
+        name: folder of results.
+        baseline: one of `BASELINES`; where the folder holds tables of a report, the baseline of that report.
+        choice: evaluation that stands for a run, where the folder has a line for every run.
+        setting: the only one to show.
+
+    Returns:
+        A table and its source.
+    """
+    listed = [row for row in rows_of_results(name, baseline, choice) if setting in ("", row.setting)]
+    has_settings = not setting and any(row.setting for row in listed)
+    rows = []
+    for row in listed:
+        spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
+        shown = [row.setting, method_label(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
+        if row.difference:
+            shown += _shown_difference(*(of_fedvg(row.difference) if baseline == "fedvg" else row.difference))
+        rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
+    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {method_label(baseline)}"
+    minus = f"{subject}, points (95 % interval)"
+    columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
+    chosen = "" if choice == "final" else f" --choice {choice}"
+    source = source_of_folder(name).replace("--baseline fedvg`", f"--baseline {baseline}{chosen}`")
+    return f"{table(columns[not has_settings :], rows)}\n\n{source}\n"
+
+
+def of_fedvg(difference: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    """Turns the difference of a method to FedVG into that of FedVG to the method."""
+    gap, low, high, p = difference
+    return -gap, -high, -low, p
+
+
+class Study(NamedTuple):
+    """A comparison of FedVG with its controls, in the final round."""
+
+    what: str
+    folder: str
+    seeds: int
+    alpha: str
+    gaps: dict[str, tuple[float, float, float, float]]
+    """control, of those that were run -> FedVG minus it: mean, limits of the 95 % interval, p"""
+
+
+CONTROLS = {"FedAvg": "fedavg", "uniform": "uniform", "placebo": "permuted(fedvg)"}
+"""Control -> method. The placebo gives FedVG's weights to other clients of the cohort."""
+
+_EQUAL = "partition dirichlet_equal"
+
+STUDIES = (
+    ("CIFAR-10, LeNet-5, 100 clients, 200 rounds", "controls_cifar10_lenet5_full", {"": "0.05"}),
+    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {"partition dirichlet": "0.05"}),
+    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5_alpha_0.1", {"partition dirichlet": "0.1"}),
+    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5_alpha_0.5", {"partition dirichlet": "0.5"}),
+    ("CIFAR-10, 6,000 images, ResNet-18, BatchNorm", "controls_cifar10_resnet18_batch", {"norm batch": "0.05"}),
+    ("CIFAR-10, 6,000 images, ResNet-18, GroupNorm", "controls_cifar10_resnet18_group", {"": "0.05"}),
+    ("digits, MLP", "controls_digits", {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")}),
+    ("digits, tiny CNN", "controls_digits_tinycnn", {"": "0.05"}),
+    ("digits, tiny CNN", "controls_digits_tinycnn_milder", {f"alpha {a}": a for a in ("0.1", "0.5")}),
+    ("breast cancer, MLP", "controls_breast_cancer", {"": "0.05"}),
+    ("texts, GRU", "controls_literature", {"": "by author"}),
+    ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {_EQUAL: "0.05"}),
+    *(
+        ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", f"controls_cifar10_lenet5_alpha_{alpha}", {_EQUAL: alpha})
+        for alpha in ("0.1", "0.5")
+    ),
+    *(
+        (f"equal sizes: digits, {network}", folder, {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")})
+        for network, folder in (("MLP", "controls_digits_equal"), ("tiny CNN", "controls_digits_tinycnn_equal"))
+    ),
+)
+"""(data set and network, folder of results, its settings -> alpha). With clients of one size FedAvg's weights are
+uniform."""
+
+
+def studies() -> list[Study]:
+    """FedVG minus its controls in every study."""
+    listed = []
+    for what, folder, settings in STUDIES:
+        rows = rows_of_results(folder)
+        for setting, alpha in settings.items():
+            of_setting = {row.method: row for row in rows if row.setting == setting}
+            differences = {name: of_setting[m].difference for name, m in CONTROLS.items() if m in of_setting}
+            gaps = {name: of_fedvg(difference) for name, difference in differences.items() if difference}
+            listed.append(Study(what, folder, of_setting["fedvg"].n, alpha, gaps))
+    return listed
+
+
+def overview() -> str:
+    """FedVG minus FedAvg, uniform weights and the placebo in every study, in the final round."""
+    rows = [
+        [s.what, s.alpha, str(s.seeds)]
+        + [_shown_difference(*s.gaps[name])[0] if name in s.gaps else "–" for name in CONTROLS]
+        for s in studies()
+    ]
+    return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
+
+
+def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
+    """A difference with its interval, and p; a dash for what one pair or equal differences do not give."""
+    interval = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
+    return [f"{gap:+.2f} ({interval})", "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+
+
+def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -> list[Row]:
+    """Rows of a folder of results, see `controls`.
+
+    Raises:
+        ValueError: the tables of a report, which have another baseline.
+    """
+    folder = RESULTS / name
+    if has_runs(folder):
+        return rows_of_runs(csv_rows(folder / "runs.csv"), choice, baseline)
+    rows = rows_of_report(folder)
+    if any(row.method == baseline and row.difference for row in rows):
+        raise ValueError(f"{name}: its tables compare {baseline} with another baseline")
+    return rows
+
+
+def name_of_today(method: str) -> str:
+    """Name that a report gives today to a method of a committed file, where it may be "ALGORITHM, WEIGHTING".
+
+    >>> name_of_today("fedavg, samples, tuning.steps 5"), name_of_today("fedavg, permuted(fedvg)")
+    ('fedavg, tuning.steps 5', 'permuted(fedvg)')
+    >>> name_of_today("uniform"), name_of_today("fedvg, norm l2")
+    ('uniform', 'fedvg, norm l2')
+    """
+    algorithm, *rest = method.split(", ")
+    if not rest or " " in rest[0]:
+        return method
+    return ", ".join([base_name(algorithm, rest[0]), *rest[1:]])
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether a folder of results has a line for every run instead of the tables of a report."""
+    return (folder / "runs.csv").exists()
+
+
+def rows_of_report(folder: Path) -> list[Row]:
+    """Rows from the tables of a report, accuracy.csv and effects.csv."""
+    accuracy, effects = (csv_rows(folder / f"{part}.csv") for part in ("accuracy", "effects"))
+    settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
+    has_settings = "setting" in effects[0]
+    against = {(name_of_today(row["method"]), row["setting"] if has_settings else settings[0]): row for row in effects}
+    rows = []
+    for setting in settings:
+        label = setting if has_settings else ""
+        for row in (row for row in accuracy if row[f"{setting} mean"]):
+            mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
+            method = name_of_today(row["method"])
+            effect = against.get((method, setting))
+            difference = effect and tuple(float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
+            rows.append(Row(label, method, float(mean), float(std or "nan"), int(count or 0), difference or None))
+    return rows
+
+
+def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg") -> list[Row]:
+    """Rows from the lines of runs.csv, by the statistics of a report; `baseline` is a method."""
+    names = list(runs[0])
+    settings = names[: names.index("method")]
+    cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    largest: dict[str, list[float]] = {}
+    for run in runs:
+        key = ", ".join(f"{name} {run[name]}" for name in settings), name_of_today(run["method"])
+        cells.setdefault(key, {})[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
+        largest.setdefault(key[0], []).extend([float(run["majority"])] if run["majority"] else [])
+    compared = {
+        (setting, method): statistics.compare(values, cells[setting, baseline])
+        for (setting, method), values in cells.items()
+        if method != baseline
+    }
+    corrected = dict(zip(compared, statistics.holm([c.t_p for c in compared.values()]), strict=True))
+    rows = []
+    for setting in dict.fromkeys(setting for setting, _ in cells):
+        for key, values in cells.items():
+            if key[0] == setting:
+                effect = compared.get(key)
+                difference = (effect.mean, *effect.t_interval, corrected[key]) if effect else None
+                rows.append(Row(*key, *statistics.mean_and_std(list(values.values())), len(values), difference))
+        if shares := largest[setting]:
+            rows.append(Row(setting, LARGEST_CLASS, float(np.mean(shares))))
+    return rows
+
+
+def index_of_studies() -> str:
+    """Every folder of results with its title, its number of runs and its commands."""
+    lines = []
+    for page in (run.with_name("README.md") for run in sorted(RESULTS.glob("*/run.json"))):
+        title, name = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), page.parent.name
+        written = load(f"{name}/run")
+        parts = written if isinstance(written, list) else [written]
+        commands = "; ".join(dict.fromkeys(f"`{part['command']}`" for part in parts))
+        lines.append(f"- [{title}]({name}/README.md), {sum(part['runs'] for part in parts):,} runs: {commands}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+"""Tables of what a validation set on the server is worth, and of what its weights do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.pages.files import load, source_of_folder, source_of_seeds
+from benchmarks.pages.markdown import interval, table
+from benchmarks.studies import client_values as values
+from benchmarks.studies import lasting_weights as lasting
+from benchmarks.studies import uses
+from fedvg_jax.views.labels import method_label
+
+
+def outcomes(sets: Mapping[str, str]) -> str:
+    """The outcome of every hypothesis in folders of results, folder -> title."""
+    rows = []
+    for folder, title in sets.items():
+        found = uses.primary(uses.read(folder, "final"))
+        cells = ([c for (name, _), c in found.items() if name == hypothesis] for hypothesis in uses.CONTROLS)
+        rows.append([title, *map(uses.verdict, cells)])
+    return table(["data", *_hypotheses()], rows)
+
+
+def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = True) -> str:
+    """FedVG minus its four controls in folders of results, folder -> title.
+
+    If it decides, with the outcome of every contrast; otherwise exploratory, without correction.
+    """
+    rows = []
+    for folder, title in sets.items():
+        found = uses.primary(uses.read(folder, choice))
+        for alpha in uses.ALPHAS:
+            of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
+            shown = [interval(c[1:4]) + f", {c.outcome}" * decides if c else "–" for c in of_alpha]
+            rows += [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]] if any(of_alpha) else []
+    return table(["data", "alpha", "seeds", *_hypotheses()], rows)
+
+
+def pretraining() -> str:
+    """The four contrasts with pretrained weights minus the same with random ones."""
+    rows = []
+    for folder, title in uses.RANDOM.items():
+        effects = uses.effects_of_pretraining(folder)
+        for alpha in dict.fromkeys(alpha for _, alpha in effects):
+            rows.append([title, alpha, *(interval(effects[name, alpha][1:4]) for name in uses.CONTROLS)])
+    return table(["data", "alpha", *_hypotheses()], rows)
+
+
+def _hypotheses() -> list[str]:
+    """Titles of the columns of the primary contrasts."""
+    controls = ("FedAvg", "uniform", "placebo", "FedAvg with server steps")
+    return [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
+
+
+def uses_of_validation(folder: str) -> str:
+    """Accuracies of every use of D_val on one data set, and their differences to FedAvg, with the source."""
+    values, balanced, inequality, rates = (
+        uses.read(folder, column) for column in ("final", "balanced", "inequality", "lr")
+    )
+    rows, alphas = [], [alpha for alpha in uses.ALPHAS if (alpha, uses.FEDVG) in values]
+    for method, title in {"fedavg": "FedAvg (no use)", **uses.USES}.items():
+        if not any((alpha, method) in values for alpha in alphas):
+            continue
+        cells = []
+        for alpha in alphas:
+            if (alpha, method) not in values:
+                cells += ["–"] * 2
+                continue
+            gap = uses.against(values, alpha, method) if method != "fedavg" else None
+            mean, *others = (
+                np.mean(list(v.get((alpha, method), {0: math.nan}).values())) for v in (values, balanced, rates)
+            )
+            shown = f"{mean:.1f}" if method == uses.CHOSEN else f"{mean:.1f} / {others[0]:.1f} ({others[1]:g})"
+            cells += [shown, interval(gap[1:4]) if gap else ""]
+        ratios = [np.median(list(inequality[a, method].values())) for a in alphas if (a, method) in inequality]
+        rows.append([title, *cells, f"{np.median(ratios):.3g}" if ratios else "–"])
+    head = ["use of D_val"]
+    for alpha in alphas:
+        head += [f"alpha {alpha}: accuracy / balanced, % (rate)", "minus FedAvg, points"]
+    return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{source_of_folder(folder)}\n"
+
+
+def methods_on_features(folder: str) -> str:
+    """Accuracies of the paper's methods on one data set, and what FedVG's weights add to each, with the source."""
+    values, rates = (uses.read(folder, column) for column in ("final", "lr"))
+    rows, alphas = [], list(dict.fromkeys(alpha for alpha, _ in values))
+    for method in dict.fromkeys(method for _, method in values if method != uses.CHOSEN):
+        base = {uses.FEDVG: "fedavg"}.get(method, method.removesuffix("+fedvg"))
+        cells = []
+        for alpha in alphas:
+            mean, rate = (np.mean(list(v[alpha, method].values())) for v in (values, rates))
+            gap = uses.against(values, alpha, method, base) if method != base else None
+            cells += [f"{mean:.1f} ({rate:g})", interval(gap[1:4]) if gap else ""]
+        rows.append([method_label(method), *cells])
+    head = ["method"]
+    for alpha in alphas:
+        head += [f"alpha {alpha}: accuracy, % (rate)", "minus its base, points"]
+    return f"{table(head, rows)}\n\n{source_of_folder(folder)}\n"
+
+
+def client_values(name: str = "client_values") -> str:
+    """Rank correlations with the value of a client, and accuracies after one round of other weights."""
+    measured = load(name)
+    head, spans = ["measurement of the client", *values.SPANS], values.SPANS
+    correlations = [
+        [title, *(interval(measured["correlations"][name][span]) for span in spans)]
+        for name, title in values.MEASUREMENTS.items()
+    ]
+    rounds = [
+        [title, *(interval(measured["accuracy"][name][span]) for span in spans)]
+        for name, title in values.WEIGHTS.items()
+    ]
+    settings, machine = measured["settings"], measured["machine"]
+    source = source_of_seeds(settings, machine)
+    first = f"Rank correlation with the value of a client:\n\n{table(head, correlations)}"
+    second = (
+        f"Test accuracy after one round minus that of uniform weights, points:\n\n{table(['weights', *spans], rounds)}"
+    )
+    return f"{first}\n\n{second}\n\n{source}\n"
+
+
+def lasting_weights() -> str:
+    """Final accuracies under the lasting and the changing part of FedVG's weights."""
+    measured = load("lasting_weights")
+    rows = []
+    for name, title in lasting.WEIGHTS.items():
+        gaps = [
+            "" if name == base else interval(measured["differences"][base][name]) for base in measured["differences"]
+        ]
+        rows.append([title, f"{measured['accuracy'][name][0]:.2f}", *gaps, f"{measured['spread'][name][0]:.2f}"])
+    head = ("weights", "test accuracy, %", "minus uniform, points", "minus FedVG, points", "lasting spread")
+    mean, low, high = measured["explained"]
+    finals = {name: np.array([curve[-1] for curve in runs]) for name, runs in measured["runs"].items()}
+    gap = values.interval((finals["lasting"] - finals["dealt"]).tolist())
+    lines = [
+        f"- Share of the variance of log weights within rounds that the lasting part explains: {mean:.2f}"
+        f" ({low:.2f} to {high:.2f}).",
+        "- Rank correlation of the lasting part with the clients' training rows:"
+        f" {interval(measured['correlations']['samples'])}.",
+        f"- Lasting part minus the lasting part permuted over clients: {interval(gap)} points.",
+    ]
+    listed, source = "\n".join(lines), source_of_seeds(measured["settings"], measured["machine"])
+    return f"{table(head, rows)}\n\n{listed}\n\n{source}\n"

@@ -1,0 +1,1 @@
+"""Speed, memory and costs on CPUs."""

@@ -1,0 +1,157 @@
+"""The cases of `rounds`: model, data and clients of each. Importing this module does not import jax."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvg_jax import config as configs
+from fedvg_jax import data as datasets
+from fedvg_jax.config import Config
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.split import Partition
+
+
+class Case(NamedTuple):
+    """A federated round to time."""
+
+    model: str
+    """a model of the package; or logistic, mlp64, mlp200, pfl_cnn, which only the benchmarks define"""
+    settings: dict[str, Any]
+    images: int
+    """size of the pool; 0 for the digits"""
+    rounds: int = 1
+    """rounds in one timing"""
+    description: str = ""
+    each_core: bool = False
+    """whether ours trains one client per core; otherwise the package chooses the number of devices"""
+    checked_steps: int | None = None
+    """local steps of each client after which contestants must agree; None: all of the first round's"""
+
+
+ALPHA = 0.05
+"""Dirichlet concentration of the paper's most skewed clients, used in all cases except pfl_cnn."""
+
+_DIGITS = {
+    "clients": 100,
+    "join_ratio": 0.1,
+    "alpha": ALPHA,
+    "min_samples_rule": "top_up",
+    "local_epochs": 5,
+    "lr": 0.1,
+}
+_CIFAR = {"clients": 100, "join_ratio": 0.1, "alpha": ALPHA, "local_epochs": 5, "lr": 0.01}
+
+CASES = {
+    "lenet5": Case("lenet5", _CIFAR, 60_000, description="100 clients, 10 a round"),
+    "cnn": Case("cnn", _CIFAR, 24_000, description="100 clients, 10 a round"),
+    # The deep layers have one pixel, where BatchNorm of a last minibatch of two rows only keeps a sign: rounding grows
+    # to the size of the update within tens of steps, in float64 too.
+    "resnet18": Case(
+        "resnet18", _CIFAR | {"clients": 20}, 12_000, description="20 clients, 2 a round", checked_steps=3
+    ),
+    "vit_s16": Case(
+        "vit_s16",
+        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8},
+        200,
+        description="at 224 px, 4 clients of 8 a round, 1 epoch, batches of 8",
+    ),
+    "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
+    "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),
+    "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
+    "pfl_cnn": Case(
+        "pfl_cnn",
+        {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},
+        50_000,
+        each_core=True,
+        description="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
+    ),
+}
+
+
+def config(case: Case) -> Config:
+    """Returns the settings of a case. A model that only the benchmarks define is passed as a task, see `task`."""
+    config = configs.apply(Config(), {"min_samples": 2, "rounds": case.rounds, "partition_seed": 1}, "benchmark")
+    config = configs.apply(config, case.settings, "benchmark")
+    return dataclasses.replace(config, model=case.model if case.model in PACKAGE_MODELS else "mlp")
+
+
+PACKAGE_MODELS = ("lenet5", "cnn", "resnet18", "vit_s16")
+
+
+def arrays(case: Case, data_dir: Path | None) -> Arrays:
+    """Returns the digits, or the first `case.images` images of CIFAR-10; noise of their shape without `data_dir`."""
+    if not case.images:
+        return datasets.load("digits")
+    size = case.images + (_HELD_OUT if case.model == "pfl_cnn" else 0)
+    if data_dir:
+        cifar10 = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
+        return cifar10._replace(x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train))
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (size, 32, 32, 3), np.uint8)
+    y = rng.integers(0, 10, size).astype(np.int32)
+    return Arrays("noise in the shape of CIFAR-10", x, y, tuple(map(str, range(10))), size)
+
+
+def partition(case: Case) -> Partition | None:
+    """Returns equal clients for pfl_cnn; None for the other cases, whose partition is drawn from their settings."""
+    if case.model != "pfl_cnn":
+        return None
+    rows = np.random.default_rng(0).permutation(case.images).astype(np.int32)
+    held_out = np.arange(case.images, case.images + _HELD_OUT, dtype=np.int32)
+    clients = case.settings["clients"]
+    empty = [held_out[:0]] * (clients - 1)
+    half = _HELD_OUT // 2
+    return Partition(np.split(rows, clients), [held_out[:half], *empty], [held_out[half:], *empty])
+
+
+_HELD_OUT = 128
+"""Images of pfl_cnn for validation and test, which its rounds do not use."""
+
+
+def task(case: Case, conv: str = "auto"):
+    """Returns the task of a model that only the benchmarks define; None for the package's models."""
+    from fedvg_jax.models import mlp
+    from fedvg_jax.models import task as tasks
+    from fedvg_jax.models.conv.rewrite import fast_task
+
+    hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}
+    if case.model in hidden:
+        return tasks.classification(mlp.MLP(10, hidden[case.model]), 10, (8, 8, 1))
+    if case.model == "pfl_cnn":
+        return fast_task(tasks.classification(_pfl_cnn(), 10, (32, 32, 3)), conv)
+    return None
+
+
+def _pfl_cnn():
+    """Returns pfl-research's simple CNN: 3x3 convolutions 32 and 64, max-pool, dense 128; 1,626,442 parameters.
+
+    Its two dropouts are left out, in pfl-research's own contestant too.
+    """
+    import flax.linen as nn
+
+    from fedvg_jax.models.layers import conv, dense, pool
+
+    class PflCNN(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask, train: bool):
+            x = nn.relu(conv(x, 32, 3, "conv1"))
+            x = nn.relu(pool(conv(x, 64, 3, "conv2")))
+            return dense(nn.relu(dense(x.reshape(len(x), -1), 128, "fc1")), 10, "classifier")
+
+    return PflCNN()
+
+
+def image_gradients(schedules, scoring: np.ndarray, scored: bool) -> dict[str, int]:
+    """Returns the rows that go through a forward and backward pass in these rounds, in training and in scoring.
+
+    Args:
+        schedules: of the rounds.
+        scoring: [groups, B] the rows of D_val in minibatches, padded with -1.
+        scored: whether the weighting scores clients on D_val.
+    """
+    trained = sum(int((s.rows >= 0).sum()) for s in schedules)
+    return {"train": trained, "score": int((scoring >= 0).sum()) * sum(len(s.clients) for s in schedules) * scored}

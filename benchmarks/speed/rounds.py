@@ -1,0 +1,238 @@
+"""Times federated rounds on the CPU, and the same rounds in PyTorch.
+
+    python -m benchmarks.speed.rounds [--cases lenet5 cnn ...] [--repeats 5] [--images N] [--data-dir DIR] [--out FILE]
+
+A case of `cases` is computed by several contestants: this package ("ours"), three PyTorch loops
+(`peers`) and pfl-research (`pfl_peer`). Each contestant is a process with the same number of
+threads, the same minibatches and the same initial model. First their models and weights are compared; a contestant that
+disagrees is not timed. Then the contestants are timed in turns, without compilation.
+
+Prints the seconds of a round and of its phases, and writes them to FILE.json, where a case that is not run keeps its
+earlier result. `--pfl-python PATH` is a Python with pfl and torch, if this one lacks them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.speed import cases, contest
+
+PARTS = ("round", "cpu", "train", "score", "aggregate")
+"""Wall seconds and CPU seconds of a round, then wall seconds of its phases."""
+PEERS = ("lean", "loader", "vmap", "pfl")
+"""The contestants besides "ours"."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the cases; exit code 1 if any contestant disagreed."""
+    args = parse(argv)
+    deadline = time.monotonic() + 60 * args.minutes
+    results = {"machine": machine.describe(["python", "-m", "benchmarks.speed.rounds", *(argv or sys.argv[1:])])}
+    earlier = read_results(args.out)
+    peaks = {name: max(rate, earlier["sgemm GF/s"].get(name, 0)) for name, rate in machine.sgemm().items()}
+    results |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": earlier["cases"]}
+    for name in args.cases:
+        if time.monotonic() > deadline:
+            print(f"{name}: skipped, the time limit of --minutes is reached", flush=True)
+            continue
+        print(f"{name}: {cases.CASES[name].description}", flush=True)
+        load_before = machine.other_load()
+        case = measure(name, args)
+        results["cases"][name] = case | {
+            "others_before": load_before,
+            "others_after": machine.other_load(),
+            "command": results["machine"]["command"],
+        }
+        print(format_case(case), flush=True)
+        results["machine"] = machine.add_final_load(results["machine"])
+        if args.out:
+            machine.write(args.out, results)
+    return 0 if all(all_agree(case) for name, case in results["cases"].items() if name in args.cases) else 1
+
+
+def read_results(file: Path | None) -> dict[str, Any]:
+    """Returns the contents of a results file; no cases and no peaks if there is none.
+
+    New results replace earlier ones case by case, and a peak is the highest ever measured.
+    """
+    if file and file.is_file():
+        return json.loads(file.read_text(encoding="utf-8"))
+    return {"cases": {}, "sgemm GF/s": {}}
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=list(cases.CASES))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="contestants besides ours")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of every contestant, in turns")
+    parser.add_argument("--images", type=int, help="images in the pool, instead of each case's own number")
+    parser.add_argument("--rounds", type=int, help="rounds in one timing, instead of each case's own number")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further case after this time")
+    parser.add_argument("--threads", type=int, default=len(machine.affinity()), help="threads of each contestant")
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10; default: noise of the same shape")
+    parser.add_argument("--torch-python", type=Path, default=Path(sys.executable), help="a Python with torch")
+    parser.add_argument("--pfl-python", type=Path, default=Path(sys.executable), help="a Python with pfl and torch")
+    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    return parser.parse_args(argv)
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the results of one case: starts the contestants, compares their models, then times them in turns."""
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        folder = Path(scratch)
+        running, skipped = start(name, folder, args, stack)
+        with np.load(folder / "workload.npz") as file:
+            initial = {key: file[key] for key in file.files if key.startswith("init/")}
+        workload = json.loads((folder / "workload.json").read_text(encoding="utf-8"))
+        agreement = compare(folder, running, skipped, initial)
+        times: dict[str, list[dict]] = {peer: [] for peer in running}
+        for contestant in running.values():
+            contestant.request("time")  # warm-up
+        for turn in range(args.repeats):
+            order = list(running) if turn % 2 == 0 else list(running)[::-1]
+            for peer in order:
+                times[peer].append(running[peer].request("time"))
+        about = {peer: contestant.about for peer, contestant in running.items()}
+    return summarise(name, workload, about, times, agreement, skipped)
+
+
+def compare(folder: Path, running: dict, skipped: dict, initial: Mapping) -> dict[str, dict[str, float]]:
+    """Compares every contestant with ours, and moves those that fail or disagree from `running` to `skipped`.
+
+    Returns:
+        contestant -> its differences from ours, see `contest.differences`.
+    """
+    if len(running) == 1:
+        return {}
+    exact, ours = (request_arrays(folder, running, "ours", request) for request in ("exact", "check"))
+    agreement = {}
+    for peer in [peer for peer in running if peer != "ours"]:
+        try:
+            theirs = request_arrays(folder, running, peer, "check")
+            agreement[peer] = contest.differences(ours, theirs, exact, initial)
+            if contest.agrees(agreement[peer], sends_float32=peer == "pfl"):
+                continue
+            skipped[peer] = "disagrees, so it is not timed"
+        except RuntimeError as error:
+            skipped[peer] = str(error)
+        del running[peer]
+    return agreement
+
+
+def request_arrays(folder: Path, running: Mapping, peer: str, request: str) -> dict[str, np.ndarray]:
+    """Sends a request to a contestant and returns the arrays that it writes."""
+    running[peer].request(request)
+    with np.load(folder / f"{peer}.{request}.npz") as file:
+        return dict(file)
+
+
+def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.ExitStack):
+    """Starts the contestants of a case, ours first, which writes the workload into `folder`.
+
+    Returns:
+        contestant -> its running process; contestant -> why it does not run.
+    """
+    environment = {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
+    command = [sys.executable, "-m", "benchmarks.speed.ours", "--folder", str(folder), "--case", name]
+    for option in ("images", "rounds", "data_dir"):
+        if (value := getattr(args, option)) is not None:
+            command += [f"--{option.replace('_', '-')}", str(value)]
+    jax_environment = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.threads)}
+    running = {"ours": contest.Contestant(command, jax_environment, folder / "ours.log", args.threads)}
+    stack.callback(running["ours"].close)
+    skipped = {}
+    for peer in args.peers:
+        python = args.pfl_python if peer == "pfl" else args.torch_python
+        if reason := unavailable_reason(peer, name, python):
+            skipped[peer] = reason
+            continue
+        module = ["benchmarks.speed.pfl_peer"] if peer == "pfl" else ["benchmarks.speed.peers", "--peer", peer]
+        command = [str(python), "-m", *module, "--folder", str(folder), "--threads", str(args.threads)]
+        try:
+            running[peer] = contest.Contestant(command, environment, folder / f"{peer}.log", args.threads)
+            stack.callback(running[peer].close)
+        except RuntimeError as error:
+            skipped[peer] = str(error)
+    return running, skipped
+
+
+def unavailable_reason(peer: str, case: str, python: Path) -> str | None:
+    """Returns why a contestant cannot run a case; None if it can."""
+    if peer == "pfl" and case != "pfl_cnn":
+        return "its simulator is compared on its own set-up only"
+    for package in ("torch", "pfl") if peer == "pfl" else ("torch",):
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+        if subprocess.run([python, "-c", code], check=False).returncode:
+            return f"{package} is not installed for {python.name}"
+    return None
+
+
+def summarise(
+    name: str, workload: Mapping[str, Any], about: Mapping, times: Mapping[str, list[dict]], agreement, skipped
+) -> dict[str, Any]:
+    """Returns the results of a case: medians with range, throughput and ratios to ours."""
+    medians = {peer: {part: machine.spread([t[part] for t in ts if part in t]) for part in PARTS if part in ts[0]}
+               for peer, ts in times.items()}  # fmt: skip
+    gradients = sum(workload["work"].values()) / workload["rounds"]
+    ours = medians["ours"]["round"]["median"]
+    return {
+        "world": workload,
+        "about": about,
+        "seconds": medians,
+        "memory_gib": {peer: max(t["memory_gib"] for t in ts) for peer, ts in times.items()},
+        "image_gradients_per_second": round(gradients / ours, 1),
+        "ratio": {peer: round(m["round"]["median"] / ours, 3) for peer, m in medians.items() if peer != "ours"},
+        "alpha": alpha(name),
+        "agreement": agreement,
+        "skipped": skipped,
+        "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "commit": machine.commit(),
+        "load": machine.load(),
+    }
+
+
+def alpha(name: str) -> float | None:
+    """Returns the case's Dirichlet concentration; None if its clients are equal."""
+    return cases.CASES[name].settings.get("alpha")
+
+
+def all_agree(case: Mapping[str, Any]) -> bool:
+    """Returns whether all contestants of a case agree with ours."""
+    return all(contest.agrees(gaps, sends_float32=peer == "pfl") for peer, gaps in case["agreement"].items())
+
+
+def format_case(case: Mapping[str, Any]) -> str:
+    """Returns the results of a case as text, one line per contestant."""
+    lines = []
+    for peer, parts in case["seconds"].items():
+        spread = parts["round"]
+        detail = ", ".join(f"{part} {parts[part]['median']:.3g}" for part in PARTS[1:] if part in parts)
+        ratio = f" {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
+        lines.append(
+            f"  {peer:7}{spread['median']:9.4g} s a round ({spread['min']:.4g} to {spread['max']:.4g}){ratio}; {detail}"
+        )
+    lines += [f"  {peer:7}{reason}" for peer, reason in case["skipped"].items()]
+    lines += [
+        f"  {peer:7}differs from ours by {gaps['exact']:.1e} of a round's update in float64;"
+        f" float32 rounding: {gaps['their rounding']:.1e}, ours {gaps['our rounding']:.1e}"
+        for peer, gaps in case["agreement"].items()
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

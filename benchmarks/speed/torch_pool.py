@@ -1,0 +1,104 @@
+"""Worker processes of the lean contestant of `peers`: each trains and scores clients with one thread.
+
+Images, the global model and the clients' models are in shared memory, so that only minibatch rows, scores and seconds
+are sent between processes. The largest clients are trained first.
+"""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.pool import Pool
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from benchmarks.speed.peers import Variant, Workload
+    from benchmarks.speed.torch_nets import Tensors
+
+
+class WorkerPool(NamedTuple):
+    """Worker processes and the memory that they share with the process that started them."""
+
+    processes: Pool
+    count: int
+    """number of processes"""
+    start: tuple[Tensors, Tensors]
+    """the model that every client starts from"""
+    ends: list[tuple[Tensors, Tensors]]
+    """the clients' models after training, by position in the cohort"""
+
+
+def start(workload: Workload, variant: Variant) -> WorkerPool:
+    """Starts the processes and waits until each is ready."""
+    context = torch.multiprocessing.get_context("spawn")
+    workload = workload._replace(x=workload.x.share_memory_(), y=workload.y.share_memory_())
+    size = max(map(len, workload.rounds))
+    models = [_copy(workload) for _ in range(size + 1)]
+    barrier = context.Barrier(variant.processes + 1)
+    processes = context.Pool(variant.processes, _init_worker, (workload, variant, models[0], models[1:], barrier))
+    barrier.wait(300)
+    return WorkerPool(processes, variant.processes, models[0], models[1:])
+
+
+def stop(pool: WorkerPool) -> None:
+    """Ends the processes."""
+    pool.processes.terminate()
+    pool.processes.join()
+
+
+def cohort(pool: WorkerPool, clients: list[list[Tensor]], start: tuple[Tensors, Tensors], max_batches: int | None):
+    """Trains and scores clients, see `peers.Lean.cohort`. The seconds of the phases are means over the processes."""
+    _copy_into(pool.start, start)
+    order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))
+    scores = [0.0] * len(clients)
+    phases, cpu_seconds = {"train": 0.0, "score": 0.0}, 0.0
+    jobs = [(k, [rows.numpy() for rows in clients[k]], max_batches) for k in order]
+    for k, score, seconds, cpu in pool.processes.imap_unordered(_train_and_score, jobs):
+        scores[k] = score
+        cpu_seconds += cpu
+        phases = {name: phases[name] + seconds[name] / pool.count for name in phases}
+    return pool.ends[: len(clients)], scores, phases, cpu_seconds
+
+
+_STATE: dict[str, Any] = {}
+"""In a worker process: its contestant and the shared models."""
+
+
+def _init_worker(workload: Workload, variant: Variant, start, ends, barrier) -> None:
+    from benchmarks.speed import peers
+
+    torch.set_num_threads(1)
+    peer = peers.Lean(workload)
+    peer.set_up(variant._replace(processes=1, threads=1))
+    _STATE.update(peer=peer, start=start, ends=ends)
+    barrier.wait(300)
+
+
+def _train_and_score(job: tuple[int, list, int | None]) -> tuple[int, float, dict[str, float], float]:
+    position, batches, max_batches = job
+    peer, clock, cpu_start = _STATE["peer"], [time.perf_counter()], time.process_time()
+    model = peer.train([torch.from_numpy(rows) for rows in batches], _STATE["start"])
+    clock.append(time.perf_counter())
+    score = peer.score(model[0], max_batches) if peer.workload.settings["scored"] else 1.0
+    clock.append(time.perf_counter())
+    _copy_into(_STATE["ends"][position], model)
+    seconds = {"train": clock[1] - clock[0], "score": clock[2] - clock[1]}
+    return position, score, seconds, time.process_time() - cpu_start
+
+
+@torch.no_grad()
+def _copy_into(target: tuple[Tensors, Tensors], source: tuple[Tensors, Tensors]) -> None:
+    """Copies parameters and running statistics into shared memory."""
+    for targets, sources in zip(target, source, strict=True):
+        for name, tensor in targets.items():
+            tensor.copy_(sources[name])
+
+
+def _copy(workload: Workload) -> tuple[Tensors, Tensors]:
+    """Returns a copy of the initial model in shared memory, in the same memory format."""
+    params, stats = (
+        {name: t.clone().share_memory_() for name, t in part.items()} for part in (workload.params, workload.stats)
+    )
+    return params, stats

@@ -1,0 +1,193 @@
+"""The paper's claims beside what runs show: a finding for every claim and study, and a verdict.
+
+The verdict is that of the largest study that measures a claim: "holds on DATA", "does not hold on DATA", or "not
+reached" where no study has what the claim is about.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.studies.paper import measures
+from benchmarks.studies.paper.measures import Finding, Values
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.markup import Column, Entry, Table
+
+COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
+NOT_REACHED = "not reached"
+VERDICTS = {True: "holds", False: "does not hold"}
+DATA_SETS = {"cifar10": "CIFAR-10", "organamnist": "OrganAMNIST", "tinyimagenet": "Tiny ImageNet"}
+"""Data set -> its name in tables, where that differs."""
+
+
+class Claim(NamedTuple):
+    """One claim of the paper."""
+
+    id: str
+    statement: str
+    measure: str
+    """Name of a function of `measures`."""
+    sweep: str
+    """File of configs/sweeps/paper, without its suffix."""
+    paper: str = ""
+    """The paper's numbers; empty where the measure computes them from its tables."""
+    options: str = ""
+    """Further flags of the sweep."""
+
+
+class Scale(NamedTuple):
+    """What a study was run on, and how much of it."""
+
+    images: int
+    """Rows of the data set for training, validation and test."""
+    dataset: str
+    model: str
+    rounds: str
+    clients: str
+    seeds: str
+    runs: int
+
+    @property
+    def data(self) -> str:
+        """Data set and number of its images."""
+        return f"{DATA_SETS.get(self.dataset, self.dataset)}, {self.images:,} images"
+
+    def __str__(self) -> str:
+        return f"{self.data}, {self.model}, {self.clients} clients, {self.rounds} rounds, {self.seeds} seeds"
+
+
+class Result(NamedTuple):
+    """What one study shows of a claim."""
+
+    claim: str
+    """`Claim.id`."""
+    scale: Scale
+    finding: Finding
+
+
+def claims() -> list[Claim]:
+    """Returns the paper's claims."""
+    text = Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
+    return [Claim(**row) for row in tomllib.loads(text)["claim"]]
+
+
+def results_of_study(study: Study) -> list[Result]:
+    """Returns what a study shows of the claims that it measures."""
+    scale = scale_of(study)
+    findings = ((claim, measures.OF_STUDY[claim.measure](study)) for claim in claims() if not is_of_values(claim))
+    of_runs = [Result(claim.id, scale, finding) for claim, finding in findings if finding is not None]
+    return results_of_values(scale, measures.our_values(study)) + of_runs
+
+
+def results_of_values(scale: Scale, values: Values) -> list[Result]:
+    """Returns what mean accuracies show of the claims that they decide."""
+    findings = ((claim, measures.OF_VALUES[claim.measure](values)) for claim in claims() if is_of_values(claim))
+    return [Result(claim.id, scale, finding) for claim, finding in findings if finding is not None]
+
+
+def is_of_values(claim: Claim) -> bool:
+    """Returns whether mean accuracies decide a claim, and not the records of runs."""
+    return claim.measure in measures.OF_VALUES
+
+
+def scale_of(study: Study) -> Scale:
+    """Returns the scale of a study."""
+    configs = [run.config for run in study.runs]
+    parts = ("samples", "val_samples", "test_samples")
+    images = max(sum(sum(run.partition.get(part) or ()) for part in parts) for run in study.runs)
+    dataset, model = (" and ".join(sorted({getattr(c, name) for c in configs})) for name in ("dataset", "model"))
+    rounds, clients = (_range({getattr(config, name) for config in configs}) for name in ("rounds", "clients"))
+    seeds = _range({len(cell.runs) for cell in study.cells.values() if cell.runs})
+    return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
+
+
+def _range(values: set[int]) -> str:
+    return str(min(values)) if len(values) == 1 else f"{min(values)} to {max(values)}"
+
+
+def largest(results: Iterable[Result]) -> Result | None:
+    """Returns the result of the study with the most images, and of equal ones with the most runs."""
+    return max(results, key=lambda result: (result.scale.images, result.scale.runs), default=None)
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """Returns the verdict on the claim that all results are of."""
+    result = largest(results)
+    return f"{VERDICTS[result.finding.holds]} on {result.scale.data}" if result else NOT_REACHED
+
+
+def by_claim(results: Sequence[Result]) -> dict[Claim, list[Result]]:
+    """Returns the results of every claim, one for each data set: that of its largest study, the smallest set first."""
+    grouped = {}
+    for claim in claims():
+        mine = [result for result in results if result.claim == claim.id]
+        sets = sorted({(result.scale.images, result.scale.data) for result in mine})
+        of_sets = [largest(result for result in mine if result.scale.data == data) for _, data in sets]
+        grouped[claim] = [result for result in of_sets if result]
+    return grouped
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Returns a row for every claim with a column for every data set, the smallest first."""
+    sets = [data for _, data in sorted({(result.scale.images, result.scale.data) for result in results})]
+    columns = tuple(Column(name, (name,)) for name in ("claim", *sets, "verdict"))
+    rows = []
+    for claim, mine in by_claim(results).items():
+        shown = {result.scale.data: VERDICTS[result.finding.holds] for result in mine}
+        rows.append(tuple(map(Entry, (claim.statement, *(shown.get(data, "–") for data in sets), verdict(mine)))))
+    return Table("claims", "The paper's claims", columns, tuple(rows))
+
+
+def details(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    """Returns the statement of every claim with lines: what decides it, the paper's numbers, ours, and the sweep."""
+    listed = []
+    for claim, mine in by_claim(results).items():
+        lines = [f"{result.scale}: {result.finding.text}" for result in mine]
+        listed.append((claim.statement, [rule(claim), f"The paper: {papers_numbers(claim)}", *lines, command(claim)]))
+    return listed
+
+
+def rule(claim: Claim) -> str:
+    """Returns what decides a claim: the first sentence of its measure's docstring."""
+    functions: dict[str, Callable] = {**measures.OF_VALUES, **measures.OF_STUDY}
+    return (functions[claim.measure].__doc__ or "").strip().splitlines()[0]
+
+
+def papers_numbers(claim: Claim) -> str:
+    """Returns the paper's numbers on a claim, stated or computed from its tables."""
+    printed = measures.printed(claim.measure) if not claim.paper else None
+    return printed.text if printed else claim.paper
+
+
+def command(claim: Claim) -> str:
+    """Returns the command whose runs decide a claim."""
+    return f"{COMMAND.format(claim.sweep)} {claim.options}".strip()
+
+
+# --- files
+
+COLUMNS = ("claim", *Scale._fields, "verdict", "text")
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """Returns a line for every result."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows((r.claim, *r.scale, VERDICTS[r.finding.holds], r.finding.text) for r in results)
+    return text.getvalue()
+
+
+def from_csv(text: str) -> list[Result]:
+    """Returns the results in the text of `as_csv`."""
+    results = []
+    for row in csv.DictReader(io.StringIO(text)):
+        texts = (row[name] for name in ("dataset", "model", "rounds", "clients", "seeds"))
+        scale = Scale(int(row["images"]), *texts, runs=int(row["runs"]))
+        results.append(Result(row["claim"], scale, Finding(row["verdict"] == VERDICTS[True], row["text"])))
+    return results

@@ -1,0 +1,512 @@
+"""What decides the paper's claims: functions of mean accuracies, the paper's or ours, and functions of run folders."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.studies.paper import head
+from benchmarks.studies.paper.layers import depths, layer_norms
+from benchmarks.studies.paper.rho import RHO
+from benchmarks.studies.paper.validity import ACCURACY, of_present, rank_correlation
+from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, paper_name
+from fedvg_jax import paper
+from fedvg_jax.config.options import departs
+from fedvg_jax.study import statistics
+from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
+
+BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
+WITHIN = 2.3
+"""Points that the paper states for external validation sets."""
+
+FINDS_BALANCED = {"l1": True, "l2": True, "spectral": False, "delta": False}
+"""Norm -> whether the paper states that it finds the balanced client."""
+
+MIN_PAIRS = 5
+"""Fewest pairs of data set and model with which a one-sided signed-rank test can reach p < 0.05."""
+
+
+class Value(NamedTuple):
+    """Mean accuracy of a method, in percent."""
+
+    dataset: str
+    model: str
+    method: str
+    """The paper's name."""
+    alpha: float
+    mean: float
+    std: float
+    """nan where there is none."""
+
+
+class Finding(NamedTuple):
+    """What a measure finds."""
+
+    holds: bool
+    text: str
+
+
+Values = Sequence[Value]
+
+
+@functools.cache
+def paper_values() -> tuple[Value, ...]:
+    """Returns the numbers of the paper's tables."""
+    return tuple(
+        Value(c.dataset, c.model, c.method, c.alpha, c.mean, math.nan if c.std is None else c.std)
+        for c in paper.cells()
+    )
+
+
+def our_values(study: Study) -> list[Value]:
+    """Returns the means in the final round of the methods that the paper has; none without accuracy.
+
+    Left out are partitions without the paper's alpha, and values of several cells, see `ambiguities`.
+    """
+    return [values[0] for values in _values_by_key(study).values() if len(values) == 1]
+
+
+def ambiguities(study: Study) -> list[str]:
+    """Returns a line for every value of the paper that several cells stand for, such as those of two learning rates."""
+    return [
+        f"{key.method} on {key.dataset}, {key.model}, alpha {key.alpha:g} has {len(values)} cells that differ in other"
+        " settings"
+        for key, values in _values_by_key(study).items()
+        if len(values) > 1
+    ]
+
+
+class _Key(NamedTuple):
+    """What identifies a value of the paper."""
+
+    dataset: str
+    model: str
+    method: str
+    alpha: float
+
+
+def _values_by_key(study: Study) -> dict[_Key, list[Value]]:
+    """Returns the means of all cells that stand for a value of the paper."""
+    by_key: dict[_Key, list[Value]] = {}
+    for cell in study.cells.values() if study.metric == "accuracy" else ():
+        finals = list(results(study, cell).values())
+        if finals:
+            run = next(iter(cell.runs.values()))
+            config, name = run.config, paper_name(run.config, run.given)
+            if name and config.partition in DIRICHLET:
+                key = _Key(config.dataset, config.model, name, config.alpha)
+                by_key.setdefault(key, []).append(Value(*key, *statistics.mean_and_std(finals)))
+    return by_key
+
+
+def _by_method(values: Values) -> dict[tuple[str, str, float], dict[str, Value]]:
+    """Returns the values by (data set, model, alpha) and method."""
+    grouped: dict[tuple[str, str, float], dict[str, Value]] = {}
+    for value in values:
+        grouped.setdefault((value.dataset, value.model, value.alpha), {}).setdefault(value.method, value)
+    return grouped
+
+
+class Rank(NamedTuple):
+    """FedVG's place among the methods that ran; 1 is the best."""
+
+    place: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.place} of {self.of}"
+
+
+def _ranks(values: Values) -> dict[tuple[str, str, float], Rank]:
+    """Returns FedVG's rank among the seven methods, where at least two others ran."""
+    ranks = {}
+    for key, methods in _by_method(values).items():
+        rivals = [methods[name].mean for name in BASES if name in methods]
+        if "FedVG" in methods and len(rivals) >= 2:
+            ranks[key] = Rank(1 + sum(mean > methods["FedVG"].mean for mean in rivals), 1 + len(rivals))
+    return ranks
+
+
+def _pair_text(pair: Sequence[str], pairs: Collection[tuple[str, str]]) -> str:
+    """Returns " on DATASET, MODEL"; empty where there is only one such pair."""
+    return f" on {', '.join(pair)}" if len(pairs) > 1 else ""
+
+
+# --- measures of values
+
+
+def rank_at_smallest_alpha(values: Values) -> Finding | None:
+    """Holds if FedVG is first or second at alpha 0.05 for every pair of data set and model."""
+    ranks = sorted(rank for (_, _, alpha), rank in _ranks(values).items() if alpha == 0.05)
+    if not ranks:
+        return None
+    return Finding(max(ranks)[0] <= 2, f"rank {', '.join(map(str, ranks))} at alpha 0.05")
+
+
+def best_on_organamnist(values: Values) -> Finding | None:
+    """Holds if FedVG is first at every alpha on OrganAMNIST."""
+    ranks = {key: rank for key, rank in sorted(_ranks(values).items()) if key[0] == "organamnist"}
+    if not ranks:
+        return None
+    pairs = {key[:2] for key in ranks}
+    text = ", ".join(f"{rank} at {key[2]:g}{_pair_text(key[:2], pairs)}" for key, rank in ranks.items())
+    return Finding(all(rank.place == 1 for rank in ranks.values()), f"rank {text}")
+
+
+def low_variance(values: Values) -> Finding | None:
+    """Holds if FedVG's deviation is at most the median of the other methods' in more than half of the cells."""
+    below, count = 0, 0
+    for methods in _by_method(values).values():
+        others = [methods[name].std for name in BASES if name in methods and math.isfinite(methods[name].std)]
+        if "FedVG" in methods and math.isfinite(methods["FedVG"].std) and len(others) >= 2:
+            count += 1
+            below += methods["FedVG"].std <= float(np.median(others))
+    return Finding(below > count / 2, f"deviation at most the median in {below} of {count} cells") if count else None
+
+
+def gain_over_fedavg(values: Values) -> Finding | None:
+    """Holds if FedVG is above FedAvg at alpha 0.05 with every data set and network except transformers."""
+    return _gain(values, lambda model: not model.startswith("vit"))
+
+
+def gain_with_transformers(values: Values) -> Finding | None:
+    """Holds if FedVG is above FedAvg with every vision transformer at alpha 0.05."""
+    return _gain(values, lambda model: model.startswith("vit"))
+
+
+def _gain(values: Values, is_meant: Callable[[str], bool]) -> Finding | None:
+    """Returns whether FedVG minus FedAvg is above 0 at alpha 0.05 for every model that is meant."""
+    gains = [
+        methods["FedVG"].mean - methods["FedAvg"].mean
+        for (_, model, alpha), methods in _by_method(values).items()
+        if is_meant(model) and alpha == 0.05 and {"FedVG", "FedAvg"} <= methods.keys()
+    ]
+    if not gains:
+        return None
+    return Finding(min(gains) > 0, f"FedVG minus FedAvg {', '.join(f'{gain:+.2f}' for gain in sorted(gains))} points")
+
+
+def pair_differences(
+    cells: Mapping[tuple[str, str, float], Mapping[str, Value]], method: str, alpha: float
+) -> np.ndarray:
+    """Returns FedVG minus a method, one per pair of data set and model, [n] float.
+
+    Args:
+        cells: values by (data set, model, alpha) and method.
+        method: the other one.
+        alpha: of the cells that are compared.
+    """
+    gaps = [
+        m["FedVG"].mean - m[method].mean for k, m in cells.items() if k[2] == alpha and {"FedVG", method} <= m.keys()
+    ]
+    return np.array(gaps).round(9)
+
+
+def significance_over_pairs(values: Values) -> Finding | None:
+    """Holds if the one-sided signed-rank test over the pairs has p < 0.05 at alpha 0.05 against most of the methods.
+
+    That is the test which gives the paper's statements. The text also counts what two-sided tests and Holm's correction
+    over all tests leave.
+    """
+    cells, alphas = _by_method(values), sorted({value.alpha for value in values})
+    gaps = {(m, a): pair_differences(cells, m, a) for m, a in itertools.product(BASES, alphas)}
+    gaps = {key: gap for key, gap in gaps.items() if len(gap) >= MIN_PAIRS}
+    one_sided = {key: statistics.wilcoxon(gap, "greater") for key, gap in gaps.items()}
+    at_smallest = [p for (_, alpha), p in one_sided.items() if alpha == 0.05]
+    if not at_smallest:
+        return None
+    counts = {
+        "one-sided": sum(p < statistics.LEVEL for p in one_sided.values()),
+        "two-sided": sum(statistics.wilcoxon(gap) < statistics.LEVEL for gap in gaps.values()),
+        "with Holm": sum(p < statistics.LEVEL for p in statistics.holm(list(one_sided.values()))),
+    }
+    significant = sum(p < statistics.LEVEL for p in at_smallest)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    text = f"{significant} of {len(at_smallest)} methods at alpha 0.05; of all {len(one_sided)} tests {listed}"
+    return Finding(significant > len(at_smallest) / 2, text)
+
+
+def improved_cells(values: Values) -> Finding | None:
+    """Holds if X + FedVG is above X in more than half of the cells, for every base method X that ran both ways."""
+    counts = {}
+    for base in BASES:
+        both = [m for m in _by_method(values).values() if {base, f"{base} + FedVG"} <= m.keys()]
+        if both:
+            counts[base] = sum(m[f"{base} + FedVG"].mean > m[base].mean for m in both), len(both)
+    if not counts:
+        return None
+    text = ", ".join(f"{base} {better} of {count}" for base, (better, count) in counts.items())
+    return Finding(all(better > count / 2 for better, count in counts.values()), text)
+
+
+def external_within(values: Values) -> Finding | None:
+    """Holds if FedVG with an external validation set is within 2.3 points of FedVG with the clients' own."""
+    gaps = {
+        (name, key): methods[name].mean - methods["FedVG"].mean
+        for key, methods in _by_method(values).items()
+        for name in EXTERNAL.values()
+        if {name, "FedVG"} <= methods.keys()
+    }
+    if not gaps:
+        return None
+    pairs = {key[:2] for _, key in gaps}
+    texts = [
+        f"{name.split('=')[1]} {gap:+.2f} at {alpha:g}{_pair_text(pair, pairs)}"
+        for (name, (*pair, alpha)), gap in gaps.items()
+    ]
+    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, ", ".join(texts))
+
+
+def best_granularities(values: Values) -> Finding | None:
+    """Holds if no granularity is the best everywhere; one that ties with the best is the best, too."""
+    names = {"FedVG": "modelwise"} | {f"FedVG ({n})": n.lower() for n in ("Modelwise", "Layerwise", "Blockwise")}
+    counts: dict[str, int] = {}
+    num_cells = 0
+    for methods in _by_method(values).values():
+        ran = {names[name]: value.mean for name, value in methods.items() if name in names}
+        if len(ran) > 1:
+            num_cells += 1
+            for name, mean in ran.items():
+                counts[name] = counts.get(name, 0) + (mean == max(ran.values()))
+    if not counts:
+        return None
+    listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
+    return Finding(max(counts.values()) < num_cells, f"best: {listed}")
+
+
+# --- measures of studies
+
+
+def steady_over_rho(study: Study) -> Finding | None:
+    """Holds if FedVG's lowest mean over rho is within one deviation over seeds of its mean with rho off.
+
+    Computed for every setting, such as alpha, and shown beside FedAvg's mean.
+    """
+    if study.metric != "accuracy":
+        return None
+    holds, texts = True, []
+    rests = dict.fromkeys(tuple(pair for pair in scenario if pair[0] != RHO) for scenario in study.scenarios)
+    for rest in rests:
+        ours, line = _results_by_rho(study, "fedvg", rest), _results_by_rho(study, "fedavg", rest)
+        means = {rho: statistics.mean_and_std(values) for rho, values in ours.items()}
+        if len(means) > 1 and 0.0 in means and math.isfinite(means[0.0][1]):
+            listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, (mean, _) in means.items())
+            fedavg = f"; FedAvg {np.mean([v for values in line.values() for v in values]):.1f}" if line else ""
+            where = f" ({scenario_text(rest)})" if rest else ""
+            texts.append(f"FedVG {listed}, deviation {means[0.0][1]:.1f}{fedavg}{where}")
+            holds = holds and min(mean for mean, _ in means.values()) >= means[0.0][0] - means[0.0][1]
+    return Finding(holds, "; ".join(texts)) if texts else None
+
+
+def _results_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, list[float]]:
+    """Returns the results of a method by rho, in the scenarios with the other settings `rest`."""
+    by_rho = {}
+    for scenario in study.scenarios:
+        values = list(results(study, study.cell(method, scenario)).values())
+        if values and tuple(pair for pair in scenario if pair[0] != RHO) == rest and RHO in dict(scenario):
+            by_rho[dict(scenario)[RHO]] = values
+    return dict(sorted(by_rho.items()))
+
+
+def balanced_client_by_norm(study: Study) -> Finding | None:
+    """Holds if the balanced client 0 weighs the most of all clients under L1 and L2, and not under spectral and delta.
+
+    All four norms are needed; every cell with one of them counts. Weights are means over the later half of the rounds
+    and over runs.
+    """
+    found: dict[str, list[tuple[Cell, bool, float]]] = {norm: [] for norm in FINDS_BALANCED}
+    for cell in study.cells.values():
+        run = next(iter(cell.runs.values()), None)
+        if run and run.config.partition == "balanced_client" and "fedvg" in run.weighting:
+            found.get(run.config.fedvg.norm, []).append((cell, *_weight_of_client_0(cell)))
+    if not all(found.values()):
+        return None
+    texts = [
+        f"{norm} {share:.2f}{' (largest)' if is_largest else ''}{_cell_text(cell) if len(several) > 1 else ''}"
+        for norm, several in found.items()
+        for cell, is_largest, share in several
+    ]
+    holds = all(is_largest == FINDS_BALANCED[norm] for norm, several in found.items() for _, is_largest, _ in several)
+    return Finding(holds, f"weight times cohort size of the balanced client: {', '.join(texts)}")
+
+
+def _cell_text(cell: Cell) -> str:
+    """Returns method and scenario of a cell in parentheses."""
+    return f" ({', '.join(filter(None, (cell.method, scenario_text(cell.scenario))))})"
+
+
+def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
+    """Returns whether client 0 has the largest mean weight, and that weight times cohort size."""
+    shares: dict[int, list[float]] = {}
+    for run in cell.runs.values():
+        for record in run.records[len(run.records) // 2 :]:
+            for client, weight in zip(record["clients"], record["weights"], strict=True):
+                shares.setdefault(client, []).append((weight or 0.0) * len(record["clients"]))
+    means = {client: float(np.mean(values)) for client, values in shares.items()}
+    own = means.get(0, math.nan)
+    return own == max(means.values(), default=math.nan), own
+
+
+def norms_grow_with_depth(study: Study) -> Finding | None:
+    """Holds if the depths of layers and their mean gradient norms correlate by ranks, with an interval above 0."""
+    correlations, counts = [], set()
+    for replicate, run in _runs(study):
+        norms = [n for record in run.records if (n := layer_norms(record)) is not None]
+        weights = [i for i, name in enumerate(run.layers) if not name.endswith(("bias", "scale"))]
+        if norms and len(weights) >= 3 and len(run.layers) == norms[0].shape[1]:
+            mean = np.nanmean(np.concatenate(norms), 0)
+            depth = depths([run.layers[i] for i in weights])
+            counts.add(len(weights))
+            correlations.append((replicate, rank_correlation(depth, [float(mean[i]) for i in weights])))
+    layers = " and ".join(map(str, sorted(counts)))
+    return _mean_correlation(correlations, f"rank correlation of depth and norm over {layers} layers", _is_above_zero)
+
+
+def weights_rank_client_models(study: Study) -> Finding | None:
+    """Holds if FedVG's weights correlate with the accuracy of the clients' models, with an interval above 0."""
+    return _weight_correlations(study, lambda run, record: record.get(ACCURACY), "accuracy", _is_above_zero)
+
+
+def weights_against_class_distance(study: Study) -> Finding | None:
+    """Holds if the correlation of FedVG's weights with the clients' distance to D_val's classes includes 0."""
+
+    def distance(run: Run, record: Mapping) -> list[float] | None:
+        counts, target = run.partition.get("counts"), run.partition.get("validation", {}).get("counts")
+        if not counts or not target or not sum(target):
+            return None
+        share = np.array(target) / sum(target)
+        clients = [np.array(counts[client]) / max(1, sum(counts[client])) for client in record["clients"]]
+        return [float(abs(client - share).sum() / 2) for client in clients]
+
+    return _weight_correlations(study, distance, "distance of classes", lambda low, high: low <= 0 <= high)
+
+
+def head_against_body(study: Study) -> Finding | None:
+    """Holds if weights by validation loss follow the head more than the body and FedVG's weights do not.
+
+    A rule's number is its rank correlation with the weights from the head alone minus that with those from the body
+    alone (see `figures.head`), the mean over the rounds of a run; the 95 % interval is above 0, or is not.
+    """
+    gaps_by_rule: dict[str, list[tuple[Replicate, float]]] = {rule: [] for rule in head.RULES}
+    for replicate, run in _runs(study):
+        rounds = head.rounds_of(run)
+        for rule, gaps in gaps_by_rule.items():
+            values = [r.correlations[rule, "head"] - r.correlations[rule, "body"] for r in rounds]
+            values = [value for value in values if math.isfinite(value)]
+            if values:
+                gaps.append((replicate, float(np.mean(values))))
+    gaps = [
+        _mean_correlation(
+            gaps_by_rule[rule], f"{head.RULES[rule]}: correlation with the head minus the body", _is_above_zero
+        )
+        for rule in ("val_loss", "gradient")
+    ]
+    if None in gaps:
+        return None
+    by_loss, by_gradient = (gap for gap in gaps if gap is not None)
+    return Finding(by_loss.holds and not by_gradient.holds, f"{by_loss.text}; {by_gradient.text}")
+
+
+def _is_above_zero(low: float, high: float) -> bool:
+    return low > 0
+
+
+def _weight_correlations(
+    study: Study,
+    other: Callable[[Run, Mapping], Sequence[float] | None],
+    name: str,
+    holds: Callable[[float, float], bool],
+) -> Finding | None:
+    """Returns the finding on the rank correlation of FedVG's weights with another number of the clients.
+
+    Args:
+        study: runs of the weighting fedvg are used.
+        other: (run, record) -> a number per client of the cohort; None where it is not recorded.
+        name: of that number.
+        holds: (low, high) of the 95 % interval -> verdict.
+    """
+    correlations = []
+    for replicate, run in _runs(study):
+        if run.weighting != "fedvg":
+            continue
+        values = [
+            rank_correlation(of_present(r, r["weights"], departs(run.config, "untrained")), v)
+            for r in run.records
+            if (v := other(run, r))
+        ]
+        values = [value for value in values if math.isfinite(value)]
+        if values:
+            correlations.append((replicate, float(np.mean(values))))
+    return _mean_correlation(correlations, f"rank correlation of weight and {name}", holds)
+
+
+def _runs(study: Study) -> Iterator[tuple[Replicate, Run]]:
+    """Yields every run of a study with its seeds."""
+    for cell in study.cells.values():
+        yield from cell.runs.items()
+
+
+def _mean_correlation(
+    correlations: Sequence[tuple[Replicate, float]], name: str, holds: Callable[[float, float], bool]
+) -> Finding | None:
+    """Returns the finding on the mean correlation over the replicates of a study.
+
+    Runs of one seed share their partition and their initial model, so they are averaged before the 95 % t interval.
+
+    Args:
+        correlations: the seeds of a run, and its correlation.
+        name: of the correlation.
+        holds: (low, high) of the interval -> verdict.
+
+    Returns:
+        The finding; None for fewer than two replicates.
+    """
+    by_replicate: dict[Replicate, list[float]] = {}
+    for replicate, value in correlations:
+        if math.isfinite(value):
+            by_replicate.setdefault(replicate, []).append(value)
+    if len(by_replicate) < 2:
+        return None
+    means = {replicate: float(np.mean(values)) for replicate, values in by_replicate.items()}
+    compared = statistics.compare(means, dict.fromkeys(means, 0.0))
+    low, high = compared.t_interval
+    runs = sum(map(len, by_replicate.values()))
+    interval = "in each of" if low == high else f"[{low:+.2f}, {high:+.2f}] over"
+    found = f"{name} {compared.mean:+.2f} {interval} {compared.n} replicates, {runs} runs"
+    return Finding(holds(low, high), found)
+
+
+OF_VALUES: dict[str, Callable[[Values], Finding | None]] = {
+    "rank_at_smallest_alpha": rank_at_smallest_alpha,
+    "best_on_organamnist": best_on_organamnist,
+    "low_variance": low_variance,
+    "gain_over_fedavg": gain_over_fedavg,
+    "gain_with_transformers": gain_with_transformers,
+    "significance_over_pairs": significance_over_pairs,
+    "improved_cells": improved_cells,
+    "external_within": external_within,
+    "best_granularities": best_granularities,
+}
+"""Measure -> function of mean accuracies, which also computes the paper's numbers."""
+
+
+@functools.cache
+def printed(measure: str) -> Finding | None:
+    """Returns what a measure of `OF_VALUES` finds in the paper's tables."""
+    return OF_VALUES[measure](paper_values())
+
+
+OF_STUDY: dict[str, Callable[[Study], Finding | None]] = {
+    "steady_over_rho": steady_over_rho,
+    "balanced_client_by_norm": balanced_client_by_norm,
+    "norms_grow_with_depth": norms_grow_with_depth,
+    "weights_rank_client_models": weights_rank_client_models,
+    "weights_against_class_distance": weights_against_class_distance,
+    "head_against_body": head_against_body,
+}
+"""Measure -> function of a study."""

@@ -1,0 +1,127 @@
+"""Draws the pictures of committed results.
+
+    python -m benchmarks.studies.pictures [forest] [uses] [methods]
+
+forest     FedVG minus its controls in every study
+uses       every use of a validation set minus FedAvg
+methods    methods minus FedAvg on CIFAR-10, for the README
+
+Writes docs/pictures/NAME.png; points of test accuracy in the final round, means over paired seeds, 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.pages import studies as pages
+from benchmarks.studies import uses
+from fedvg_jax.study import statistics
+from fedvg_jax.study.figures.differences import Bar, draw_bars
+
+CONTROLS = {"FedAvg": "#0072b2", "uniform": "#d55e00", "placebo": "#009e73"}
+REACH = 12.0
+"""Points on both sides of 0 that are drawn; longer intervals end in an arrow."""
+
+
+def draw_forest(path: Path) -> None:
+    """Writes FedVG minus its controls in every committed study; the rows are those of benchmarks/results/README.md."""
+    listed = pages.studies()
+    figure, panels = plt.subplots(1, len(CONTROLS), sharey=True, figsize=(9, 5.6), layout="constrained")
+    for panel, (name, colour) in zip(panels, CONTROLS.items(), strict=True):
+        for height, study in enumerate(reversed(listed)):
+            if name not in study.gaps:
+                continue
+            gap, low, high, _ = study.gaps[name]
+            panel.plot([max(low, -REACH), min(high, REACH)], [height, height], color=colour, lw=1.5)
+            panel.plot([gap], [height], "o", color=colour, ms=5)
+            for end, marker in ((low, "<"), (high, ">")):
+                if abs(end) > REACH:
+                    panel.plot([REACH if end > 0 else -REACH], [height], marker, color=colour, ms=4, clip_on=False)
+        panel.axvline(0, color="0.6", lw=0.8, zorder=0)
+        panel.set(xlim=(-REACH, REACH), title=f"FedVG minus {name}")
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(listed)), [f"{s.what}, {_setting(s.alpha)}" for s in reversed(listed)], fontsize=8)
+    figure.supxlabel("points of test accuracy in the final round; right of 0 FedVG is ahead", fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
+def _setting(alpha: str) -> str:
+    return f"alpha {alpha}" if alpha[0].isdigit() else alpha
+
+
+def draw_uses(path: Path) -> None:
+    """Writes the picture: every use of D_val minus FedAvg, one panel a data set, one colour an alpha."""
+    sets = {title: values for folder, title in uses.SETS.items() if (values := uses.read(folder))}
+    colours = dict(zip(uses.ALPHAS, ("#d55e00", "#0072b2", "#009e73"), strict=True))
+    figure, panels = plt.subplots(1, len(sets), sharey=True, figsize=(2.6 + 2.4 * len(sets), 4.6), layout="constrained")
+    for panel, (title, values) in zip(np.atleast_1d(panels), sets.items(), strict=True):
+        for height, method in enumerate(reversed(uses.USES)):
+            for shift, (alpha, colour) in zip((0.22, 0, -0.22), colours.items(), strict=True):
+                if gap := uses.against(values, alpha, method):
+                    panel.plot([gap.low, gap.high], [height + shift] * 2, color=colour, lw=1.4)
+                    panel.plot([gap.mean], [height + shift], "o", color=colour, ms=4, label=f"alpha {alpha}")
+        panel.axvline(0, color="0.6", lw=0.8, zorder=0)
+        panel.set_title(title, fontsize=10)
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+    first = np.atleast_1d(panels)[0]
+    first.set_yticks(range(len(uses.USES)), list(reversed(uses.USES.values())), fontsize=8)
+    handles, labels = first.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        unique.values(), unique.keys(), loc="outside upper right", ncols=len(unique), fontsize=8, frameon=False
+    )
+    figure.supxlabel("points of test accuracy more than FedAvg in the final round", fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
+METHODS = {
+    "scaffold": "Scaffold",
+    "fedvg": "FedVG",
+    "feddyn": "FedDyn",
+    "uniform": "equal weights",
+    "elastic": "Elastic",
+    "fedprox": "FedProx",
+    "fedavgm": "FedAvgM",
+}
+"""Method -> its name in the README's picture, from top to bottom."""
+
+
+def draw_methods(path: Path) -> None:
+    """Writes the README's picture: methods minus FedAvg on CIFAR-10 at alpha 0.05, Holm's correction over them."""
+    folders = [uses.read("methods_cifar10"), uses.read("features_cifar10")]  # the latter has equal weights
+    found = {method: next(gap for f in folders if (gap := uses.against(f, "0.05", method))) for method in METHODS}
+    p_values = statistics.holm([gap.p for gap in found.values()])
+    bars = []
+    for (method, gap), p in zip(found.items(), p_values, strict=True):
+        outcome = "undecided" if p >= uses.LEVEL else "ahead" if gap.mean > 0 else "behind"
+        bars.append(Bar(METHODS[method], gap.mean, gap.low, gap.high, outcome))
+    figure, axes = plt.subplots(figsize=(6, 2.9), layout="constrained")
+    draw_bars(axes, bars)
+    axes.set_xlabel("points of test accuracy more than FedAvg")
+    axes.set_title("CIFAR-10, 100 clients with few classes each", loc="left", fontsize=11)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+PICTURES = {"forest": draw_forest, "uses": draw_uses, "methods": draw_methods}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws the pictures that the command line names, by default all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", default=list(PICTURES))
+    for name in parser.parse_args(argv).names:
+        PICTURES[name](machine.ROOT / "docs" / "pictures" / f"{name}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

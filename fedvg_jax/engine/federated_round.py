@@ -97,12 +97,12 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
-    if local is not None:
-        local_part.check(local, variables, "local")
-    if local is not None or algorithm.personal or algorithm.send:
-        own = variables if algorithm.personal else () if local is None else local.of(variables)
-        sent = variables.params if local is None else local.sent(variables.params)
-        client = local_training.Kept(client, own, algorithm.send.init(hyper, sent) if algorithm.send else ())
+    local = local or local_part.NOTHING
+    local_part.check(local, variables, "local")
+    if local.is_local or algorithm.personal or algorithm.send:
+        own = variables if algorithm.personal else local.of(variables) or ()
+        sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
+        client = local_training.Kept(client, own, sent)
     return SimState(first_round, variables, server, tree.repeat(client, num_clients))
 
 
@@ -173,7 +173,8 @@ def make_round(
     >>> state.variables.params["w"].tolist(), metrics.weights.tolist()
     ([2.0], [0.5, 0.5])
     """
-    if local is not None and algorithm.personal:
+    local = local or local_part.NOTHING
+    if local.is_local and algorithm.personal:
         raise UsageError("clients keep a part of the model (local) or a personal model (algorithm.personal); use one")
     options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local)
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)

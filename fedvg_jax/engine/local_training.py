@@ -15,7 +15,7 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.local_part import LocalPart
+from fedvg_jax.core.local_part import NOTHING, LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
@@ -90,16 +90,16 @@ class Kept(NamedTuple):
     """The memory of `Algorithm.send`."""
 
 
-def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None = None) -> Anchor:
+def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart = NOTHING) -> Anchor:
     """Returns what client k of the cohort starts from: theta_g with its own local part, and the memories."""
     memory = tree.take(state.clients, schedules.memory_rows(schedule)[k])
     memory = memory.memory if isinstance(memory, Kept) else memory
     return Anchor(start_of_client(state, schedule, k, local).params, state.server, memory)
 
 
-def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart | None) -> Variables:
+def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart) -> Variables:
     """Returns the model that client k of the cohort starts from."""
-    if local is None:
+    if local.is_local is None:
         return state.variables
     return local.within(state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k]))
 
@@ -153,7 +153,7 @@ def make_client(
     schedule: Schedule,
     *,
     augment: Augment | None = None,
-    local: LocalPart | None = None,
+    local: LocalPart = NOTHING,
 ) -> Client:
     """Returns one client's local training as two functions that an executor runs.
 
@@ -206,16 +206,16 @@ def make_client(
             (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
         corrected = algorithm.correct(hyper, grads, params, received)
         place = minibatch - schedule.start[k], schedule.num_steps[k]
-        grads = corrected if local is None else local.of_phase(*place, local.restored(corrected, grads))
+        grads = local.of_phase(*place, local.restored(corrected, grads))
         trained, personal_stats = params, ()
         if algorithm.personal:
             (_, personal_stats), own = task_gradients(carry.personal, batch, mask, k, minibatch)
             own = algorithm.personal(hyper, own, carry.personal.params, received)
             grads, trained = (grads, own), (params, carry.personal.params)
         with standard_promotion():
-            decayed = trained if local is None else local.of_phase(*place, trained)  # decay enters the momentum
+            decayed = local.of_phase(*place, trained)  # decay enters the momentum
             updates, memory = rule.update(grads, carry.optimiser, decayed)
-        updates = updates if local is None else local.of_phase(*place, updates)  # momentum and decay move all tensors
+        updates = local.of_phase(*place, updates)  # momentum and decay move all tensors
         params: Tree = optax.apply_updates(trained, updates)
         personal = ()
         if algorithm.personal:

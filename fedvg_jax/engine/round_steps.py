@@ -60,7 +60,7 @@ class RoundParts(NamedTuple):
     stats_too: bool
     weigh_untrained: bool
     check_weights: bool
-    local: LocalPart | None
+    local: LocalPart
 
     @property
     def loop(self) -> Loop:
@@ -171,26 +171,20 @@ def send_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> t
         (state, schedule, hyper), (params, k) = shared, entry
         key = local_training.client_key(schedule, k, local_training.SEND)
         memory = tree.take(state.clients.sent, schedules.memory_rows(schedule)[k])
-        theta, own = (model if local is None else local.sent(model) for model in (state.variables.params, params))
+        theta, own = local.sent(state.variables.params), local.sent(params)
         arrived, after = rule.apply(hyper, key, tree.sub(theta, own), memory)
         return tree.like((tree.sub(theta, arrived), after), (theta, memory))
 
     shared = (inputs.state, inputs.schedule, inputs.hyper)
     params, memories = parts.executor.map(send, shared, (clients.params, _indices(inputs)))
-    if local is None:
-        return clients._replace(params=params), memories
-    return local.within(clients, {f"params/{path}": leaf for path, leaf in params.items()}), memories
+    return local.received(clients, params), memories
 
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns the models [H, ...] after attacks, which change tensors that are sent."""
-    models, local = (inputs.state.variables, clients), parts.local
-    if local is not None:
-        models = (model._replace(params=local.sent(model.params)) for model in models)
+    models = (m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, clients))
     disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, *models)
-    if local is None:
-        return disturbed
-    return local.within(clients, {f"params/{path}": leaf for path, leaf in disturbed.params.items()})
+    return parts.local.received(clients, disturbed.params)
 
 
 def replace_absent(theta: Variables, present: Array, clients: Variables) -> Variables:
@@ -203,8 +197,8 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
 
     def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
         (hyper, data, params), (variables, num_samples) = shared, returned
-        sent = variables.params if parts.local is None else parts.local.restored(variables.params, params)
-        report = Report(variables, num_samples, tree.sub(params, sent))
+        delta = tree.sub(params, parts.local.restored(variables.params, params))
+        report = Report(variables, num_samples, delta)
         return parts.weighting.signal(hyper, report, data)
 
     shared = (inputs.hyper, inputs.data, inputs.state.variables.params)
@@ -286,8 +280,6 @@ def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables,
 
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns what clients send of their models [H, ...]: theta_g's values in place of their local parts."""
-    if parts.local is None:
-        return clients
     theta = parts.local.of(inputs.state.variables)
     return parts.local.within(clients, tree.repeat(theta, len(inputs.positions)))
 
@@ -312,17 +304,16 @@ def report_clients(
         dtype, num_steps = tree.dtype(theta), schedule.num_steps[k]
         if parts.algorithm.report is no_report:  # so that the optimiser need not take a scalar
             return jnp.zeros((), dtype)
-        still = 0 if parts.local is None else parts.local.steps_alone(num_steps)  # the sent tensors do not move in them
+        still = parts.local.steps_alone(num_steps)  # the sent tensors do not move in them
         settings = (parts.optimiser, inputs.hyper, state.round, num_steps, parts.loop, dtype, still)
         return local_training.displacement(*settings)
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
     memories, *messages = jax.vmap(report)(_indices(inputs), sent)
-    if parts.local is not None and parts.algorithm.loss is not None:  # which may compare with the client's whole model
+    if parts.local.is_local and parts.algorithm.loss:  # which may compare with the client's whole model
         memories, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if isinstance(state.clients, local_training.Kept):
-        memories = kept._replace(memory=memories)
-        memories = memories if parts.local is None else memories._replace(local=parts.local.of(clients))
+        memories = kept._replace(memory=memories, local=parts.local.of(clients) or kept.local)
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.memory_rows(schedule))
     return tree.where(present, tree.like(memories, earlier), earlier), summed, averaged
@@ -365,7 +356,7 @@ def server_step(
     theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
     zeros = tree.zeros_like(table.probes)
     probes = tree.where(table.present, table.probes, zeros)
-    probes = probes if parts.local is None else parts.local.restored(probes, zeros)  # nothing is sent of local tensors
+    probes = parts.local.restored(probes, zeros)  # nothing is sent of local tensors
     messages = (averages.message_sums, averages.messages)
     weights, probes = parts.algorithm_part((averages.weights, probes))
     cohort = Cohort(tree.sub(theta, mean), *messages, weights, probes, parts.num_clients)
@@ -378,7 +369,7 @@ def server_step(
         # without any client's update, momentum and dual variables would still move the model
         variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
-    variables = variables if parts.local is None else parts.local.within(variables, parts.local.of(state.variables))
+    variables = parts.local.within(variables, parts.local.of(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     return state, _metrics(parts, inputs.schedule, table, averages)
 
@@ -387,8 +378,8 @@ def _metrics(parts: RoundParts, schedule: Schedule, table: ClientTable, averages
     """Returns the round's metrics, arrays [K]."""
     loss = mean_loss(schedule, table.loss, table.finite)
     scores, detail = parts.weighting.score(table.measured), parts.weighting.detail(table.measured)
-    weights = averages.weights.params if parts.local is None else parts.local.sent(averages.weights.params)
-    return Metrics(basic.mean_over_tensors(weights), scores, loss, table.finite, detail, averages.extremes)
+    weights = basic.mean_over_tensors(parts.local.sent(averages.weights.params))
+    return Metrics(weights, scores, loss, table.finite, detail, averages.extremes)
 
 
 def mean_loss(schedule: Schedule, total: Array, finite: Array) -> Array:

@@ -121,7 +121,7 @@ def _make(
     executor: Executor,
     optimiser: local_training.Optimiser,
     augment: Augment | None,
-    local: LocalPart | None,
+    local: LocalPart,
     wanted: tuple[str, ...],
 ) -> Callable[..., dict[str, Array]]:
     """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
@@ -144,7 +144,7 @@ def _make(
             shared = (theta, pool)
             counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
         if PERSONAL in wanted:
-            models[PERSONAL] = own if local is None else jax.vmap(local.within, (None, 0))(theta, own)
+            models[PERSONAL] = jax.vmap(local.within, (None, 0))(theta, own) if local.is_local else own
         if FINETUNED in wanted:
             state = SimState(round, theta, (), local_training.Kept((), own))
             trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)

@@ -62,21 +62,21 @@ def of_round(
     is_read, messages = _traced(program.algorithm, program.bind, stats_too, structure, shapes)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
-    params, paths = jax.tree.structure(state.variables.params), tree.paths(state.variables.params)
+    params = jax.tree.structure(state.variables.params)
 
     def size(part: Tree) -> int:
         """Returns the bytes of a part, without what it has of local tensors where it has something of every tensor."""
         try:  # FedNova's message has a pair for every tensor
-            of_tensors = zip(paths, params.flatten_up_to(part), strict=True)
+            of_tensors = params.unflatten(map(num_bytes, params.flatten_up_to(part)))
         except ValueError:
             return num_bytes(part)
-        return num_bytes([entry for path, entry in of_tensors if local is None or not local.is_local(path)])
+        return sum(jax.tree.leaves(local.sent(of_tensors)))
 
-    kept = 0 if local is None else num_bytes(local.of(state.variables))
-    model, num_candidates = num_bytes(state.variables) - kept, chosen.num_candidates if chosen else 0
+    model = num_bytes(state.variables) - num_bytes(local.of(state.variables))
+    num_candidates = chosen.num_candidates if chosen else 0
     others, up = max(0, num_candidates - cohort_size(config)), model
     if send := program.algorithm.send:
-        sent = state.variables.params if local is None else local.sent(state.variables.params)
+        sent = local.sent(state.variables.params)
         up += send.num_bytes(sent) - num_bytes(sent)
     return Traffic(model + size(read), up + sum(map(size, messages)), others * model, 4 * num_candidates)
 

@@ -189,8 +189,7 @@ def _shapes_of_base(config: Config, task: Task) -> Variables | None:
     trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
     if is_trained is not None:
         trained, base = trained_part.split(trained, is_trained)
-    if (local := registry.make_local(config)) is not None:
-        local_part.check(local, trained, f"local {config.local}")
+    local_part.check(registry.make_local(config), trained, f"local {config.local}")
     return base
 
 

@@ -20,7 +20,7 @@ from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corr
 from fedvg_jax.config.options import departs
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks, groups, trained_part
-from fedvg_jax.core.local_part import LocalPart, local_part
+from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import (
     Algorithm,
     Executor,
@@ -232,9 +232,9 @@ def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None
     return trained_part.chooser(task, pattern) if pattern or task.is_frozen else None
 
 
-def make_local(config: Config) -> LocalPart | None:
-    """Returns the part of the model that stays with each client; None for none."""
-    return local_part(config.local, config.local_first) if config.local else None
+def make_local(config: Config) -> LocalPart:
+    """Returns the part of the model that stays with each client."""
+    return local_part(config.local, config.local_first) if config.local else NOTHING
 
 
 def round_options(config: Config, task: Task) -> dict[str, Any]:

@@ -100,27 +100,29 @@ def run(
     >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: metric 'test_loss' would hide the history's own; give it another name
+    fedvg_jax.UsageError: metric 'test_loss' is already a name of the history; give it another
     """
     config = _with_trackers(Config() if config is None else config, track)
     settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
     _check_flags(settings)
     config = shared_start.choose_folder(settings, run_folder.resolve)
     if settings.resume and config.out is None:
-        raise UsageError("Config: resume auto finds no run below runs/, and a new one would not be kept; give out")
+        raise UsageError(
+            "Config: resume auto finds no run below runs/, and without out a new one is not stored; set out"
+        )
     tracking.require(config, config.out is not None)
     metrics = metrics or {}
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
     functions = [*callbacks, *metrics.values()] if isinstance(callbacks, Sequence) else [None]
     if not all(map(callable, functions)):
-        raise UsageError("callbacks and metrics must be functions; see the arguments of run")
+        raise UsageError("callbacks and metrics must be functions: a list and a dict of them")
     for number, callback in enumerate(callbacks):
         checks.takes(callback, ("record", "state"), f"callbacks[{number}]")
     for name, metric in metrics.items():
         checks.takes(metric, ("model", "data"), f"metric '{name}'")
         if history.is_reserved(name) or name in evaluation_records.names(config):
-            raise UsageError(f"metric '{name}' would hide the history's own; give it another name")
+            raise UsageError(f"metric '{name}' is already a name of the history; give it another")
     replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
     replacements |= {"selection": selection, "hyper": hyper, "initial": initial}
     if progress:
@@ -149,10 +151,10 @@ def _check_flags(config: Config) -> None:
     """Raises UsageError for a setting that only the command line can follow, or whose file cannot be written."""
     if config.dry_run:
         command = "python -m fedvg_jax.sim --dry-run"
-        raise UsageError(f"Config: dry_run plans a run, which only the command line does: {command}; leave it out")
+        raise UsageError(f"Config: dry_run has no effect in Python; leave it out, or use the command line: {command}")
     # the stored settings of a resumed run name the file that they came from
     if config.config and config.resume in (None, run_folder.AUTO):
-        raise UsageError(f"Config: only the command line reads config; give the settings of {config.config} instead")
+        raise UsageError(f"Config: config has no effect in Python; give the settings of {config.config} as fields")
     flag = hardware.DETERMINISTIC
     if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
         raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")

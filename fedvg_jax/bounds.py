@@ -185,7 +185,7 @@ def _parse(words: Sequence[str]) -> Config:
     commands.refuse_others(given, OF_BOUNDS, "bounds, which train without a federation, in one go")
     config = commands.parse(words)
     if config.resume:
-        raise UsageError("resume is not a setting of bounds, which are measured in one go; leave it out of the file")
+        raise UsageError("bounds cannot be resumed; leave resume out of the file")
     return config
 
 

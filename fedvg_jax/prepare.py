@@ -103,15 +103,17 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     flags = [flag for flag in others if flag != "--download"]
     given = command_line.parse(flags, PROG)
     if "dataset" in given:
-        raise UsageError(f"prepare {name} names its data set; leave out --dataset, or give its name in place of {name}")
+        raise UsageError(f"prepare {name} has its data set already; leave out --dataset, or {name}")
     commands.refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
     config = commands.parse(["--dataset", name, *flags])
     if config.resume:
-        raise UsageError("resume is not a setting of prepare, which has no run to continue; leave it out of the file")
+        raise UsageError("prepare has no run to resume; leave resume out of the file")
     if "--download" not in others:
         return config, False
     if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
-        raise UsageError(f"--download is for tfds:NAME, hf:NAME with a --data-dir DIR, got {name}; no other is fetched")
+        raise UsageError(
+            f"--download is for tfds:NAME and hf:NAME, with --data-dir DIR; got {name}: fetch other files yourself"
+        )
     return config, True
 
 

@@ -24,7 +24,9 @@ def forward(
         UsageError: the task has no `forward`.
     """
     if task.forward is None:
-        raise UsageError("this algorithm needs task.forward, as tasks of linen_task and nnx_task have; add it")
+        raise UsageError(
+            "this algorithm needs task.forward, which this task lacks; use fedvg_jax.linen_task or nnx_task, or add it"
+        )
     return task.forward(params, stats, batch, mask, True, key)
 
 
@@ -35,7 +37,9 @@ def features_of(outputs: Outputs) -> Array:
         UsageError: they are not known.
     """
     if outputs.features is None:
-        raise UsageError("this algorithm needs features; give task.forward Outputs.features, inputs of the last layer")
+        raise UsageError(
+            "this algorithm needs features; task.forward must return the inputs of the last layer as Outputs.features"
+        )
     return tree.wide(outputs.features).reshape(len(outputs.features), -1)
 
 

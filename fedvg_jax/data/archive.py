@@ -126,4 +126,4 @@ def _unpack_tar(file: Path, folder: Path, source: str, wanted: Collection[str]) 
 
 def _check_size(file: Path, name: str, size: int, source: str) -> None:
     if size > MAX_MEMBER:
-        raise UsageError(f"{file}: {name} claims {size:,} bytes; fetch {source} again")
+        raise UsageError(f"{file}: {name} would be {size:,} bytes large; fetch {source} again")

@@ -118,7 +118,7 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
     if unknown := [option for option in options if option not in source.takes]:
         flag = {"size": "--image-size", "splits": "--splits official", "columns": "columns"}[unknown[0]]
         names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{hf.PREFIX}FOLDER"
-        raise UsageError(f"dataset {name} has no {flag}; leave it out, or choose among {names}")
+        raise UsageError(f"dataset {name} does not take {flag}; leave it out, or use one of {names}")
     if name.startswith(hf.PREFIX):
         hf.find(data_dir and Path(data_dir), name.removeprefix(hf.PREFIX))
     elif name not in BUILT_IN:

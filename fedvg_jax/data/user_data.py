@@ -42,7 +42,9 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
         labels = integer_labels(data, "class_names", "leave class_names empty")
         if labels.min() < 0 or labels.max() >= len(data.class_names):
             last = len(data.class_names) - 1
-            raise UsageError(f"data: labels must be 0..{last}, as many as names; got {labels.min()}..{labels.max()}")
+            raise UsageError(
+                f"data: labels must be 0..{last}, one for each class name; got {labels.min()}..{labels.max()}"
+            )
         data = data._replace(y=labels)
     return data if data.groups is None else with_groups(data, np.asarray(data.groups), "data")
 
@@ -242,7 +244,7 @@ def _checked(array, name: str) -> np.ndarray:
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
         largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64
         if largest >= 2**31:
-            raise UsageError(f"data: integers of {name} must be below 2**31 in size; got {largest}")
+            raise UsageError(f"data: integers of {name} must be below 2**31 in absolute value; got {largest}")
     if array.dtype.kind == "f":
         if array.dtype.itemsize > 8:
             raise UsageError(f"data: {name} must have at most 64 bits; got {array.dtype}; use {name}.astype('float32')")
@@ -251,7 +253,7 @@ def _checked(array, name: str) -> np.ndarray:
             raise UsageError(f"data: row {finite.argmin()} of {name} is not finite; correct or remove it")
         most = float(np.finfo(np.float32).max)
         if array.dtype.itemsize == 8 and array.size and max(-array.min(), array.max()) > most:
-            raise UsageError(f"data: floats of {name} must be at most {most:.3g} in size, as in float32; rescale them")
+            raise UsageError(f"data: floats of {name} must be at most {most:.3g}, the largest float32; rescale them")
     return array
 
 

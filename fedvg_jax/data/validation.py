@@ -48,7 +48,10 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     chosen = None
     if share < 1:
         if len(parts.val) < len(parts.train):
-            raise UsageError("validation.clients must be 1 if validation rows belong to no client")
+            raise UsageError(
+                f"validation.clients {share} chooses among clients, and validation rows belong to none here;"
+                " leave it out"
+            )
         count = max(1, round(share * len(parts.val)))
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
     rows = joined(parts.val if chosen is None else [parts.val[k] for k in chosen])

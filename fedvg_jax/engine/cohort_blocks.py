@@ -192,9 +192,11 @@ def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
     """Returns the terms whose weighted means make up the global model; raises as `run_blocks`."""
     dtype = tree.dtype(variables)
     if dtype != tree.wide_dtype(variables):
-        raise UsageError(f"a cohort in blocks takes parameters of at least float32; got {dtype}: use --hold 0")
+        raise UsageError(f"--hold needs parameters in float32 or float64; got {dtype}: use --hold 0")
     if parts.aggregate is not robust.mean:
         raise UsageError("a robust rule needs all models of a cohort at once; use --hold 0 or robust.mean")
     if not parts.weighting.terms:
-        raise UsageError("blocks need weighting.terms; use --hold 0, samples, uniform, fedvg or a mean of two")
+        raise UsageError(
+            "--hold needs a weighting with terms; use --hold 0, or samples, uniform, fedvg or a mean of two"
+        )
     return parts.weighting.terms

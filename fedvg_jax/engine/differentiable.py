@@ -223,7 +223,9 @@ def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules))
     except ValueError:
-        raise UsageError("schedules to stack need one cohort size, batch size and executor; these differ") from None
+        raise UsageError(
+            "schedules to stack must have equal cohort sizes, batch sizes and executors; these differ"
+        ) from None
 
 
 def max_steps(schedules: Sequence[Schedule]) -> int:

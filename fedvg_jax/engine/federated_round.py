@@ -175,7 +175,7 @@ def make_round(
     """
     local = local or local_part.NOTHING
     if local.is_local and algorithm.personal:
-        raise UsageError("clients keep a part of the model (local) or a personal model (algorithm.personal); use one")
+        raise UsageError("local= and an algorithm with personal models do not combine; leave one of them out")
     options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local)
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 

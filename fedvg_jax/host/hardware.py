@@ -307,7 +307,9 @@ def current() -> Hardware:
         return assumed_hardware
     process, found = _of_this_process()
     if process != os.getpid():
-        raise UsageError("a fork of a process that has used JAX hangs; use multiprocessing.get_context('spawn')")
+        raise UsageError(
+            "a fork of a process that has used JAX would hang; start processes by multiprocessing.get_context('spawn')"
+        )
     return found
 
 

@@ -247,7 +247,7 @@ def check_names(arrays: Arrays, expected: Sequence[str], what: str, whose: str) 
     if missing := [name for name in expected if name not in arrays]:
         raise UsageError(f"{what} has no array '{missing[0]}'; expected those of {whose}: {listed}")
     if extra := [name for name in arrays if name not in set(expected)]:
-        raise UsageError(f"{what} has an array '{extra[0]}' that {whose} has not; expected {listed}")
+        raise UsageError(f"{what} has an array '{extra[0]}' that {whose} lacks; expected {listed}")
 
 
 def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
@@ -266,7 +266,7 @@ def _check_measurable(config: Config) -> None:
     """Raises UsageError if the config's weighting needs more than the gradient, or a setting would have no effect."""
     for name in NOT_USED:
         if SETTINGS[name].get(config) != SETTINGS[name].default:
-            raise UsageError(f"{name} has no effect here; weighting and the other settings of fedvg have: leave it out")
+            raise UsageError(f"{name} has no effect here; leave it out, and give only weighting and settings of fedvg")
     for name in rule_names(config.weighting):
         if name in NOT_OF_GRADIENTS:
             raise UsageError(f"weighting {name} needs more than a gradient; use fedvg, generalised or one of sizes")
@@ -301,7 +301,9 @@ def paths_of(names: Iterable[str]) -> dict[str, str]:
     names_of = {path: name for name, path in paths.items()}
     for name, path in paths.items():
         if names_of[path] != name:
-            raise UsageError(f"the model has arrays '{name}' and '{names_of[path]}', which stand for one; rename one")
+            raise UsageError(
+                f"the model has arrays '{name}' and '{names_of[path]}', which would have one name here; rename one"
+            )
     return paths
 
 

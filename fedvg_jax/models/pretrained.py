@@ -99,7 +99,9 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         if name not in tensors:
-            raise UsageError(f"{path} has no tensor {name}, {list(shape)} in {architecture}; is it of another model?")
+            raise UsageError(
+                f"{path} has no tensor {name} {list(shape)}, which {architecture} needs; give a file of this model"
+            )
         if tensors[name].shape != shape:
             raise UsageError(f"{path}: {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}")
     ignored = _COUNTER if variables.stats else _STATISTICS
@@ -107,7 +109,7 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
         is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")
         if name not in names.values() and not (ignored.match(name) or (is_head and not head)):
             described = f"{name}, {list(tensor.shape)}"
-            raise UsageError(f"{path} has a tensor {described}, that {architecture} lacks; is it of another model?")
+            raise UsageError(f"{path} has a tensor {described}, which {architecture} lacks; give a file of this model")
     filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
     return jax.tree.structure(variables).unflatten(filled)
 

@@ -77,7 +77,9 @@ def write(
 def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tuple[int, ...]]:
     """Returns the model as a task, and the shape of the rows that it takes."""
     if MODELS[config.model].is_sequence:
-        raise UsageError(f"model {config.model} has features of places, not of rows; use a model of images or tables")
+        raise UsageError(
+            f"model {config.model} has features of characters, not of rows; use a model of images or tables"
+        )
     shape = arrays.x.shape[1:]
     if size:
         user_data.check_rows_are_images(arrays, "image_size", "leave it out")

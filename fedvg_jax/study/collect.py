@@ -176,7 +176,7 @@ def _read_sweep(folder: Path) -> tuple[Stored, list[Point]]:
     try:
         sweep = sweep_folder.read(folder)
     except UsageError as error:
-        raise UsageError(f"{error}; name {folder / 'points'} to report its runs without it") from None
+        raise UsageError(f"{error}; give {folder / 'points'} to report the runs without that file") from None
     tuned = {name for chosen in sweep.tuned.values() for name in chosen}
     given = frozenset(PASSED.keys() & sweep.given)
     return sweep, [Point(name, None, values, sweep.base, tuned, given) for name, values in sweep.points.items()]
@@ -268,10 +268,12 @@ def _twin(first: Run, second: Run) -> str:
     """
     for name in ("data", "partition"):
         if first.manifest[name] != second.manifest[name]:
-            raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; name only one")
+            raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; report only one")
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
-        raise UsageError(f"{first.folder} and {second.folder} have equal settings and seeds, other results; name one")
+        raise UsageError(
+            f"{first.folder} and {second.folder} have equal settings and seeds but other results; report one"
+        )
     return f"{second.folder.name} repeats {first.folder.name} and is left out"
 
 

@@ -80,7 +80,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     sweep = make_sweep(flags, file, str(own.get("config")))
     in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])  # words may tune a setting of the file
     if both := sorted((in_words & {*file.tune, *tuned}) | (in_file & file.tune.keys())):
-        raise UsageError(f"{both[0]} has a value and is tuned; leave out the value, or the tuning")
+        raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
     points = sweep_points.make_points(sweep)
     tuning = make_tuning(
         {**file.tune, **tuned},
@@ -186,7 +186,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
     """Returns the typed values of one setting; a switch without a value is on."""
     if command_line.is_switch(name):
         if wrong := [word for word in words if word.lower() not in ("true", "false")]:
-            raise UsageError(f"--{name.replace('_', '-')} is true or false; got {wrong[0][:100]}")
+            raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
         raise command_line.missing_value(command_line.flag_of(name))
@@ -208,7 +208,9 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
     for axis in file_axes:
         if len(axis.names) > 1 and (replaced := given & set(axis.names)):
             name = min(replaced)
-            raise UsageError(f"--{name.replace('_', '-')} is zipped with {', '.join(axis.names)} in the file; edit it")
+            raise UsageError(
+                f"--{name.replace('_', '-')} is in a [[zip]] of the file ({', '.join(axis.names)}); change it there"
+            )
     return [axis for axis in file_axes if axis.names[0] not in given]
 
 

@@ -124,7 +124,7 @@ def _axis(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Axis:
     axis = Axis(names, tuple({repr(row): row for row in rows}.values()))
     if names == ("record",) and len(axis.values) > 1:
         joined = ",".join(str(value) for (value,) in axis.values)
-        raise UsageError(f"record changes no result, so it is no axis; for all of them give one value: {joined[:200]}")
+        raise UsageError(f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}")
     return axis
 
 

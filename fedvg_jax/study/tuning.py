@@ -66,7 +66,7 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0)
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
     if useless := [name for name in settings if name in (*HOST, "deterministic")]:
-        raise UsageError(f"tune: {useless[0]} changes no accuracy to choose by; give it one value")
+        raise UsageError(f"tune: {useless[0]} cannot be tuned, because it changes no accuracy; give it one value")
     return Tuning(tuple(sweep_points.cross(settings, "tune")), numbers, budget)
 
 
@@ -91,7 +91,9 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
         if both := set(axis.names) & set(tuning.settings):
             raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
         if len(axis.names) > 1 and set(axis.names) & set(RANGED):
-            raise UsageError(f"seeds are zipped with {', '.join(axis.names)}, so nothing can be tuned; cross them")
+            raise UsageError(
+                f"seeds are in a [[zip]] ({', '.join(axis.names)}), and cannot be tuned over; put seed in [axes]"
+            )
     _refuse_shared_seeds(sweep, tuning)
     kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED or "follow" in axis.values[0])
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
@@ -100,7 +102,7 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
     if others := cells ^ by_cell(points.points, tuning.settings).keys():
         raise UsageError(
             f"tuned {', '.join(tuning.settings)} and the axes {', '.join(name for axis in kept for name in axis.names)}"
-            f" do not combine: only some values have the cell {min(others)}; make the tuned settings axes"
+            f" do not combine: {min(others)} exists for some tuned values only; make the tuned settings axes"
         )
     return points._replace(points=_within_budget(points.points, tuning.settings, tuning.budget))
 

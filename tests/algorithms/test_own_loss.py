@@ -203,7 +203,7 @@ def test_an_nnx_module_has_outputs_and_no_features():
 
     task = fv.nnx_task(make, cross_entropy, data[0][:1])
     fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.fedntd())
-    with pytest.raises(fv.UsageError, match=r"needs features; give task.forward Outputs.features"):
+    with pytest.raises(fv.UsageError, match=r"needs features; task.forward must return [^\n]*Outputs.features"):
         fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.moon())
 
 

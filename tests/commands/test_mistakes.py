@@ -42,7 +42,7 @@ MISTAKES = [
     (prepare, "cifar10", "needs --data-dir DIR"),
     (prepare, "cifar10 --data-dir /no/such", "cs.toronto.edu"),
     (prepare, "digits --splits official", "--splits is not used by --dataset digits; it is used by dermamnist"),
-    (prepare, "cifar10 --download --data-dir x", "no other is fetched"),
+    (prepare, "cifar10 --download --data-dir x", "got cifar10: fetch other files yourself"),
     pytest.param(prepare, "digits --out /proc/no/such", "--out", marks=NEEDS_MATPLOTLIB),
     (prepare, "digits --lr 0.1", "--lr is not an option of prepare"),
     (prepare, "digits --best-on held_out", "--best-on is not an option of prepare"),

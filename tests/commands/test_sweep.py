@@ -92,7 +92,7 @@ REFUSED = {
     "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
     "records as an axis": (
         ["--record", "confusion", "client_drift"],
-        "record changes no result, so it is no axis; for all of them give one value: confusion,client_drift",
+        "record cannot be an axis, because it changes no result; give one value: confusion,client_drift",
     ),
     "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
     "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),

@@ -123,5 +123,5 @@ def test_missing_member_of_an_archive_is_named(tmp_path, name, member, parts):
 def test_member_larger_than_the_limit_is_refused(tmp_path, monkeypatch, name):
     file = pack(write_unpacked(tmp_path / "folder", name), name, tmp_path / "packed")
     monkeypatch.setattr(archive, "MAX_MEMBER", 4)
-    with usage_error(str(file), "claims", "bytes", SETS[name][3]):
+    with usage_error(str(file), "would be", "bytes", SETS[name][3]):
         data.load(name, file)

@@ -184,7 +184,7 @@ def test_groups_may_be_any_integers_or_strings_one_per_row():
         ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
         ({"kind": "group", "groups": None}, ["needs an array groups [T]", "--group-column"]),
         ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
-        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "--min-samples is 17", "fewer"]),
+        ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "fewer than --min-samples 17"]),
         ({"kind": "classes", "classes_per_client": 5}, ["1..4", "got 5"]),
         ({"kind": "classes", "num_clients": 3, "classes_per_client": 1}, ["2..4", "all 4", "got 1"]),
         ({"kind": "shards", "shards_per_client": 0}, ["shards_per_client must be >= 1, got 0"]),
@@ -241,7 +241,7 @@ def test_given_parts_are_taken_as_they_are_and_rows_of_clients_need_the_minimum(
     given = ([[0, 1], [2]], [[3], []], [[4], [5]])
     parts = check(given, test_ratio=0.6, val_ratio=0.3, min_samples=100, seed=7)
     assert [[rows.tolist() for rows in part] for part in parts] == [list(part) for part in given]
-    with usage_error("here", "client 1 has 4", "--min-samples is 5"):
+    with usage_error("here", "client 1 has 4", "fewer than --min-samples 5"):
         check(GIVEN, min_samples=5)
 
 

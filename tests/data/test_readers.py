@@ -200,7 +200,7 @@ def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name)
     [("digits", {"size": (8, 8)}), ("cifar10", {"size": (8, 8)}), ("covid19", {"splits": "official"})],
 )
 def test_unsupported_option_of_a_data_set_is_refused(tmp_path, name, option):
-    with usage_error(f"dataset {name} has no --", "leave it out"):
+    with usage_error(f"dataset {name} does not take --", "leave it out"):
         data.load(name, tmp_path, **option)
 
 

@@ -42,8 +42,8 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     ("content", "parts"),
     [
         (None, ["holds no .txt file", "one .txt file in UTF-8 for each author"]),
-        (b"short", ["a.txt has 5 of at least 65 characters"]),
-        (b"\xff\xfe" * 100, ["a.txt", "no text in UTF-8"]),
+        (b"short", ["a.txt has 5 characters, fewer than 65"]),
+        (b"\xff\xfe" * 100, ["a.txt", "not text in UTF-8"]),
         ("".join(map(chr, range(256, 1400))).encode(), ["1,144 different characters", "1,024"]),
     ],
 )

@@ -49,7 +49,7 @@ def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
         ((-FLOATS * 1e39, LABELS), r"floats of x must be at most 3.4e\+38"),
         ((FLOATS.astype(np.longdouble), LABELS), r"x must have at most 64 bits; .*astype"),
         ((FLOATS, LABELS + 2**40), r"integers of y must be below 2\*\*31"),
-        (fv.Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, as many as names; got 0..2"),
+        (fv.Arrays("mine", FLOATS, LABELS, ("a", "b"), 6), r"labels must be 0..1, one for each class name; got 0..2"),
     ],
 )
 def test_unusable_data_are_refused_in_one_line(data, message):

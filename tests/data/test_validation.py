@@ -49,7 +49,7 @@ def test_clients_without_validation_rows_are_refused():
     ):
         with usage_error(owners, "no validation row", advice):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
-    with usage_error("validation.clients must be 1", "no client"):
+    with usage_error("validation.clients 0.5 chooses among clients", "leave it out"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
 
 

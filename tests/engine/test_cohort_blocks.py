@@ -184,14 +184,14 @@ def test_streamable_names_are_the_rules_with_terms(name):
 def test_make_round_refuses_rules_without_terms_when_traced():
     start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
     step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
-    with pytest.raises(fedvg_jax.UsageError, match=r"blocks need weighting.terms"):
+    with pytest.raises(fedvg_jax.UsageError, match=r"--hold needs a weighting with terms"):
         jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
 
 
 WHOLE = basic.samples().terms[0]
 WRONG = {
-    "none": ((), "weighting.terms, which is empty"),
-    "twice": ((WHOLE, WHOLE), "adds up to [0.33 0.67 1.  ]; weigh has [0.17 0.33 0.5 ]"),
+    "none": ((), "--hold needs a weighting with terms"),
+    "twice": ((WHOLE, WHOLE), "gives [0.33 0.67 1.  ], weigh [0.17 0.33 0.5 ]"),
 }
 
 

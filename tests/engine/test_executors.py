@@ -156,9 +156,9 @@ FEW = Config(clients=6, join_ratio=0.5)
 @pytest.mark.parametrize(
     ("changes", "double", "message"),
     [
-        ({"devices": "5"}, False, "devices 5 of 4 cpu device"),
-        ({"devices": "4"}, False, "devices 4 for a cohort of 3; use --devices 3 or fewer$"),
-        ({"devices": "2"}, True, "in float64; use --devices 1"),
+        ({"devices": "5"}, False, "devices 5, and jax has 4 cpu device"),
+        ({"devices": "4"}, False, "devices 4 is more than a cohort of 3; use --devices 3 or fewer$"),
+        ({"devices": "2"}, True, "float64 on several CPU devices may be wrong; use --devices 1"),
     ],
 )
 def test_unavailable_devices_are_refused(changes, double, message):

@@ -442,7 +442,7 @@ def test_a_cohort_in_blocks_refuses_parameters_of_half_precision():
     """Its running mean would round away the clients of a block."""
     start = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
     start = start._replace(variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), start.variables))
-    with pytest.raises(UsageError, match="at least float32; got bfloat16: use --hold 0"):
+    with pytest.raises(UsageError, match="in float32 or float64; got bfloat16: use --hold 0"):
         worlds.make_round(WORLD, worlds.algorithm("fedavg"), "uniform")(
             start, schedule_of(0, block_size=2), WORLD.data(), worlds.hyper()
         )

@@ -122,5 +122,5 @@ def test_a_selection_must_be_one_and_ask_for_few_losses():
     with pytest.raises(fv.UsageError, match=r"selection must be a fedvg_jax\.Selection of a function; got str"):
         fv.run(CONFIG, selection="size")  # pyright: ignore[reportArgumentType]
     greedy = fv.Selection(lambda population: np.argsort(population.losses(np.arange(8)))[:2], 3)
-    with pytest.raises(fv.UsageError, match="asks for 8 losses; its num_candidates is 3"):
+    with pytest.raises(fv.UsageError, match="asks for 8 losses; at most num_candidates, 3, are allowed"):
         fv.run(CONFIG, selection=greedy)

@@ -12,7 +12,7 @@ from fedvg_jax.runs import loop
 from fedvg_jax.runs.record import folder as run_folder
 
 CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=1, devices="1")
-REFUSED = r"\AConfig: only the command line reads config; give the settings of base.toml instead\Z"
+REFUSED = r"\AConfig: config has no effect in Python; give the settings of base.toml as fields\Z"
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])

@@ -182,7 +182,7 @@ def test_features_of_another_network_are_no_validation_set(features, tmp_path):
     ("flags", "message"),
     [
         (["--lr", "0.1"], "--lr is not an option of prepare features"),
-        (["--model", "gru"], "features of places"),
+        (["--model", "gru"], "features of characters"),
     ],
 )
 def test_command_that_cannot_work_is_refused_in_one_line(images, tmp_path, capsys, flags, message):

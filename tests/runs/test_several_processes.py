@@ -142,10 +142,10 @@ THREE = TWO._replace(num_devices=3, num_processes=3)
 @pytest.mark.parametrize(
     ("hardware", "changes", "message"),
     [
-        (TWO, {"devices": "3"}, "devices 3 for 2 processes; use a multiple of 2"),
-        (TWO, {"devices": "10", "clients": 20}, "devices 10 of 8"),
-        (TWO, {"lanes": "all"}, "lanes all is one vmap on one device; got 2 processes"),
-        (THREE, {"clients": 2}, "3 processes for a cohort of 2; start 2 or fewer"),
+        (TWO, {"devices": "3"}, "devices must be a multiple of the 2 processes; got 3"),
+        (TWO, {"devices": "10", "clients": 20}, "devices 10, and jax has 8 gpu device"),
+        (TWO, {"lanes": "all"}, "lanes all runs on one device only; got 2 processes"),
+        (THREE, {"clients": 2}, "3 processes are more than a cohort of 2; start 2 or fewer"),
     ],
 )
 def test_settings_that_processes_cannot_share_are_refused(hardware, changes, message):

@@ -261,7 +261,7 @@ def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
     study = collect([tmp_path])
     assert len(study.runs) == 1 and study.notes == ("b repeats a and is left out",)
     write_run(tmp_path / "c", (0.1, 0.2, 0.3), method="fedavg")
-    with pytest.raises(UsageError, match="equal settings and seeds, other results"):
+    with pytest.raises(UsageError, match="equal settings and seeds but other results"):
         collect([tmp_path])
 
 

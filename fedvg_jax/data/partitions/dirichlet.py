@@ -164,7 +164,9 @@ def _official_cuts(stream: np.random.RandomState, rows: np.ndarray, num_clients:
     stream.shuffle(rows)
     shares = stream.dirichlet(np.repeat(alpha, num_clients))
     if not np.isfinite(shares.sum()):
-        raise UsageError(f"alpha {alpha} is too small for partition official (0/0); use a larger one, or dirichlet")
+        raise UsageError(
+            f"alpha {alpha} is too small for partition official; use a larger alpha, or partition dirichlet"
+        )
     return (np.cumsum(shares) * len(rows)).astype(np.int64)[:-1]
 
 

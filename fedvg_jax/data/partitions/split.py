@@ -108,7 +108,7 @@ def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -
     if counts.min() < min_samples:
         count = "1 sample" if counts.min() == 1 else f"{counts.min()} samples"
         raise UsageError(
-            f"{source}: client {counts.argmin()} has {count}, and --min-samples is {min_samples}:"
+            f"{source}: client {counts.argmin()} has {count}, fewer than --min-samples {min_samples}:"
             " use fewer clients or a smaller --min-samples"
         )
 

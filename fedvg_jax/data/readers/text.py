@@ -81,13 +81,16 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     """
     characters = sorted(set().union(*texts.values()))
     if len(characters) > MAX_CHARACTERS:
-        raise UsageError(f"{source}: {len(characters):,} different characters, at most {MAX_CHARACTERS:,}; use fewer")
+        raise UsageError(
+            f"{source}: the texts have {len(characters):,} different characters, of at most {MAX_CHARACTERS:,};"
+            " replace rare ones"
+        )
     numbers = {character: number for number, character in enumerate(characters)}
     rows, labels, groups = [], [], []
     for group, (author, text) in enumerate(texts.items()):
         count = (len(text) - 1) // LENGTH
         if count < 1:
-            raise UsageError(f"{source}: {author} has {len(text)} of at least {LENGTH + 1} characters; remove it")
+            raise UsageError(f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; remove its file")
         codes = np.array([numbers[character] for character in text], np.int32)
         rows.append(codes[: count * LENGTH].reshape(count, LENGTH))
         labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))
@@ -103,4 +106,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is no text in UTF-8 ({files.reason(error)}); convert it") from None
+        raise UsageError(f"{path}: is not text in UTF-8 ({files.reason(error)}); convert it") from None

@@ -35,7 +35,7 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
         raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}")
     checks.takes(chosen.choose, ("population",), "selection.choose")
     if departs(config, "cohorts"):
-        raise UsageError("the departure cohorts draws the published cohorts; leave it out beside a selection")
+        raise UsageError("--departures cohorts and a selection both choose the cohorts; leave one out")
     if chosen.num_candidates and pool_is_on_host:
         raise UsageError("this selection measures losses on the device, and rows are on the host; use placement device")
     return chosen
@@ -71,7 +71,10 @@ def make_cohorts(
         def losses(clients: Any) -> np.ndarray:
             if len(clients) > chosen.num_candidates:
                 most = chosen.num_candidates
-                raise UsageError(f"selection.choose asks for {len(clients)} losses; its num_candidates is {most}")
+                raise UsageError(
+                    f"selection.choose asks for {len(clients)} losses; at most num_candidates, {most}, are allowed:"
+                    " raise it"
+                )
             return np.array([loss(state.variables, client) if state else 0.0 for client in clients], np.float64)
 
         known = Population(number, schedule.selection_stream(config.seed, number), sizes, count, losses)

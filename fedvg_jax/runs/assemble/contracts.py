@@ -278,7 +278,7 @@ def check_weighting(
     for name, arguments in _ARGUMENTS.items():
         checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
     if in_blocks and not weighting.terms:
-        raise UsageError("hold needs weighting.terms, which is empty; name its terms, or use --hold 0")
+        raise UsageError("--hold needs a weighting with terms; set weighting.terms, or use --hold 0")
     model, few = hw.jit_once(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
     with checks.without_notes():
         trial = _jitted_trial(bind or weighting, in_blocks)
@@ -286,7 +286,10 @@ def check_weighting(
     checks.distributions(weights, _CLIENTS, "weighting.weigh: weights")
     for path, whole in tree.by_path(weights).items():
         if not np.allclose(whole, added := tree.by_path(sums)[path], rtol=1e-3, atol=1e-5):
-            raise UsageError(f"weighting.terms: leaf '{path}' adds up to {added.round(2)}; weigh has {whole.round(2)}")
+            raise UsageError(
+                f"weighting.terms: leaf '{path}' gives {added.round(2)}, weigh {whole.round(2)};"
+                " both must give the same weights"
+            )
 
 
 def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
@@ -350,7 +353,7 @@ def _run_trial(
     for name, leaf in detail.items():
         _check_recordable(leaf, f"weighting.detail '{name}'")
     if hidden := next(filter(history.is_reserved, detail), None):
-        raise UsageError(f"weighting.detail '{hidden}' would hide the history's own; give it another name")
+        raise UsageError(f"weighting.detail '{hidden}' is already a name of the history; give it another")
     _leading(detail, _CLIENTS, "weighting.detail", "clients")
     if not in_blocks:
         return weights, weights

@@ -112,7 +112,9 @@ def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperpara
                 f" {declared[parameter.name].doc or declared[parameter.name].value}; rename one"
             )
         if parameter.name in registry.LOCAL_TRAINING:
-            raise UsageError(f"hyperparameter '{parameter.name}' is one of local training; give it another name")
+            raise UsageError(
+                f"hyperparameter '{parameter.name}' is already one of local training; give yours another name"
+            )
     return declared
 
 

@@ -83,7 +83,7 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
     if isinstance(partition, str):
         raise UsageError(f"partition= takes the clients' rows; {partition!r} is a setting, Config(partition=...)")
     if config.holdout != "client" and not isinstance(partition, tuple):
-        raise UsageError(f"holdout {config.holdout} precedes the partition; use client, or give (train, val, test)")
+        raise UsageError(f"holdout {config.holdout} is made before a partition; use client, or give (train, val, test)")
     return _checked(config, arrays, partition, "the partition given")
 
 

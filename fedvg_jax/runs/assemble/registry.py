@@ -412,14 +412,16 @@ def num_devices(config: Config) -> int:
         return min(most, processes * -(-size // processes))
     wanted = int(config.devices)
     if wanted > processes and double and not hw.choices().is_float64_safe_on_many_devices:
-        raise UsageError(f"devices {wanted} of a CPU are unsafe in float64; use --devices 1, or unset JAX_ENABLE_X64")
+        raise UsageError(
+            f"devices {wanted}: float64 on several CPU devices may be wrong; use --devices 1, or no JAX_ENABLE_X64"
+        )
     if wanted > available:
         raise UsageError(
-            f"devices {wanted} of {available} {hardware.platform} device(s); use --devices auto"
+            f"devices {wanted}, and jax has {available} {hardware.platform} device(s); use --devices auto"
             + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
         )
     if wanted > size:
-        raise UsageError(f"devices {wanted} for {_unit(config, size)}; use --devices {size} or fewer")
+        raise UsageError(f"devices {wanted} is more than {_unit(config, size)}; use --devices {size} or fewer")
     return wanted
 
 
@@ -428,11 +430,11 @@ def _check_processes(config: Config, processes: int, size: int) -> None:
     if processes == 1:
         return
     if config.lanes == "all":
-        raise UsageError(f"lanes all is one vmap on one device; got {processes} processes; use --lanes auto")
+        raise UsageError(f"lanes all runs on one device only; got {processes} processes; use --lanes auto")
     if processes > size:
-        raise UsageError(f"{processes} processes for {_unit(config, size)}; start {size} or fewer")
+        raise UsageError(f"{processes} processes are more than {_unit(config, size)}; start {size} or fewer")
     if config.devices != "auto" and int(config.devices) % processes:
-        raise UsageError(f"devices {config.devices} for {processes} processes; use a multiple of {processes}")
+        raise UsageError(f"devices must be a multiple of the {processes} processes; got {config.devices}")
 
 
 def _unit(config: Config, size: int) -> str:

@@ -103,11 +103,11 @@ def config_from_json(settings: dict, source: str) -> Config:
         UsageError: they are not settings.
     """
     if not isinstance(settings, dict):
-        raise UsageError(f"{source} is damaged (no table of settings); the run cannot be resumed")
+        raise UsageError(f"{source} is damaged (it has no settings); the run cannot be resumed")
     try:
         flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
     except RecursionError:
-        raise UsageError(f"{source} is damaged (tables in tables); the run cannot be resumed") from None
+        raise UsageError(f"{source} is damaged (nested too deeply); the run cannot be resumed") from None
     return configs.apply(Config(), flat, source)
 
 
@@ -257,7 +257,7 @@ def refuse_other_sources(
         stored = manifest.get(name, digest)
         if stored != digest and name == "hyperparameters":
             values, others = stored or "no given hyperparameters", digest or "none"
-            raise UsageError(f"{folder} ran with {values}, not {others}; pass the same")
+            raise UsageError(f"{folder} ran with {values}; got {others}: pass the same hyper=")
         if stored != digest:
             other = "other data" if name == "data" else f"another {name.replace('_', ' ')}"
             raise UsageError(f"{folder} ran on {other} (its manifest.json); give the files it ran on")

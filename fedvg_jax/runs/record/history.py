@@ -156,10 +156,10 @@ class History(_Results):
         >>> History([], {}, None, None).client_variables(0)
         Traceback (most recent call last):
             ...
-        fedvg_jax.UsageError: models of clients are read from the run folder, and this run has none; give out
+        fedvg_jax.UsageError: models of clients are in the run folder, and this run has none; run it with out=FOLDER
         """
         if self.folder is None:
-            raise UsageError("models of clients are read from the run folder, and this run has none; give out")
+            raise UsageError("models of clients are in the run folder, and this run has none; run it with out=FOLDER")
         from fedvg_jax.runs.record import checkpoint  # which imports jax
 
         return checkpoint.client_variables(self.folder, client)
@@ -265,7 +265,7 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
         UsageError: `loss` is not among the metrics, or a metric is not one number.
     """
     if "loss" not in metrics:
-        raise UsageError(f"task.metrics must give loss, whatever else; got {', '.join(metrics) or 'nothing'}")
+        raise UsageError(f"task.metrics must return loss among its metrics; got {', '.join(metrics) or 'nothing'}")
     for name, value in metrics.items():
         if np.ndim(value):
             raise UsageError(f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}")

@@ -155,7 +155,10 @@ RULES = {
         "weighting.detail 'own' is complex64; expected an",
     ),
     "a detail without a name": (by(detail=lambda ones: {3: ones}), "weighting.detail must return a dict of arrays"),
-    "a detail of the history's": (by(detail=lambda ones: {"weights": ones}), "'weights' would hide the history's own"),
+    "a detail of the history's": (
+        by(detail=lambda ones: {"weights": ones}),
+        "'weights' is already a name of the history",
+    ),
     "no number": (
         basic.by_scalar(lambda *_: None),
         "weighting.signal: by_scalar got NoneType; expected one number, of",

@@ -58,7 +58,7 @@ def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
 
 def test_hyperparameters_of_local_training_are_not_declared_again():
     own = algorithms.fedavg()._replace(defaults=(Hyperparameter("momentum", 0.5),))
-    with pytest.raises(UsageError, match="'momentum' is one of local training"):
+    with pytest.raises(UsageError, match="'momentum' is already one of local training"):
         merge_hyperparameters(config.Config(), own, weightings.uniform())
 
 
@@ -68,6 +68,6 @@ def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_p
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
     fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})
     longer = dataclasses.replace(settings, rounds=2, resume=str(settings.out))
-    with pytest.raises(UsageError, match=r"ran with boost=3.0, not boost=2.0; pass the same"):
+    with pytest.raises(UsageError, match=r"ran with boost=3.0; got boost=2.0: pass the same"):
         fedvg_jax.run(longer, algorithm=own)
     assert len(fedvg_jax.run(longer, algorithm=own, hyper={"boost": 3.0}).records) == 2

@@ -27,15 +27,15 @@ from fedvg_jax.weightings import signals
 
 # %%
 def with_traces(fedvg: Weighting, model) -> Weighting:
-    def signal(hyper, report, data):
-        mean = signals.validation_gradient(model, False, 1)(hyper, report, data)
+    def signal(hyper, client, data):
+        mean = signals.validation_gradient(model, False, 1)(hyper, client, data)
         pool, _ = fv.tree.gather(data.pool, data.val.reshape(-1))
-        own = jax.tree.map(lambda x: x[None], report.variables.params)
+        own = jax.tree.map(lambda x: x[None], client.variables.params)
         drawn = fv.sampled_joint_fisher(logits, own, pool.x, jax.random.key(0), num_samples=2)
         return {
-            "fedvg": fedvg.signal(hyper, report, data),
+            "fedvg": fedvg.signal(hyper, client, data),
             "squared_l2": sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(mean)),
-            "empirical": jax.tree.map(norms.l1, signals.fisher(model)(hyper, report, data)),
+            "empirical": jax.tree.map(norms.l1, signals.fisher(model)(hyper, client, data)),
             "sampled": jax.tree.map(lambda x: x[0], drawn),
         }
 
@@ -51,7 +51,7 @@ def with_traces(fedvg: Weighting, model) -> Weighting:
 
     return Weighting(
         signal,
-        lambda hyper, measured, returns: fedvg.weigh(hyper, measured["fedvg"], returns),
+        lambda hyper, measured, view: fedvg.weigh(hyper, measured["fedvg"], view),
         lambda measured: fedvg.score(measured["fedvg"]),
         lambda measured: {name: value[:, None] for name, value in traces(measured).items()},
     )

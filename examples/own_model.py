@@ -116,16 +116,16 @@ def of_nnx() -> Task:
 
 # %%
 def by_certainty(task: Task) -> Weighting:
-    def entropy(hyper, report, data):
+    def entropy(hyper, client, data):
         def summed(rows):
             batch, mask = tree.gather(data.pool, rows)
-            logs = jax.nn.log_softmax(task.predict(*report.variables, batch))
+            logs = jax.nn.log_softmax(task.predict(*client.variables, batch))
             return jnp.where(mask, -(jnp.exp(logs) * logs).sum(-1), 0).sum()
 
         return signals.mean_over(summed, data.val)
 
-    def weigh(hyper, entropies, returns):
-        return broadcast_weights(shares(1 / (entropies + hyper["eps"]), returns.present), returns)
+    def weigh(hyper, entropies, view):
+        return broadcast_weights(shares(1 / (entropies + hyper["eps"]), view.present), view)
 
     return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=no_detail)
 

@@ -17,7 +17,7 @@ from benchmarks.speed import cases
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch, Data, Report, SimState, Task, Variables
+from fedvg_jax.core.types import Batch, ClientReturn, Data, SimState, Task, Variables
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, local_training
 from fedvg_jax.engine import schedule as schedules
@@ -158,7 +158,7 @@ def scoring_rates(box: Box, way: Way, sizes: tuple[int, ...]) -> dict[str, float
         measure = signals.validation_gradient(task, True, max(1, rows // BATCH))
 
         def score(variables: Variables, data: Data):
-            return measure({}, Report(variables, jnp.int32(1), variables.params), data)
+            return measure({}, ClientReturn(variables, jnp.int32(1), variables.params), data)
 
         run = jax.jit(score).lower(variables, data).compile()
         return lambda: jax.block_until_ready(run(variables, data))

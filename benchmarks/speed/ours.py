@@ -26,7 +26,7 @@ from jax import lax
 from benchmarks import machine
 from benchmarks.speed import cases, contest
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Data, Executor, Hyper, Report, Returns, Schedule, SimState, Variables
+from fedvg_jax.core.types import ClientReturn, Data, Executor, Hyper, Schedule, ServerView, SimState, Variables
 from fedvg_jax.engine import executors, lane_plan, local_training, robust
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.assemble import registry
@@ -189,17 +189,17 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         trained = executor.train(client, (state, data, hyper), planned)
         return Variables(trained.params, trained.stats)
 
-    def measure(shared, report):
+    def measure(shared, client):
         hyper, data = shared
-        return weighting.signal(hyper, report, data)
+        return weighting.signal(hyper, client, data)
 
     def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
-        reports = Report(clients, planned.num_samples, deltas)
+        reports = ClientReturn(clients, planned.num_samples, deltas)
         return executor.map(measure, (hyper, data), reports)
 
     def aggregate(state, clients, signals, planned, data, hyper):
-        weights = weighting.weigh(hyper, signals, Returns(state.variables, clients, planned.shuffle, data))
+        weights = weighting.weigh(hyper, signals, ServerView(state.variables, clients, planned.shuffle, data))
         key = jax.random.key(0)
         return robust.mean(hyper, key, state.variables, clients, weights, sharding=executor.clients)
 

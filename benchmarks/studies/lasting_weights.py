@@ -31,7 +31,7 @@ import fedvg_jax as fv
 from benchmarks import machine
 from benchmarks.studies.client_values import interval, parse_command, write_result
 from benchmarks.studies.paper.validity import rank_correlation
-from fedvg_jax.core.types import Hyper, Returns, Tree, Variables, Weighting
+from fedvg_jax.core.types import Hyper, ServerView, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.assemble.simulation import load_data
@@ -97,10 +97,10 @@ class Parts(NamedTuple):
 def scale_weighting(rule: Weighting) -> Weighting:
     """Returns a weighting proportional to `hyper["factors"]` [K] times weights of `rule` to the `hyper["power"]`."""
 
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        weights = jax.tree.leaves(rule.weigh(hyper, measured, returns))[0]
+    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        weights = jax.tree.leaves(rule.weigh(hyper, measured, view))[0]
         raw = hyper["factors"] * jax.numpy.where(hyper["power"] > 0, weights, 1)
-        return fv.weightings.broadcast_weights(fv.weightings.shares(raw, returns.present), returns)
+        return fv.weightings.broadcast_weights(fv.weightings.shares(raw, view.present), view)
 
     return rule._replace(weigh=weigh, terms=())
 

@@ -208,10 +208,10 @@ def takes(function: Any, arguments: Sequence[str], what: str) -> None:
         arguments: their names.
         what: name of the function in messages.
 
-    >>> takes(lambda hyper, signals: None, ("hyper", "signals", "returns"), "weighting.weigh")
+    >>> takes(lambda hyper, signals: None, ("hyper", "signals", "view"), "weighting.weigh")
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: weighting.weigh takes (hyper, signals); it is called with (hyper, signals, returns)
+    fedvg_jax.UsageError: weighting.weigh takes (hyper, signals); it is called with (hyper, signals, view)
     """
     listed = f"({', '.join(arguments)})"
     if not callable(function):

@@ -327,8 +327,8 @@ class Algorithm(NamedTuple):
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------
-class Report(NamedTuple):
-    """What a signal is computed from: the return of one client."""
+class ClientReturn(NamedTuple):
+    """What one client returns, from which a signal is computed."""
 
     variables: Variables
     """theta_k and running statistics."""
@@ -338,7 +338,7 @@ class Report(NamedTuple):
     """delta_k = theta_g - theta_k, trained tensors only."""
 
 
-class Returns(NamedTuple):
+class ServerView(NamedTuple):
     """What the server holds when it weighs the cohort."""
 
     variables: Variables
@@ -353,8 +353,8 @@ class Returns(NamedTuple):
     to 1."""
 
 
-Signal = Callable[[Hyper, Report, Data], Tree]
-"""(hyper, one client's report, data) -> pytree of scalars []: the expensive part of a weighting"""
+Signal = Callable[[Hyper, ClientReturn, Data], Tree]
+"""(hyper, one client's return, data) -> pytree of scalars []: the expensive part of a weighting"""
 
 Norm = Callable[["Array"], "Array"]
 """tensor -> non-negative scalar []"""
@@ -362,29 +362,29 @@ Norm = Callable[["Array"], "Array"]
 Grouping = Callable[[Variables, Callable[[str], str]], Variables]
 """(variables, block_of) -> like the variables, with a group number in every leaf; -1 takes uniform weights"""
 
-Weigh = Callable[[Hyper, Tree, Returns], Variables]
-"""(hyper, signals with leaves [K], returns) -> weights: like the variables, every leaf [K]"""
+Weigh = Callable[[Hyper, Tree, ServerView], Variables]
+"""(hyper, signals with leaves [K], view) -> weights: like the variables, every leaf [K]"""
 
 
 class Term(NamedTuple):
     """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on signals j and k only.
 
-    The weights sum to 1, are finite for finite signals, and use neither `clients` nor `shuffle` of the returns.
+    The weights sum to 1, are finite for finite signals, and use neither `clients` nor `shuffle` of the view.
     """
 
     weigh: Weigh
-    """(hyper, signals with leaves [K], returns) -> the term's weights s_k^t: like the variables, every leaf [K]"""
-    share: Callable[[Hyper, Tree, Returns], Variables]
-    """(hyper, signals with leaves [K], returns) -> c_t of the whole cohort: like the variables, every leaf []"""
+    """(hyper, signals with leaves [K], view) -> the term's weights s_k^t: like the variables, every leaf [K]"""
+    share: Callable[[Hyper, Tree, ServerView], Variables]
+    """(hyper, signals with leaves [K], view) -> c_t of the whole cohort: like the variables, every leaf []"""
 
 
 class Weighting(NamedTuple):
     """A rule for the aggregation weights s_k: `weigh` of the clients' signals."""
 
     signal: Signal
-    """(hyper, one client's report, data) -> pytree of scalars []"""
+    """(hyper, one client's return, data) -> pytree of scalars []"""
     weigh: Weigh
-    """(hyper, signals with leaves [K], returns) -> weights: like the variables, every leaf [K] >= 0 with sum 1"""
+    """(hyper, signals with leaves [K], view) -> weights: like the variables, every leaf [K] >= 0 with sum 1"""
     score: Callable[[Tree], Array]
     """signals with leaves [K] -> [K], the number that the history shows per client, e.g. G_k"""
     detail: Callable[[Tree], dict[str, Array]]

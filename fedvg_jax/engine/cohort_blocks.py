@@ -76,7 +76,7 @@ def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     running = lax.scan(add_block, empty, jnp.arange(len(positions)))[0]
 
     table, weights = jax.tree.map(lambda column: column[: len(inputs.positions)], (running.table, running.weights))
-    returned = steps.returns(inputs, table)
+    returned = steps.server_view(inputs, table)
     shares = [term.share(inputs.hyper, table.measured, returned) for term in terms]
     averages = Averages(
         streaming.combine_terms(shares, weights),

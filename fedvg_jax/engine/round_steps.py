@@ -21,6 +21,7 @@ from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,
+    ClientReturn,
     Cohort,
     Data,
     Executor,
@@ -28,9 +29,8 @@ from fedvg_jax.core.types import (
     Loop,
     Metrics,
     Probe,
-    Report,
-    Returns,
     Schedule,
+    ServerView,
     SimState,
     Task,
     Tree,
@@ -198,8 +198,8 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) ->
     def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
         (hyper, data, params), (variables, num_samples) = shared, returned
         delta = tree.sub(params, parts.local.restored(variables.params, params))
-        report = Report(variables, num_samples, delta)
-        return parts.weighting.signal(hyper, report, data)
+        client = ClientReturn(variables, num_samples, delta)
+        return parts.weighting.signal(hyper, client, data)
 
     shared = (inputs.hyper, inputs.data, inputs.state.variables.params)
     entries = (clients, inputs.schedule.num_samples)
@@ -236,7 +236,7 @@ def weigh_clients(
     Returns:
         The table, in which clients with a non-finite weight are absent; the weights; and `Metrics.extremes`.
     """
-    returned = returns(inputs, table, None if clients is None else sent_models(parts, inputs, clients))
+    returned = server_view(inputs, table, None if clients is None else sent_models(parts, inputs, clients))
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
     extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
@@ -266,9 +266,9 @@ def drop_nonfinite(table: ClientTable, scalars: Tree) -> ClientTable:
     return table._replace(finite=table.finite & finite, present=table.present & finite)
 
 
-def returns(inputs: RoundInputs, table: ClientTable, clients: Variables | None = None) -> Returns:
+def server_view(inputs: RoundInputs, table: ClientTable, clients: Variables | None = None) -> ServerView:
     """Returns what the server holds when it weighs the cohort; arguments as in `weigh_clients`."""
-    return Returns(inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present)
+    return ServerView(inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present)
 
 
 def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables) -> Variables:

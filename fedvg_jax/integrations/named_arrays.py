@@ -20,7 +20,7 @@ from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Data, Hyper, Report, Returns, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.runs.assemble import hyperparameters
 from fedvg_jax.runs.assemble.registry import make_weighting
 from fedvg_jax.weightings import aggregate, basic
@@ -102,10 +102,10 @@ def make_scheme(
     def to_names(variables: Variables) -> dict[str, np.ndarray]:
         return {names[path]: leaf for part in variables for path, leaf in part.items()}
 
-    def gradient_of(hyper: Hyper, report: Report, data: Data) -> Tree:
-        gradients = gradient({name: np.array(array) for name, array in to_names(report.variables).items()})
+    def gradient_of(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+        gradients = gradient({name: np.array(array) for name, array in to_names(client.variables).items()})
         check_names(gradients, sorted(trained), "gradient", "its first call")
-        return {path: _wide(gradients[names[path]]) for path in report.variables.params}
+        return {path: _wide(gradients[names[path]]) for path in client.variables.params}
 
     def shapes(key: jax.Array) -> Variables:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), to_variables(floats))
@@ -123,7 +123,7 @@ def make_scheme(
             return _wide(np.asarray(origin, np.float64) - np.asarray(array, np.float64))
 
         delta: Any = jax.tree.map(difference, theta.params, variables.params)
-        return weighting.signal(hyper, Report(variables, jnp.int32(num_samples), delta), _EMPTY)
+        return weighting.signal(hyper, ClientReturn(variables, jnp.int32(num_samples), delta), _EMPTY)
 
     return Scheme(weighting, hyper, to_variables, to_names, measure)
 
@@ -154,8 +154,8 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
     # rules with terms read no models
     stacked = None if weighting.terms else _stack([v if p else theta for v, p in zip(models, present, strict=True)])
     order = np.arange(len(clients), dtype=np.int32)[::-1] if shuffle is None else shuffle
-    returns = Returns(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(present))
-    weights = weighting.weigh(scheme.hyper, signals, returns)
+    view = ServerView(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(present))
+    weights = weighting.weigh(scheme.hyper, signals, view)
     present &= np.asarray(tree.is_finite((weights, jnp.asarray(present))))
     if not present.any():
         return _no_weights(scheme, theta, present)

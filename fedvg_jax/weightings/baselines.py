@@ -12,11 +12,11 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
+    ClientReturn,
     Data,
     Hyper,
     Hyperparameter,
-    Report,
-    Returns,
+    ServerView,
     Task,
     Tree,
     UsageError,
@@ -36,11 +36,11 @@ FITTED_DEFAULTS = (
 def permuted(rule: Weighting) -> Weighting:
     """Returns the placebo: the weights of `rule`, shuffled over the present clients. Its scores are the rule's."""
 
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        absent = ~jnp.broadcast_to(returns.present, returns.shuffle.shape)
-        source = returns.shuffle[jnp.argsort(absent[returns.shuffle])]
+    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        absent = ~jnp.broadcast_to(view.present, view.shuffle.shape)
+        source = view.shuffle[jnp.argsort(absent[view.shuffle])]
         target = jnp.argsort(absent)
-        return jax.tree.map(lambda w: w.at[target].set(w[source]), rule.weigh(hyper, measured, returns))
+        return jax.tree.map(lambda w: w.at[target].set(w[source]), rule.weigh(hyper, measured, view))
 
     return rule._replace(weigh=weigh, terms=())
 
@@ -51,8 +51,8 @@ def inverse_samples() -> Weighting:
     A client without rows has weight 0.
     """
 
-    def signal(hyper: Hyper, report: Report, data: Data) -> Array:
-        rows = signals.num_samples(hyper, report, data)
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Array:
+        rows = signals.num_samples(hyper, client, data)
         return jnp.where(rows > 0, 1 / jnp.maximum(rows, 1), 0)
 
     return by_scalar(signal)
@@ -65,11 +65,11 @@ def val_loss(task: Task) -> Weighting:
     weights, which the run reports.
     """
 
-    def weigh(hyper: Hyper, loss: Array, returns: Returns) -> Variables:
+    def weigh(hyper: Hyper, loss: Array, view: ServerView) -> Variables:
         shifted = loss + hyper["eps"]
-        refuse_negative(jnp.where(returns.present, shifted, 0), "weighting val_loss")
+        refuse_negative(jnp.where(view.present, shifted, 0), "weighting val_loss")
         raw = reciprocal(shifted)
-        return broadcast_weights(shares(jnp.where(shifted < 0, -raw, raw), returns.present), returns)
+        return broadcast_weights(shares(jnp.where(shifted < 0, -raw, raw), view.present), view)
 
     return Weighting(
         signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS
@@ -100,15 +100,15 @@ def fltrust(task: Task) -> Weighting:
     Source: Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021.
     """
 
-    def weigh(hyper: Hyper, lengths: Array, returns: Returns) -> Variables:
-        trained = server_model(task, hyper, returns.variables, returns.data)
-        own = jax.tree.map(tree.wide, tree.sub(returns.variables.params, trained.params))
-        deltas = jax.tree.map(lambda p, c: tree.wide(p[None] - c), returns.variables.params, _models(returns).params)
+    def weigh(hyper: Hyper, lengths: Array, view: ServerView) -> Variables:
+        trained = server_model(task, hyper, view.variables, view.data)
+        own = jax.tree.map(tree.wide, tree.sub(view.variables.params, trained.params))
+        deltas = jax.tree.map(lambda p, c: tree.wide(p[None] - c), view.variables.params, _models(view).params)
         agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, own))(deltas)
         # cosine / length; ||delta_0|| is a common factor
         squared = lengths**2
         trust = jnp.where(squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0)
-        return broadcast_weights(shares(trust, returns.present), returns)
+        return broadcast_weights(shares(trust, view.present), view)
 
     return Weighting(signals.drift, weigh, score=lambda lengths: lengths, detail=no_detail)
 
@@ -149,34 +149,34 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
     Source: Kivinen and Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors", 1997.
     """
 
-    def weigh(hyper: Hyper, ones: Array, returns: Returns) -> Variables:
+    def weigh(hyper: Hyper, ones: Array, view: ServerView) -> Variables:
         def loss(model: Variables, rows: Array) -> Array:
-            return signals.summed_loss(task, model, returns.data.pool, rows)
+            return signals.summed_loss(task, model, view.data.pool, rows)
 
         def averaged(s: Array) -> Variables:
-            return aggregate(returns.variables, _models(returns), broadcast_weights(s, returns))
+            return aggregate(view.variables, _models(view), broadcast_weights(s, view))
 
         def weights(logs: Array) -> Array:
-            return shares(jax.nn.softmax(jnp.where(returns.present, logs, jnp.finfo(logs.dtype).min)), returns.present)
+            return shares(jax.nn.softmax(jnp.where(view.present, logs, jnp.finfo(logs.dtype).min)), view.present)
 
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
-            gradient = signals.mean_gradient(loss, model, returns.data.val)
+            gradient = signals.mean_gradient(loss, model, view.data.val)
             step_rate = hyper["fit_rate"] if rate is None else rate
             return logs - step_rate * gradient_of_weights(tree.like(gradient, model))[0]
 
-        return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), returns)
+        return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view)
 
     defaults = FITTED_DEFAULTS if rate is None else ()
     return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=defaults)
 
 
-def _models(returns: Returns) -> Variables:
+def _models(view: ServerView) -> Variables:
     """Returns the models of the cohort, stacked [K, ...].
 
     Raises:
         UsageError: the cohort is in several cohort blocks, so that its models are not held at once.
     """
-    if returns.clients is None:
+    if view.clients is None:
         raise UsageError("this weighting compares all models of a cohort at once; use --hold 0")
-    return returns.clients
+    return view.clients

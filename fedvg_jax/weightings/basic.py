@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.core.types import Hyper, Hyperparameter, Returns, Signal, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import Hyper, Hyperparameter, ServerView, Signal, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals, streaming
 
 GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, in the order of the cohort")
@@ -35,15 +35,15 @@ def given(rule: Weighting | None = None) -> Weighting:
 
     >>> weights = given()
     >>> model = Variables({"w": jnp.zeros(1)}, {})
-    >>> returns = Returns(model, model, jnp.arange(2), None)
-    >>> weights.weigh({"given": jnp.array([1.0, 3.0])}, jnp.ones(2), returns).params["w"].tolist()
+    >>> view = ServerView(model, model, jnp.arange(2), None)
+    >>> weights.weigh({"given": jnp.array([1.0, 3.0])}, jnp.ones(2), view).params["w"].tolist()
     [0.25, 0.75]
     """
     rule = rule or uniform()
 
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        raw = jnp.broadcast_to(hyper["given"], returns.shuffle.shape)
-        return broadcast_weights(shares(raw, returns.present), returns)
+    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        raw = jnp.broadcast_to(hyper["given"], view.shuffle.shape)
+        return broadcast_weights(shares(raw, view.present), view)
 
     return rule._replace(weigh=weigh, terms=(), defaults=(*rule.defaults, GIVEN))
 
@@ -54,21 +54,21 @@ def by_scalar(signal: Signal) -> Weighting:
         s_k = m_k / sum_j m_j
 
     Args:
-        signal: (hyper, report, data) -> m_k >= 0, a scalar. If all are 0, the weights are uniform.
+        signal: (hyper, client, data) -> m_k >= 0, a scalar. If all are 0, the weights are uniform.
 
-    >>> rule = by_scalar(lambda hyper, report, data: report.num_samples)
+    >>> rule = by_scalar(lambda hyper, client, data: client.num_samples)
     >>> model = Variables({"w": jnp.zeros(1)}, {})
-    >>> rule.weigh({}, jnp.array([1.0, 3.0]), Returns(model, model, jnp.arange(2), None)).params["w"].tolist()
+    >>> rule.weigh({}, jnp.array([1.0, 3.0]), ServerView(model, model, jnp.arange(2), None)).params["w"].tolist()
     [0.25, 0.75]
     """
 
-    def weigh(hyper: Hyper, raw: Array, returns: Returns) -> Variables:
+    def weigh(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
         shape = getattr(raw, "shape", None)
         if shape is None or len(shape) != 1:
             got = f"shape {shape[1:]}" if shape else type(raw).__name__
             raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
         refuse_negative(raw, "weighting.signal: by_scalar")
-        return broadcast_weights(shares(raw, returns.present), returns)
+        return broadcast_weights(shares(raw, view.present), view)
 
     return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=streaming.single_term(weigh))
 
@@ -79,12 +79,12 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
     The score is the second's.
     """
 
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        a, b = (w.weigh(hyper, m, returns) for w, m in zip((first, second), measured, strict=True))
+    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        a, b = (w.weigh(hyper, m, view) for w, m in zip((first, second), measured, strict=True))
         return jax.tree.map(lambda x, y: (x + y) / 2, a, b)
 
     return Weighting(
-        signal=lambda *report: (first.signal(*report), second.signal(*report)),
+        signal=lambda *client: (first.signal(*client), second.signal(*client)),
         weigh=weigh,
         score=lambda measured: second.score(measured[1]),
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
@@ -137,9 +137,9 @@ def reciprocal(score: Array) -> Array:
     return jnp.where(is_below, 1 / least, 1 / jnp.where(is_below, 1, score))
 
 
-def broadcast_weights(weights: Array, returns: Returns) -> Variables:
+def broadcast_weights(weights: Array, view: ServerView) -> Variables:
     """Returns the same weights [K] for every tensor of the model."""
-    return jax.tree.map(lambda _: weights, returns.variables)
+    return jax.tree.map(lambda _: weights, view.variables)
 
 
 def renormalise_over_present(present: Array, weights: Variables) -> Variables:

@@ -18,11 +18,11 @@ from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import (
+    ClientReturn,
     Data,
     Hyper,
     Hyperparameter,
-    Report,
-    Returns,
+    ServerView,
     Task,
     Tree,
     UsageError,
@@ -104,14 +104,14 @@ def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **
     """
     parts = norm_parts(task, norm, granularity, **options)
 
-    def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, Array]:
-        tensor_norms = _multiplied(parts.signal(hyper, report, data), hyper.get("multipliers"))
-        return tensor_norms, signals.num_samples(hyper, report, data)
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Array]:
+        tensor_norms = _multiplied(parts.signal(hyper, client, data), hyper.get("multipliers"))
+        return tensor_norms, signals.num_samples(hyper, client, data)
 
-    def weigh(hyper: Hyper, measured: tuple[Tree, Array], returns: Returns) -> Variables:
+    def weigh(hyper: Hyper, measured: tuple[Tree, Array], view: ServerView) -> Variables:
         exponent, temperature, eps, mix = (hyper[name] for name in ("exponent", "temperature", "eps", "mix"))
         weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
-        return parts.weights(weights_of_mean, measured[0], returns.variables.stats, returns.present)
+        return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.present)
 
     return Weighting(
         signal,

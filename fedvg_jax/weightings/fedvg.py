@@ -23,7 +23,7 @@ from fedvg_jax.core.types import (
     Hyper,
     Hyperparameter,
     Norm,
-    Returns,
+    ServerView,
     Signal,
     Task,
     Tree,
@@ -91,7 +91,7 @@ def weights_of_norms(
     checks.stacked(measured.params, "norms", per_tensor=True)
     norms, present = finite_clients(tree.arrays(measured.params))
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
-    parts = NormParts(lambda *report: norms, grouping, block_of or groups.first_component)
+    parts = NormParts(lambda *client: norms, grouping, block_of or groups.first_component)
     return parts.weights(weights_of_mean, norms, measured.stats, present)
 
 
@@ -131,7 +131,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     Options, the default first where there is one:
 
     - `signal`: "gradient" of the loss on D_val, "delta", the client's update, "fisher", the trace of the empirical
-      Fisher information, or a function (hyper, report, data) -> tensors like the parameters.
+      Fisher information, or a function (hyper, client, data) -> tensors like the parameters.
     - `layer`: "tensor" (published), or "module": weight and bias together.
     - `include`: regular expression of the paths of the tensors that are measured; by default all are.
     - `exclude`: regular expression of those that are not measured, the local part of the model; by default none.
@@ -162,17 +162,17 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
 def inverse_norms(parts: NormParts) -> Weighting:
     """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["eps"]`."""
 
-    def weigh(hyper: Hyper, measured: Tree, returns: Returns, parts: NormParts = parts) -> Variables:
-        return parts.weights(inverse(hyper["eps"]), measured, returns.variables.stats, returns.present)
+    def weigh(hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts) -> Variables:
+        return parts.weights(inverse(hyper["eps"]), measured, view.variables.stats, view.present)
 
-    def weigh_uniformly(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
+    def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         ones = jnp.ones_like(jax.tree.leaves(measured)[0])
-        return broadcast_weights(shares(ones, returns.present), returns)
+        return broadcast_weights(shares(ones, view.present), view)
 
-    def is_above_noise(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        by_group = parts.group_numbers(measured, returns.variables.stats)
+    def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        by_group = parts.group_numbers(measured, view.variables.stats)
         members = groups.members(parts.layer_norms(measured), by_group)
-        above = parts.above_noise(members, returns.present)
+        above = parts.above_noise(members, view.present)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
 
     # Which groups are above the noise depends on the whole cohort. A single group always is, or all its norms are 0.
@@ -202,7 +202,7 @@ class NormParts(NamedTuple):
     """What a weighting by norms is made of."""
 
     signal: Signal
-    """(hyper, report, data) -> the client's norm of each tensor."""
+    """(hyper, client, data) -> the client's norm of each tensor."""
     grouping: Grouping
     """Which tensors share a weight; group -1, and a group without a layer, take those of equal norms."""
     block_of: Callable[[str], str]

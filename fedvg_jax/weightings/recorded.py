@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedvg_jax.core.types import Data, Hyper, Report, Signal, Task, Term, Tree, Weighting
+from fedvg_jax.core.types import ClientReturn, Data, Hyper, Signal, Task, Term, Tree, Weighting
 from fedvg_jax.weightings import signals, streaming
 
 
@@ -18,8 +18,8 @@ def client_fisher_trace(task: Task) -> Signal:
     """Returns the trace of a client's empirical Fisher information on D_val: examples' mean squared gradient norm."""
     diagonal = signals.fisher(task)
 
-    def measure(hyper: Hyper, report: Report, data: Data) -> Array:
-        return jnp.asarray(optax.tree.sum(diagonal(hyper, report, data)))
+    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Array:
+        return jnp.asarray(optax.tree.sum(diagonal(hyper, client, data)))
 
     return measure
 
@@ -55,14 +55,14 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
 
     Args:
         weighting: the rule.
-        measures: key of a record -> (hyper, one client's report, data) -> scalar [], or a pytree of several, which the
+        measures: key of a record -> (hyper, one client's return, data) -> scalar [], or a pytree of several, which the
             details hold in the order of its leaves, [K, leaves].
     """
 
     @functools.wraps(weighting.signal)
-    def signal(hyper: Hyper, report: Report, data: Data) -> tuple[Tree, dict[str, Tree]]:
-        own = weighting.signal(hyper, report, data)
-        return own, {name: measure(hyper, report, data) for name, measure in measures.items()}
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, dict[str, Tree]]:
+        own = weighting.signal(hyper, client, data)
+        return own, {name: measure(hyper, client, data) for name, measure in measures.items()}
 
     of_own = functools.partial(streaming.with_signal, 0)
     return weighting._replace(

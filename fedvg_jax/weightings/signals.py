@@ -1,4 +1,4 @@
-"""Signals: the measurement that a weighting makes of one client, a function of its report.
+"""Signals: the measurement that a weighting makes of one client, a function of what it returns.
 
 FedVG's signal is the norm of every tensor of the validation gradient: `normed(validation_gradient(...), norms.l1)`.
 """
@@ -15,7 +15,7 @@ from jax import lax
 
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core.scopes import SCORING_PASSES
-from fedvg_jax.core.types import Data, Hyper, Norm, Report, Signal, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import ClientReturn, Data, Hyper, Norm, Signal, Task, Tree, UsageError, Variables
 
 
 def validation_gradients(
@@ -97,8 +97,8 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
 def normed(measure: Signal, norm: Norm) -> Signal:
     """Returns the signal of the norms of the tensors that `measure` returns."""
 
-    def signal(hyper: Hyper, report: Report, data: Data) -> Tree:
-        return norms.of_tensors(norm)(measure(hyper, report, data))
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+        return norms.of_tensors(norm)(measure(hyper, client, data))
 
     return signal
 
@@ -130,8 +130,8 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         any_row = rows.max()
         return jax.vmap(loss_of_group)(rows).sum()
 
-    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
-        params, stats = report.variables
+    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+        params, stats = client.variables
         passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
 
         def loss(params, rows):
@@ -146,14 +146,14 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
     return measure
 
 
-def delta(hyper: Hyper, report: Report, data: Data) -> Tree:
+def delta(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
     """Returns the client's update theta_g - theta_k. It needs no pass over D_val."""
-    return report.delta
+    return client.delta
 
 
-def drift(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+def drift(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
     """Returns the L2 norm of the client's update theta_g - theta_k."""
-    return norms.joint_l2(report.delta)
+    return norms.joint_l2(client.delta)
 
 
 def fisher(task: Task, most: int = 2**26) -> Signal:
@@ -170,8 +170,8 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
         most: largest number of scalars in the gradients of one pass.
     """
 
-    def measure(hyper: Hyper, report: Report, data: Data) -> Tree:
-        params, stats = report.variables
+    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+        params, stats = client.variables
 
         def gradient(row):
             batch, mask = tree.gather(data.pool, row)
@@ -200,8 +200,8 @@ def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np
 def validation_loss(task: Task) -> Signal:
     """Returns one client's mean loss on D_val, BatchNorm in evaluation mode."""
 
-    def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-        return mean_over(lambda rows: summed_loss(task, report.variables, data.pool, rows), data.val)
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
+        return mean_over(lambda rows: summed_loss(task, client.variables, data.pool, rows), data.val)
 
     return signal
 
@@ -228,8 +228,8 @@ def pooled_test_accuracy(task: Task) -> Signal:
 def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> Signal:
     """Returns one client's accuracy on a table of rows; NaN if an output is."""
 
-    def signal(hyper: Hyper, report: Report, data: Data) -> jax.Array:
-        params, stats = report.variables
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
+        params, stats = client.variables
 
         def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
@@ -245,14 +245,14 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
     return signal
 
 
-def num_samples(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+def num_samples(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
     """Returns n_k, the client's number of training rows."""
-    return report.num_samples.astype(tree.wide_dtype(report.variables.params))
+    return client.num_samples.astype(tree.wide_dtype(client.variables.params))
 
 
-def nothing(hyper: Hyper, report: Report, data: Data) -> jax.Array:
+def nothing(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
     """Returns 1 for every client."""
-    return jnp.ones((), tree.wide_dtype(report.variables.params))
+    return jnp.ones((), tree.wide_dtype(client.variables.params))
 
 
 def mean_gradient(loss: Callable[[Tree, jax.Array], jax.Array], params: Tree, passes: jax.Array | np.ndarray) -> Tree:

@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.core.types import Hyper, Returns, Term, Tree, Variables, Weigh
+from fedvg_jax.core.types import Hyper, ServerView, Term, Tree, Variables, Weigh
 
 
 def single_term(weigh: Weigh) -> tuple[Term, ...]:
     """Returns the term, c = 1, of weights raw_k / sum_j raw_j whose raw_k >= 0 depends on client k's signals only."""
 
-    def share_of_one(hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), returns.variables)
+    def share_of_one(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), view.variables)
 
     return (Term(weigh, share_of_one),)
 
@@ -44,19 +44,19 @@ def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def select_terms(
-    weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, Returns], Variables]
+    weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, ServerView], Variables]
 ) -> tuple[Term, ...]:
     """Returns the terms of a weighting that uses `weigh` for some tensors and `otherwise` for the rest.
 
     Args:
         weigh: weights of the first term.
         otherwise: weights of the second term.
-        takes_first: (hyper, signals, returns) -> bool [] for every tensor: whether the first term's weights apply.
+        takes_first: (hyper, signals, view) -> bool [] for every tensor: whether the first term's weights apply.
     """
 
-    def share(first: bool, hyper: Hyper, measured: Tree, returns: Returns) -> Variables:
-        is_first = takes_first(hyper, measured, returns)
-        return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, returns.variables)
+    def share(first: bool, hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        is_first = takes_first(hyper, measured, view)
+        return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, view.variables)
 
     return Term(weigh, functools.partial(share, True)), Term(otherwise, functools.partial(share, False))
 

@@ -12,7 +12,7 @@ from support import worlds
 from fedvg_jax import algorithms, config
 from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
-from fedvg_jax.core.types import Report, Returns, UsageError
+from fedvg_jax.core.types import ClientReturn, ServerView, UsageError
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import NormParts, fedvg, inverse_norm_weights, inverse_norms
@@ -50,8 +50,8 @@ def score(rule, measured_norms):
 def weigh(rule, measured_norms, eps=0.0):
     @worlds.jit
     def weights_of(measured_norms, eps, model, data):
-        returns = Returns(model, tree.repeat(model, K), jnp.arange(K), data)
-        return rule.weigh({"eps": eps}, measured_norms, returns)
+        view = ServerView(model, tree.repeat(model, K), jnp.arange(K), data)
+        return rule.weigh({"eps": eps}, measured_norms, view)
 
     weights = jax.tree.map(
         np.asarray, weights_of(measured_norms, jnp.asarray(eps, float), worlds.variables(), WORLD.data())
@@ -167,8 +167,8 @@ def test_the_gradient_of_a_bias_before_batchnorm_is_noise_and_of_nothing_else():
     """A common shift of all examples leaves no trace behind a BatchNorm that takes the batch's own statistics."""
     clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
     signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
-    reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
-    measured_norms = worlds.jit(jax.vmap(lambda report: signal({}, report, WORLD.data())))(reports)
+    reports = ClientReturn(clients, jnp.ones(K, jnp.int32), clients.params)
+    measured_norms = worlds.jit(jax.vmap(lambda client: signal({}, client, WORLD.data())))(reports)
     weights, _ = weigh(make(granularity="layerwise"), measured_norms, eps=1e-8)
     even = {path for path, w in weights.items() if np.ptp(w) < 1e-6}
     assert even == {"fc1/bias"}

@@ -21,7 +21,7 @@ ATTACKS = {"sign_flip": attacks.sign_flip, "scaling": attacks.scaling, "noise": 
 KEY = jax.random.key(3)
 
 
-def returns(shape=(4, 3)):
+def view(shape=(4, 3)):
     rng = np.random.default_rng(0)
     model = Variables({"w": rng.normal(size=shape), "b": np.ones(3)}, {"var": np.ones(2)})
     clients = jax.tree.map(lambda x: x[None] + rng.normal(size=(len(IDS), *x.shape)), model)
@@ -39,7 +39,7 @@ def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):
 
 @pytest.mark.parametrize("kind", attacks.BY_KIND)
 def test_honest_clients_and_statistics_are_unchanged(kind):
-    model, clients = returns()
+    model, clients = view()
     sent = disturbed(kind, model, clients)
     honest = [k for k in range(len(IDS)) if k not in BAD]
     leaves = (map(np.asarray, jax.tree.leaves(c.params)) for c in (clients, sent))
@@ -51,7 +51,7 @@ def test_honest_clients_and_statistics_are_unchanged(kind):
 
 @pytest.mark.parametrize(("kind", "c"), [("sign_flip", -1.5), ("scaling", 1.5)])
 def test_a_corrupt_client_returns_theta_minus_c_times_its_update(x64, kind, c):
-    model, clients = returns()
+    model, clients = view()
     sent = disturbed(kind, model, clients)
     leaves = jax.tree.map(np.asarray, [jax.tree.leaves(v.params) for v in (model, clients, sent)])
     for theta, client, after in zip(*leaves, strict=True):
@@ -62,7 +62,7 @@ def test_a_corrupt_client_returns_theta_minus_c_times_its_update(x64, kind, c):
 def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
     """Of n normal numbers the mean of squares is within 5 sqrt(2 / n) of the variance, but for once in a million; so is
     the cosine of two independent directions within 5 / sqrt(n) of 0."""
-    model, clients = returns((500, 40))
+    model, clients = view((500, 40))
     sent, n = disturbed("noise", model, clients, scale=0.5), 20_003
 
     def update(variables, k):
@@ -78,7 +78,7 @@ def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
 
 
 def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
-    model, clients = returns()
+    model, clients = view()
     order = jnp.array([3, 5, 0, 1, 2, 4])
     sent = disturbed("noise", model, clients)
     moved = disturbed("noise", model, jax.tree.map(lambda x: x[order], clients), ids=IDS[order])
@@ -87,7 +87,7 @@ def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_on_a_zero_update_changes_nothing_and_has_finite_gradients(attack):
-    model = jax.tree.map(jnp.float32, returns()[0])
+    model = jax.tree.map(jnp.float32, view()[0])
 
     def number(scale, params, delta):
         sent = attack(scale, KEY, params, delta)

@@ -55,8 +55,8 @@ def rises(count):
 def crossing(norms_of):
     """Layerwise FedVG, of which a group crosses the floor between cohort blocks."""
 
-    def signal(hyper, report, data):
-        return norms_of(report.num_samples.astype(float))
+    def signal(hyper, client, data):
+        return norms_of(client.num_samples.astype(float))
 
     return inverse_norms(NormParts(signal, groups.layerwise, TASK.block_of))
 

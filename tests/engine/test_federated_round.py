@@ -149,12 +149,12 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
     position = int(np.argmax(schedule.num_samples))
     most = int(schedule.num_samples[position])
 
-    def signal(hyper, report, data):
-        return jnp.where(report.num_samples == most, hyper["signal"], report.num_samples.astype(float))
+    def signal(hyper, client, data):
+        return jnp.where(client.num_samples == most, hyper["signal"], client.num_samples.astype(float))
 
-    def weigh(hyper, raw, returns):
-        weights = basic.broadcast_weights(basic.shares(raw, returns.present), returns)
-        spoilt = (jnp.arange(5) == position) & returns.present & ~jnp.isfinite(hyper["weight"])
+    def weigh(hyper, raw, view):
+        weights = basic.broadcast_weights(basic.shares(raw, view.present), view)
+        spoilt = (jnp.arange(5) == position) & view.present & ~jnp.isfinite(hyper["weight"])
         return jax.tree.map(lambda w: jnp.where(spoilt, hyper["weight"], w), weights)
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)

@@ -56,8 +56,8 @@ def menu(rules):
     }
 
     def of(name, scoring):
-        def signal(*report):
-            measured_norms = by_mode[scoring.mode](*report)
+        def signal(*client):
+            measured_norms = by_mode[scoring.mode](*client)
             return jax.tree.map(lambda measured: measured[scoring.norm], measured_norms, is_leaf=is_one)
 
         by_norm = inverse_norms(NormParts(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of))
@@ -74,9 +74,9 @@ def once(signal):
     """Returns `signal` with the result for the last report cached, so that it is traced once."""
     last = []
 
-    def measured(*report):
-        if not (last and all(a is b for a, b in zip(last[0], report, strict=True))):
-            last[:] = report, signal(*report)
+    def measured(*client):
+        if not (last and all(a is b for a, b in zip(last[0], client, strict=True))):
+            last[:] = client, signal(*client)
         return last[1]
 
     return measured

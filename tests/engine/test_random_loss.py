@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import worlds
 
-from fedvg_jax.core.types import Report, UsageError
+from fedvg_jax.core.types import ClientReturn, UsageError
 from fedvg_jax.engine import executors
 from fedvg_jax.weightings import signals
 
@@ -76,9 +76,9 @@ def test_lanes_and_cohort_blocks_draw_the_same_numbers(x64):
 
 def test_scoring_does_not_depend_on_the_key():
     variables, data = worlds.variables(task=TASK), WORLD.data()
-    report = Report(variables, jnp.int32(1), variables.params)
+    client = ClientReturn(variables, jnp.int32(1), variables.params)
     score, expected = (
-        worlds.jit(signals.validation_gradient(task, True, 1))({}, report, data) for task in (TASK, worlds.QUADRATIC)
+        worlds.jit(signals.validation_gradient(task, True, 1))({}, client, data) for task in (TASK, worlds.QUADRATIC)
     )
     jax.tree.map(np.testing.assert_array_equal, score, expected)
 

@@ -28,7 +28,7 @@ ABSENT = {"all there": [], "two absent": [0, 7], "one there": [0, 1, 2, 3, 5, 6,
 KEY = jax.random.key(7)
 
 
-def returns(seed=0, spread=1.0):
+def view(seed=0, spread=1.0):
     """A global model of two tensors and a statistic, and K clients around it."""
     rng = np.random.default_rng(seed)
     shapes = Variables({"a": (3, 2), "b": (4,)}, {"mean": (2,)})
@@ -110,7 +110,7 @@ NUMPY = {
 @pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
 @pytest.mark.parametrize("name", NUMPY)
 def test_a_rule_equals_numpy_on_the_present_clients(x64, name, absent):
-    model, clients = returns()
+    model, clients = view()
     weights = weights_of(model, absent)
     joined_model = joined(RULES[name], model, clients, weights, clip_norm=2.0)
     worlds.assert_close(joined_model, NUMPY[name](model, clients, weights), 1e-12)
@@ -118,14 +118,14 @@ def test_a_rule_equals_numpy_on_the_present_clients(x64, name, absent):
 
 @pytest.mark.parametrize("name", RULES)
 def test_without_present_clients_the_model_is_unchanged(x64, name):
-    model, clients = returns()
+    model, clients = view()
     joined_model = joined(RULES[name], model, clients, weights_of(model, range(K)))
     jax.tree.map(np.testing.assert_array_equal, joined_model, model)
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
 def test_a_client_of_weight_0_may_have_diverged(x64, name):
-    model, clients = returns()
+    model, clients = view()
     diverged = jax.tree.map(lambda x: x.at[4].set(jnp.nan), clients)
     results = [
         joined(RULES[name], model, models, weights_of(model, [4]), clip_norm=2.0) for models in (clients, diverged)
@@ -136,7 +136,7 @@ def test_a_client_of_weight_0_may_have_diverged(x64, name):
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
 def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
     """In float32, where the square of 1e30 is infinite."""
-    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
+    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
     clients = jax.tree.map(lambda x: x.at[4].set(-1e30), clients)
     weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
     assert all(np.abs(x).min() > 1e28 for x in jax.tree.leaves(joined(robust.mean, model, clients, weights)))
@@ -166,7 +166,7 @@ def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
     """An absent client's model is theta_g: its update is 0, where a root has no derivative."""
-    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
+    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
 
     @worlds.jit
     def slopes(hyper, clients, weights):
@@ -186,7 +186,7 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
 
 
 def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
-    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), returns())
+    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
     weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, [0, 7]))
     models = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
     jax.tree.map(np.testing.assert_array_equal, *models)

@@ -82,8 +82,8 @@ def test_validation_gradient_equals_that_of_the_jax_model(nets, minibatches, tra
     x, y = images(minibatches), jnp.asarray(torch.cat([y for _, y in minibatches]).numpy().astype(np.int32))
     groups = jnp.asarray(schedule.split_into_minibatches(np.arange(10, dtype=np.int32), 4, keep_single=True))
     data = named_arrays.Data(Batch(x, y), groups, groups, groups)
-    report = named_arrays.Report(variables_of(nets[0]), None, None)
-    expected = signals.validation_gradient(worlds.TASK, train, 1)({}, report, data)
+    client = named_arrays.ClientReturn(variables_of(nets[0]), None, None)
+    expected = signals.validation_gradient(worlds.TASK, train, 1)({}, client, data)
     actual = fedvg_torch.validation_gradients(nets[0], LOSS, minibatches, train=train)
     expected = named_as_in_torch(jax.tree.map(np.asarray, expected))
     for name, gradient in actual.items():

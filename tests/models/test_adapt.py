@@ -12,7 +12,7 @@ from support.files import one_line
 
 import fedvg_jax
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch, Data, Report, UsageError, Variables
+from fedvg_jax.core.types import Batch, ClientReturn, Data, UsageError, Variables
 from fedvg_jax.data import user_data
 from fedvg_jax.weightings import signals
 
@@ -84,10 +84,10 @@ def test_scoring_several_groups_at_once_equals_group_by_group_where_one_is_empty
     task, groups = TASKS[library], jnp.array([[0, 1, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], jnp.int32)
     variables = worlds.variables(task=task)
     data = Data(Batch(X, Y), *3 * [groups])
-    report = Report(variables, jnp.int32(1), variables.params)
+    client = ClientReturn(variables, jnp.int32(1), variables.params)
     measures = [signals.validation_gradient(task, True, groups_per_pass) for groups_per_pass in (1, 4)]
     with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
-        apart, together = worlds.jit(lambda r, d: [measure({}, r, d) for measure in measures])(report, data)
+        apart, together = worlds.jit(lambda r, d: [measure({}, r, d) for measure in measures])(client, data)
     worlds.assert_close(together, apart, 1e-9)
 
 

@@ -9,7 +9,7 @@ import pytest
 from support import worlds
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch, Data, Report, Variables
+from fedvg_jax.core.types import Batch, ClientReturn, Data, Variables
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
@@ -33,7 +33,7 @@ def test_scores_are_finite_beside_empty_groups_and_rows_that_differ_from_their_p
     variables = Variables(jax.tree.map(lambda a: a + 0.1, params), stats)
     data = Data(Batch(jnp.asarray(x), jnp.arange(8, dtype=jnp.int32) % 3), rows, rows, rows)
     score = worlds.jit(signals.validation_gradient(task, True, groups_per_pass=2))
-    gradient = score(worlds.hyper(), Report(variables, jnp.int32(1), variables.params), data)
+    gradient = score(worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import programs, worlds
 
-from fedvg_jax.core.types import Batch, Data, Report
+from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models import transforms
 from fedvg_jax.models.mlp import MLP
@@ -80,9 +80,9 @@ def test_derivatives_equal_those_of_the_whole_minibatch(model, name):
 
 def test_groups_that_are_scored_as_one_batch_pass_through_microbatches(model):
     groups = jnp.array([[0, 1, 2], [3, 4, -1], [-1, -1, -1]], jnp.int32)
-    report, data = Report(model, jnp.int32(1), model.params), Data(BATCH, groups, groups, groups)
+    client, data = ClientReturn(model, jnp.int32(1), model.params), Data(BATCH, groups, groups, groups)
     measures = [signals.validation_gradient(by_microbatches(2), True, groups_per_pass) for groups_per_pass in (1, 3)]
-    single, wide = worlds.jit(lambda *given: [measure({}, *given) for measure in measures])(report, data)
+    single, wide = worlds.jit(lambda *given: [measure({}, *given) for measure in measures])(client, data)
     worlds.assert_close(wide, single, 1e-12)
 
 

@@ -17,9 +17,9 @@ def test_lapack_has_one_thread_while_rounds_are_computed():
     seen = []
 
     def watching(task):
-        def scalar(hyper, report, data):
+        def scalar(hyper, client, data):
             jax.debug.callback(lambda: seen.append(threads()))
-            return report.num_samples.astype(float)
+            return client.num_samples.astype(float)
 
         return fv.weightings.by_scalar(scalar)
 

@@ -19,7 +19,7 @@ CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 
 def tempered(task):
     """Weights n_k^T, normalised."""
-    rule = fv.weightings.by_scalar(lambda hyper, report, data: report.num_samples.astype(float) ** hyper["T"])
+    rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
     return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 

@@ -328,23 +328,23 @@ def uneven(cohort_size: int = 3, seed: int = 0) -> World:
 def any_of(weightings: Sequence[Weighting]) -> Weighting:
     """Returns a weighting that uses the rule with number `hyper["rule"]`: one program for all rules."""
 
-    def weigh(hyper, measured, returns):
-        by_rule = [rule.weigh(hyper, m, returns) for rule, m in zip(weightings, measured, strict=True)]
+    def weigh(hyper, measured, view):
+        by_rule = [rule.weigh(hyper, m, view) for rule, m in zip(weightings, measured, strict=True)]
         return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper.get("rule", 0)], *by_rule)
 
     def scores(measured):
         return {str(i): rule.score(m) for i, (rule, m) in enumerate(zip(weightings, measured, strict=True))}
 
-    def signal(*report):
-        return [rule.signal(*report) for rule in weightings]
+    def signal(*client):
+        return [rule.signal(*client) for rule in weightings]
 
     def picked(number, term):
         def own(f):
-            return lambda hyper, measured, returns: f(hyper, measured[number], returns)
+            return lambda hyper, measured, view: f(hyper, measured[number], view)
 
-        def share(hyper, measured, returns):
+        def share(hyper, measured, view):
             chosen = jnp.asarray(hyper.get("rule", 0) == number)
-            return jax.tree.map(lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, returns))
+            return jax.tree.map(lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, view))
 
         return streaming.Term(own(term.weigh), share)
 

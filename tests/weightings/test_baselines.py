@@ -9,7 +9,7 @@ from support import worlds
 
 from fedvg_jax import config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Report, Returns, Variables
+from fedvg_jax.core.types import ClientReturn, ServerView, Variables
 from fedvg_jax.engine import evaluate
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic, signals
@@ -39,19 +39,19 @@ def returned(seeds=range(K), samples=SAMPLES, present=True, clients=None):
     clients = clients_of(seeds) if clients is None else clients
     model = worlds.variables()
     deltas = jax.tree.map(lambda p, c: p[None] - c, model.params, clients.params)
-    reports = Report(clients, jnp.asarray(samples, jnp.int32), deltas)
+    reports = ClientReturn(clients, jnp.asarray(samples, jnp.int32), deltas)
     present = jnp.broadcast_to(jnp.asarray(present), (K,))
-    return reports, Returns(model, clients, jnp.asarray(SHUFFLE), WORLD.data(), present)
+    return reports, ServerView(model, clients, jnp.asarray(SHUFFLE), WORLD.data(), present)
 
 
 @worlds.jit
-def all_weights(reports, returns):
+def all_weights(reports, view):
     """All weightings in one program: name -> (weights [K], score [K])."""
 
     def one(name):
         rule = make(name)
-        measured = jax.vmap(lambda report: rule.signal(worlds.hyper(), report, returns.data))(reports)
-        weights = rule.weigh(worlds.hyper(), measured, returns)
+        measured = jax.vmap(lambda client: rule.signal(worlds.hyper(), client, view.data))(reports)
+        weights = rule.weigh(worlds.hyper(), measured, view)
         return weights, rule.score(measured)
 
     return {name: one(name) for name in ALL}
@@ -67,11 +67,11 @@ def weights_of(*args, **kwargs):
 
 
 @worlds.jit
-def loss_of_average(returns, weights):
+def loss_of_average(view, weights):
     """Returns the loss on D_val of the clients' average under `weights`."""
-    variables = aggregate(returns.variables, returns.clients, weights)
-    report = Report(variables, jnp.int32(1), variables.params)
-    return signals.validation_loss(worlds.TASK)({}, report, returns.data)
+    variables = aggregate(view.variables, view.clients, weights)
+    client = ClientReturn(variables, jnp.int32(1), variables.params)
+    return signals.validation_loss(worlds.TASK)({}, client, view.data)
 
 
 # --- laws
@@ -127,12 +127,12 @@ def test_inverse_samples_weights_are_proportional_to_one_over_the_rows_and_zero_
 
 
 def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
-    reports, returns = returned()
+    reports, view = returned()
     program = worlds.jit(evaluate.make_evaluate(worlds.TASK))
-    sums = [program(tree.take(returns.clients, k), returns.data.pool, returns.data.val) for k in range(K)]
+    sums = [program(tree.take(view.clients, k), view.data.pool, view.data.val) for k in range(K)]
     metrics = [worlds.TASK.metrics(jax.device_get(s)) for s in sums]
     loss, accuracy = (np.array([m[name] for m in metrics]) for name in ("loss", "accuracy"))
-    results = all_weights(reports, returns)
+    results = all_weights(reports, view)
     np.testing.assert_allclose(results["val_loss"][1], loss, rtol=1e-12)
     np.testing.assert_allclose(results["val_accuracy"][1], accuracy, rtol=1e-12)
     inverse = 1 / (loss + worlds.HYPER["eps"])
@@ -142,21 +142,21 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
 
 def test_a_model_whose_outputs_are_nan_has_no_accuracy():
     """NaN has the first class as its largest score, which is that of some rows."""
-    reports, returns = returned()
+    reports, view = returned()
     lost = worlds.TASK._replace(predict=lambda *arguments: worlds.TASK.predict(*arguments) * jnp.nan)
     for signal in (signals.validation_accuracy, signals.pooled_test_accuracy):
-        assert np.isnan(worlds.jit(signal(lost))({}, tree.take(reports, 0), returns.data))
+        assert np.isnan(worlds.jit(signal(lost))({}, tree.take(reports, 0), view.data))
 
 
 def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_length(x64):
     """The server trains on the 10 rows in batches of 4, 4 and 2; the fourth group is empty."""
-    reports, returns = returned()
-    model, lr = returns.variables, worlds.HYPER["lr"]
+    reports, view = returned()
+    model, lr = view.variables, worlds.HYPER["lr"]
     params, stats = model
 
     @worlds.jit
     def step(params, stats, rows):
-        batch, mask = tree.gather(returns.data.pool, rows)
+        batch, mask = tree.gather(view.data.pool, rows)
         grads, stats = jax.grad(worlds.TASK.loss, has_aux=True)(params, stats, batch, mask, True)
         return jax.tree.map(lambda p, g: p - lr * g, params, grads), stats
 
@@ -183,17 +183,17 @@ def test_fltrust_gives_opposed_updates_weight_zero(x64):
 
 def test_fltrust_s_weights_of_half_precision_models_sum_to_1():
     """In bfloat16 they would, to two digits."""
-    reports, returns = jax.tree.map(
+    reports, view = jax.tree.map(
         lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, returned()
     )
 
     @worlds.jit
-    def trusted(reports, returns):
-        lengths = jax.vmap(lambda delta: signals.drift({}, Report(None, None, delta), None))(reports.delta)
-        return baselines.fltrust(worlds.TASK).weigh({"lr": jnp.bfloat16(0.1)}, lengths, returns).params
+    def trusted(reports, view):
+        lengths = jax.vmap(lambda delta: signals.drift({}, ClientReturn(None, None, delta), None))(reports.delta)
+        return baselines.fltrust(worlds.TASK).weigh({"lr": jnp.bfloat16(0.1)}, lengths, view).params
 
     with jax.numpy_dtype_promotion("standard"):
-        weights = trusted(reports, returns)
+        weights = trusted(reports, view)
     for leaf in jax.tree.leaves(weights):
         assert leaf.dtype == jnp.float32
         np.testing.assert_allclose(leaf.sum(), 1, rtol=1e-6)
@@ -208,9 +208,9 @@ def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
     def fitted(models, present):
         task, origin = worlds.TASK._replace(loss=squared), Variables({"w": jnp.zeros(())}, {})
         clients = Variables({"w": jnp.array(models)}, {})
-        returns = returned()[1]._replace(variables=origin, clients=clients, present=jnp.array(present))
+        view = returned()[1]._replace(variables=origin, clients=clients, present=jnp.array(present))
         weigh = worlds.jit(baselines.fitted(task, 10, rate=1.0).weigh)
-        return weigh({}, jnp.ones(len(models)), returns).params["w"]
+        return weigh({}, jnp.ones(len(models)), view).params["w"]
 
     alone = fitted([3.0, 8.0], [True, True])
     assert alone[0] > 0.9
@@ -225,30 +225,30 @@ def test_fitted_with_a_rate_of_its_own_declares_none():
 
 
 @worlds.jit
-def fitted_weights(returns):
+def fitted_weights(view):
     """Returns the weights after 0, 1, 5 and 20 steps of fitting."""
     rules = [basic.uniform(), *(baselines.fitted(worlds.TASK, num_steps, rate=0.5) for num_steps in (1, 5, 20))]
-    return [rule.weigh({}, jnp.ones(K), returns) for rule in rules]
+    return [rule.weigh({}, jnp.ones(K), view) for rule in rules]
 
 
 def test_fitted_weights_lower_the_loss_of_the_average(x64):
-    _, returns = returned()
-    losses = [float(loss_of_average(returns, weights)) for weights in fitted_weights(returns)]
+    _, view = returned()
+    losses = [float(loss_of_average(view, weights)) for weights in fitted_weights(view)]
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.001
 
 
 def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_gradient(x64):
     """The gradient by central differences of the loss, running statistics averaged too."""
-    _, returns = returned()
+    _, view = returned()
 
     def loss(s):
-        weights = jax.tree.map(lambda _: jnp.asarray(s), returns.variables)
-        return float(loss_of_average(returns, weights))
+        weights = jax.tree.map(lambda _: jnp.asarray(s), view.variables)
+        return float(loss_of_average(view, weights))
 
     start, step = np.full(K, 1 / K), 1e-5 * np.eye(K)
     slope = np.array([(loss(start + e) - loss(start - e)) / 2e-5 for e in step])
     expected = np.exp(-0.5 * slope) / np.exp(-0.5 * slope).sum()
-    np.testing.assert_allclose(jax.tree.leaves(fitted_weights(returns)[1])[0], expected, rtol=1e-8)
+    np.testing.assert_allclose(jax.tree.leaves(fitted_weights(view)[1])[0], expected, rtol=1e-8)
 
 
 # --- signals
@@ -256,15 +256,15 @@ def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_gradient(x64):
 
 def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
     """Whether it is named as the norm, as the signal, or as both."""
-    reports, returns = returned()
+    reports, view = returned()
     rules = [make("fedvg", **o) for o in ({"norm": "delta"}, {"signal": "delta"}, {"norm": "delta", "signal": "delta"})]
 
     def measured_and_weights(rule):
-        measured = jax.vmap(lambda report: rule.signal({}, report, returns.data))(reports)
-        return measured, rule.weigh(worlds.hyper(), measured, returns)
+        measured = jax.vmap(lambda client: rule.signal({}, client, view.data))(reports)
+        return measured, rule.weigh(worlds.hyper(), measured, view)
 
-    model = returns.variables.params
-    expected = jax.tree.map(lambda p, c: np.abs(p[None] - c).reshape(K, -1).sum(1), model, returns.clients.params)
+    model = view.variables.params
+    expected = jax.tree.map(lambda p, c: np.abs(p[None] - c).reshape(K, -1).sum(1), model, view.clients.params)
     raw = 1 / (np.mean(jax.tree.leaves(expected), 0) + worlds.HYPER["eps"])
     for measured, weights in worlds.jit(lambda: [measured_and_weights(rule) for rule in rules])():
         worlds.assert_close(measured, expected, 1e-12)

@@ -8,7 +8,7 @@ from support import worlds
 
 import fedvg_jax
 from fedvg_jax.core import groups, tree
-from fedvg_jax.core.types import Returns
+from fedvg_jax.core.types import ServerView
 from fedvg_jax.weightings import family
 
 K = 4
@@ -38,9 +38,9 @@ def test_the_generalised_weighting_with_defaults_equals_fedvg(x64, granularity):
     model = worlds.variables()
     measured = jax.tree.map(lambda p: jnp.asarray(RNG.uniform(0.1, 9, K)), model.params)
     present = jnp.array([True, False, True, True])
-    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), present)
-    expected = rules[0].weigh(worlds.hyper(), measured, returns)
-    actual = rules[1].weigh(worlds.hyper(), (measured, jnp.asarray(SAMPLES, float)), returns)
+    view = ServerView(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), present)
+    expected = rules[0].weigh(worlds.hyper(), measured, view)
+    actual = rules[1].weigh(worlds.hyper(), (measured, jnp.asarray(SAMPLES, float)), view)
     worlds.assert_close(actual, expected, 1e-12)
 
 
@@ -75,13 +75,13 @@ def test_tensors_without_a_norm_are_mixed_like_the_others(x64, mix, options):
     model = worlds.variables()
     measured = jax.tree.map(lambda p: jnp.asarray(RNG.uniform(0.1, 9, K)), model.params)
     counts = jnp.asarray(SAMPLES, float)
-    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), jnp.ones(K, bool))
+    view = ServerView(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), jnp.ones(K, bool))
     task = worlds.TASK
     fedvg = fedvg_jax.weightings.fedvg(task, granularity="layerwise", **options)
     generalised = fedvg_jax.weightings.generalised(task, granularity="layerwise", **options)
-    actual = generalised.weigh(worlds.hyper() | {"mix": jnp.asarray(mix)}, (measured, counts), returns)
+    actual = generalised.weigh(worlds.hyper() | {"mix": jnp.asarray(mix)}, (measured, counts), view)
     by_size = jax.tree.map(lambda w: counts / counts.sum(), actual)
-    of_fedvg = fedvg.weigh(worlds.hyper(), measured, returns)
+    of_fedvg = fedvg.weigh(worlds.hyper(), measured, view)
     expected = jax.tree.map(lambda a, b: mix * a + (1 - mix) * b, by_size, of_fedvg)
     worlds.assert_close(actual, expected, 1e-12)
 

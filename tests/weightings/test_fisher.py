@@ -9,7 +9,7 @@ from support import worlds
 
 import fedvg_jax
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Report
+from fedvg_jax.core.types import ClientReturn
 from fedvg_jax.weightings import fisher, signals
 
 K, V, IN, OUT = 2, 7, 3, 4
@@ -75,7 +75,7 @@ def test_the_fisher_signal_equals_joint_fisher(x64):
     """`signals.fisher`, of a round, under the L1 norm, for any number of gradients per pass; BatchNorm in evaluation
     mode."""
     model, data = worlds.variables(), WORLD.data()
-    report = Report(model, jnp.int32(1), tree.zeros_like(model.params))
+    client = ClientReturn(model, jnp.int32(1), tree.zeros_like(model.params))
 
     def of_row(params, row):
         batch, mask = tree.gather(data.pool, row[None])
@@ -84,7 +84,7 @@ def test_the_fisher_signal_equals_joint_fisher(x64):
     one = jax.tree.map(lambda x: x[None], model.params)
     rules = [signals.normed(signals.fisher(worlds.TASK, most), norms.l1) for most in (1, 200, 2**26)]
     joint = functools.partial(fedvg_jax.joint_fisher, of_row, one, jnp.asarray(WORLD.val))
-    expected, actual = worlds.jit(lambda: (joint(), [rule({}, report, data) for rule in rules]))()
+    expected, actual = worlds.jit(lambda: (joint(), [rule({}, client, data) for rule in rules]))()
     for of_rule in actual:
         worlds.assert_close(jax.tree.map(lambda x: x[None], of_rule), expected, 1e-12)
 

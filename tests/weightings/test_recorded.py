@@ -9,7 +9,7 @@ from support import worlds
 
 import fedvg_jax as fv
 from benchmarks.studies.paper.layers import layer_norms
-from fedvg_jax.core.types import Report
+from fedvg_jax.core.types import ClientReturn
 from fedvg_jax.weightings import recorded, signals
 
 SMALL = fv.Config(rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0)
@@ -58,8 +58,8 @@ def test_recorded_validation_loss_is_the_score_of_the_weighting_by_it(runs):
 
 
 def test_drift_is_the_l2_norm_of_the_update_over_all_tensors():
-    report = Report(None, None, {"a": jnp.array([3.0]), "b": jnp.array([[0.0, -4.0]])})
-    assert signals.drift({}, report, None) == 5
+    client = ClientReturn(None, None, {"a": jnp.array([3.0]), "b": jnp.array([[0.0, -4.0]])})
+    assert signals.drift({}, client, None) == 5
 
 
 def test_joint_fisher_is_in_the_order_of_the_layers():

@@ -11,7 +11,7 @@ from support import worlds
 
 import fedvg_jax
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Report, UsageError
+from fedvg_jax.core.types import ClientReturn, UsageError
 from fedvg_jax.weightings import signals
 
 K = 3
@@ -81,7 +81,7 @@ def scored(train, sizes):
     """Returns the definition and, for every number of groups in a pass, the engine's signal: gradients and L1 norms."""
     clients = jax.tree.map(lambda *x: jnp.stack(x), *(worlds.variables(seed) for seed in range(K)))
     data, num_rows = WORLD.data(), 10
-    reports = Report(clients, jnp.ones(K, jnp.int32), clients.params)
+    reports = ClientReturn(clients, jnp.ones(K, jnp.int32), clients.params)
 
     def loss(params, stats, rows):
         batch, mask = tree.gather(data.pool, rows)
@@ -114,7 +114,7 @@ def test_every_norm_is_zero_without_rows_to_score():
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
     signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
     variables = worlds.variables()
-    actual = worlds.jit(signal)(worlds.hyper(), Report(variables, jnp.int32(1), variables.params), data)
+    actual = worlds.jit(signal)(worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data)
     assert all(leaf == 0 for leaf in jax.tree.leaves(actual))
 
 

@@ -13,7 +13,7 @@ from support import worlds
 import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms, tree
-from fedvg_jax.core.types import Report, Returns, UsageError, Variables
+from fedvg_jax.core.types import ClientReturn, ServerView, UsageError, Variables
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic, family
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
@@ -39,8 +39,8 @@ def make(name, granularity, algorithm="fedavg"):
 
 @functools.cache
 def signal_shapes(rule):
-    report = Report(worlds.variables(), jnp.int32(1), worlds.variables().params)
-    return jax.eval_shape(rule.signal, worlds.hyper(), report, WORLD.data())
+    client = ClientReturn(worlds.variables(), jnp.int32(1), worlds.variables().params)
+    return jax.eval_shape(rule.signal, worlds.hyper(), client, WORLD.data())
 
 
 def measured(rule, seed=0):
@@ -58,8 +58,8 @@ def change(function, signals):
 def weigh(rule, signals, eps=1e-3):
     """Weights under `rule`; these weightings do not read the clients' models."""
     model, num_clients = worlds.variables(), len(jax.tree.leaves(signals)[0])
-    returns = Returns(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
-    return jax.device_get(rule.weigh(worlds.hyper(eps=eps), signals, returns))
+    view = ServerView(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
+    return jax.device_get(rule.weigh(worlds.hyper(eps=eps), signals, view))
 
 
 def signals_and_weights(rule, seed=0):
@@ -96,8 +96,8 @@ def test_scaling_the_signals_changes_no_weight(x64, name, granularity):
 def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_others(algorithm):
     """As in the algorithms' own papers."""
     rule = make("native", "modelwise", algorithm)
-    report = Report(worlds.variables(), jnp.int32(3), worlds.variables().params)
-    assert rule.signal({}, report, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
+    client = ClientReturn(worlds.variables(), jnp.int32(3), worlds.variables().params)
+    assert rule.signal({}, client, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
 
 
 @pytest.mark.parametrize("own", ["samples+fedvg", "native", None], ids=str)
@@ -120,7 +120,7 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     rules = [make(name, granularity) for name, granularity in CASES]
     forms = [jax.tree.structure(measured(rule)) for rule in rules]
     model = worlds.variables()
-    returns = Returns(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
+    view = ServerView(model, tree.repeat(model, K), jnp.arange(K), WORLD.data())
 
     @worlds.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
@@ -128,7 +128,7 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     def weights(scores, eps):
         signals = [form.unflatten([scores] * form.num_leaves) for form in forms]
         hyper = worlds.hyper(eps=eps)
-        actual = [rule.weigh(hyper, signal, returns) for rule, signal in zip(rules, signals, strict=True)]
+        actual = [rule.weigh(hyper, signal, view) for rule, signal in zip(rules, signals, strict=True)]
         return jnp.stack(jax.tree.leaves(actual))
 
     actual = np.asarray(weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32)))
@@ -172,7 +172,7 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
     """In one cohort block and by terms; also where no tensor has a group."""
     variables = Variables({"a": jnp.ones(2), "b": jnp.ones(2)}, {})
     norms = {"a": jnp.array([1.0, 3.0]), "b": jnp.array([9.0, 1.0])}
-    returns = Returns(variables, tree.repeat(variables, 2), jnp.arange(2), None)
+    view = ServerView(variables, tree.repeat(variables, 2), jnp.arange(2), None)
     for number, expected in ((0, [0.75, 0.25]), (-1, [0.5, 0.5])):
 
         def grouping(like, block_of, number=number):
@@ -180,12 +180,12 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
 
         rule = inverse_norms(NormParts(None, grouping, str))
         by_terms = [
-            jax.tree.map(jnp.multiply, t.weigh({"eps": 0.0}, norms, returns), jax.tree.map(
-                lambda share: share.astype(float), t.share({"eps": 0.0}, norms, returns)
+            jax.tree.map(jnp.multiply, t.weigh({"eps": 0.0}, norms, view), jax.tree.map(
+                lambda share: share.astype(float), t.share({"eps": 0.0}, norms, view)
             ))
             for t in rule.terms
         ]  # fmt: skip
-        for weights in (rule.weigh({"eps": 0.0}, norms, returns), tree.add(*by_terms)):
+        for weights in (rule.weigh({"eps": 0.0}, norms, view), tree.add(*by_terms)):
             assert {name: w.tolist() for name, w in weights.params.items()} == {"a": expected, "b": [0.5, 0.5]}
 
 
@@ -320,8 +320,8 @@ def test_norms_of_an_absent_client_change_no_weight(bad):
     rule = inverse_norms(NormParts(None, groups.layerwise, str))
     signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
     model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
-    returns = Returns(model, None, None, None, jnp.array([True, True, False]))
-    actual = rule.weigh({"eps": 0.0}, signals, returns).params
+    view = ServerView(model, None, None, None, jnp.array([True, True, False]))
+    actual = rule.weigh({"eps": 0.0}, signals, view).params
     np.testing.assert_allclose(actual["a"], [0.75, 0.25, 0], rtol=1e-6)
     np.testing.assert_allclose(actual["b"], [0.5, 0.5, 0], rtol=1e-6)
 
@@ -384,13 +384,13 @@ def test_the_factory_of_a_task_equals_the_public_functions(x64):
 
     @worlds.jit
     def both(clients):
-        returns = Returns(models[0], clients, jnp.arange(3), data)
-        report = Report(clients, jnp.arange(3), clients.params)
-        measured = jax.vmap(lambda one: rule.signal({}, one, data))(report)
+        view = ServerView(models[0], clients, jnp.arange(3), data)
+        client = ClientReturn(clients, jnp.arange(3), clients.params)
+        measured = jax.vmap(lambda one: rule.signal({}, one, data))(client)
         batches = jax.vmap(lambda rows: fv.tree.gather(data.pool, rows))(data.scoring)
         gradients = fv.validation_gradients(loss, clients.params, batches, client_stats=clients.stats)
         of_tensors = fv.gradient_norms(gradients, norm)
         weights = fv.inverse_norm_weights(of_tensors, granularity, 1e-3, task.block_of)
-        return (measured, rule.weigh({"eps": 1e-3}, measured, returns).params), (of_tensors, weights)
+        return (measured, rule.weigh({"eps": 1e-3}, measured, view).params), (of_tensors, weights)
 
     worlds.assert_close(*both(clients), 1e-9)

@@ -18,13 +18,13 @@ from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
+    ClientReturn,
     Cohort,
     Data,
     Hyper,
     Probe,
-    Report,
-    Returns,
     Send,
+    ServerView,
     Task,
     Tree,
     UsageError,
@@ -43,8 +43,8 @@ _ROWS = 7
 """Of the batch of a trial. A mask [3] would fit 3 channels in place of the rows."""
 
 _ARGUMENTS = {
-    "signal": ("hyper", "report", "data"),
-    "weigh": ("hyper", "signals", "returns"),
+    "signal": ("hyper", "client", "data"),
+    "weigh": ("hyper", "signals", "view"),
     "score": ("signals",),
     "detail": ("signals",),
 }
@@ -269,7 +269,7 @@ def check_weighting(
     >>> from fedvg_jax.weightings import basic
     >>> from fedvg_jax.core.types import Batch
     >>> task = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), *[None] * 5)
-    >>> halves = basic.uniform()._replace(weigh=lambda hyper, one, returns: basic.broadcast_weights(one / 2, returns))
+    >>> halves = basic.uniform()._replace(weigh=lambda hyper, one, view: basic.broadcast_weights(one / 2, view))
     >>> check_weighting(halves, task, Data(Batch(jnp.ones((4, 2)), jnp.ones(4)), *[jnp.zeros((1, 2), int)] * 3), {})
     Traceback (most recent call last):
         ...
@@ -333,13 +333,13 @@ def _run_trial(
     With `in_blocks`, the sum of the weighting's terms is the second result; otherwise the weights again.
     """
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
-    report, returns = _trial_clients(model, data)
+    client, view = _trial_clients(model, data)
     with checks.calling("weighting.signal", hyper=hyper):
-        measured = jax.lax.map(lambda one: weighting.signal(hyper, one, data), report)
+        measured = jax.lax.map(lambda one: weighting.signal(hyper, one, data), client)
     _leading(measured, _CLIENTS, "weighting.signal, stacked:", "clients")
     with checks.calling("weighting.weigh", hyper=hyper, signals=measured):
-        weights = weighting.weigh(hyper, measured, returns)
-    checks.same_structure(weights, returns.variables, "weighting.weigh: weights", "the model's variables")
+        weights = weighting.weigh(hyper, measured, view)
+    checks.same_structure(weights, view.variables, "weighting.weigh: weights", "the model's variables")
     checks.stacked(weights, "weighting.weigh: weights", _CLIENTS, per_tensor=True)
     with checks.calling("weighting.score", signals=measured):
         score = jnp.asarray(weighting.score(measured))
@@ -358,7 +358,7 @@ def _run_trial(
     if not in_blocks:
         return weights, weights
     # terms read neither the clients' models nor the permutation
-    all_present = returns._replace(clients=None, shuffle=None)  # pyright: ignore[reportArgumentType]
+    all_present = view._replace(clients=None, shuffle=None)  # pyright: ignore[reportArgumentType]
     terms = [term.weigh(hyper, measured, all_present) for term in weighting.terms]
     shares = [term.share(hyper, measured, all_present) for term in weighting.terms]
     return weights, streaming.combine_terms(shares, terms)
@@ -371,7 +371,7 @@ def _check_recordable(leaf: Any, what: str) -> None:
         raise UsageError(f"{what} is {kind}; expected an array of real numbers or booleans, for the history")
 
 
-def _trial_clients(model: Variables, data: Data) -> tuple[Report, Returns]:
+def _trial_clients(model: Variables, data: Data) -> tuple[ClientReturn, ServerView]:
     """Returns clients whose models are the global one plus noise: their reports, leaves [K, ...], and the returns."""
     keys = jax.random.split(jax.random.key(1), _CLIENTS)
 
@@ -381,8 +381,8 @@ def _trial_clients(model: Variables, data: Data) -> tuple[Report, Returns]:
     params = jax.vmap(lambda key: jax.tree.map(lambda theta: moved(key, theta), model.params))(keys)
     clients = Variables(params, tree.repeat(model.stats, _CLIENTS))
     deltas = jax.tree.map(lambda theta, client: theta[None] - client, model.params, params)
-    report = Report(clients, jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32), deltas)
-    return report, Returns(model, clients, jnp.arange(_CLIENTS, dtype=jnp.int32), data, jnp.ones(_CLIENTS, bool))
+    client = ClientReturn(clients, jnp.arange(1, _CLIENTS + 1, dtype=jnp.int32), deltas)
+    return client, ServerView(model, clients, jnp.arange(_CLIENTS, dtype=jnp.int32), data, jnp.ones(_CLIENTS, bool))
 
 
 def _tuple_of(count: int, returned: Any, function: str, expected: str) -> tuple:

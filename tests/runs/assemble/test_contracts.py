@@ -136,7 +136,7 @@ def by(weigh=None, **changes):
 
 
 def everywhere(weights_of):
-    return by(lambda hyper, ones, returns: basic.broadcast_weights(weights_of(ones), returns))
+    return by(lambda hyper, ones, view: basic.broadcast_weights(weights_of(ones), view))
 
 
 RULES = {
@@ -145,7 +145,7 @@ RULES = {
     "nan": (everywhere(lambda ones: ones / 0), "leaf 'params/left/x' is [inf inf inf]; expected (3,) numbers"),
     "two clients": (everywhere(lambda ones: ones[:2] / 2), "has shape (2,); expected (3,), from K = 3 clients"),
     "params only": (
-        by(lambda hyper, ones, returns: basic.broadcast_weights(ones / 3, returns).params),
+        by(lambda hyper, ones, view: basic.broadcast_weights(ones / 3, view).params),
         "has no leaf 'params/left/x'; expected the structure of the model's variables",
     ),
     "one score": (by(score=lambda ones: ones.sum()), "weighting.score has shape (); expected (3,), one number per"),
@@ -240,9 +240,9 @@ def test_one_client_a_round_draws_a_warning(caplog):
     assert "one client a round: every weighting gives it the weight 1" in caplog.text
 
 
-def larger_in_one_tensor(hyper, ones, returns):
+def larger_in_one_tensor(hyper, ones, view):
     """Uniform weights for three clients, as in the trial; one of a larger cohort is larger in one tensor."""
-    weights = basic.broadcast_weights(basic.shares(ones, returns.present), returns)
+    weights = basic.broadcast_weights(basic.shares(ones, view.present), view)
     first, *others = jax.tree.leaves(weights)
     first = first if len(ones) == 3 else first.at[0].add(0.5)
     return jax.tree.unflatten(jax.tree.structure(weights), [first, *others])
@@ -256,9 +256,9 @@ def test_weights_of_real_cohorts_are_checked_in_every_tensor():
         fedvg_jax.run(settings, weighting=rule, **SMALL)
 
 
-def small_clients(hyper, report, data):
+def small_clients(hyper, client, data):
     """Negative for clients of over three rows; the trial's have one to three."""
-    return 3.5 - report.num_samples.astype(jnp.float32)
+    return 3.5 - client.num_samples.astype(jnp.float32)
 
 
 def test_weights_of_a_cohort_in_blocks_are_checked():

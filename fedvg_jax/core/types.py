@@ -324,6 +324,8 @@ class Algorithm(NamedTuple):
     and stays with the client from round to round."""
     send: Send | None = None
     """how theta_k is sent; `report` gets what arrives of it. None: as it is"""
+    single_batches: bool = False
+    """whether a local epoch is one minibatch, as in the published code's Scaffold"""
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------

@@ -49,7 +49,9 @@ ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
     "fedavg": lambda config: algorithms.fedavg(),
     "fedavgm": lambda config: algorithms.fedavgm(),
     "fedprox": lambda config: algorithms.fedprox(),
-    "scaffold": lambda config: algorithms.scaffold(keeps=not departs(config, "scaffold-memory")),
+    "scaffold": lambda config: algorithms.scaffold(keeps=not departs(config, "scaffold-memory"))._replace(
+        single_batches=departs(config, "scaffold-steps")
+    ),
     "feddyn": lambda config: algorithms.feddyn(
         not departs(config, "feddyn-regulariser"),
         "samples" if departs(config, "feddyn-weights") else "uniform",

@@ -225,9 +225,7 @@ def simulation(
     if is_trained := registry.make_is_trained(config, program.model):
         variables, base = trained_part.split(variables, is_trained)
         program, tables = _bound(program, base), tables._replace(base=base)
-    # minibatches are those of the algorithm given, not of the one named
-    of_named = config if own.algorithm is None else dataclasses.replace(config, algorithm="fedavg")
-    host = host_pool.make(of_named, tables, parts, executor, program.algorithm) if is_on_host else None
+    host = host_pool.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
     of_round = host.resident if host else tables
     _check_own(config, own, program, population, of_round, values)
     endings.check_target(config, program.task, population.pool)
@@ -250,7 +248,7 @@ def simulation(
         state=state,
         data=placed,
         hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
-        schedule=make_schedule(of_named, arrays, parts, program, select=select),
+        schedule=make_schedule(config, arrays, parts, program, select=select),
         selection=chosen,
         given=frozenset(name for name, value in given.items() if value is not None),
         host_pool=resident,
@@ -584,7 +582,7 @@ def make_schedule(
             probe_ratio=probed,
             keep_single=keep_single,
             probe_apart=departs(config, "elastic-rows"),
-            single_batches=config.algorithm == "scaffold" and departs(config, "scaffold-steps"),
+            single_batches=program.algorithm.single_batches,
             dropout=config.dropout,
             clients=cohort_of(number, state),
             block_size=block_size(config),

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.config.options import departs, listed
+from fedvg_jax.config.options import listed
 from fedvg_jax.core import tree
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
@@ -77,9 +77,7 @@ def resident_data(config: Config, data: Data) -> Data:
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
 
-def make(
-    config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm | None = None
-) -> HostPool:
+def make(config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm) -> HostPool:
     """Returns the pool of a run whose rows stay on the host, before its resident rows are placed on the devices.
 
     Args:
@@ -87,7 +85,7 @@ def make(
         data: the whole pool and its tables, on the host.
         parts: the partition.
         executor: of the run.
-        algorithm: of the run, whose probe may read rows; defaults to the config's.
+        algorithm: of the run, whose probe may read rows.
     """
     num_devices = evaluate.count_devices(executor)
     needed = training_rows.most_rows_of_round(
@@ -98,7 +96,7 @@ def make(
         num_devices=num_devices,
         block_size=block_size(config),
         probe_ratio=probe_ratio(config, algorithm),
-        single_batches=config.algorithm == "scaffold" and departs(config, "scaffold-steps"),
+        single_batches=algorithm.single_batches,
     )
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))

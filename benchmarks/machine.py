@@ -8,6 +8,7 @@ which docs/performance.md reports fractions.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -17,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,44 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         "command": " ".join(map(portable, command or ["python", *sys.argv])),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def parser(doc: str | None, out: str = "") -> argparse.ArgumentParser:
+    """Returns a parser whose help is a module's docstring, with `--out` if there is a default file `out`."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if out:
+        made.add_argument("--out", type=Path, default=RESULTS / out, metavar="FILE.json")
+    return made
+
+
+def begin(module: str, argv: Sequence[str] | None) -> dict[str, Any]:
+    """Returns results with the machine and the command: that of a module below `benchmarks` and its arguments."""
+    return {"machine": describe(["python", "-m", f"benchmarks.{module}", *(sys.argv[1:] if argv is None else argv)])}
+
+
+def finish(path: Path | None, results: dict[str, Any]) -> None:
+    """Adds the load at the end to results of `begin`, and writes them."""
+    results["machine"] = add_final_load(results["machine"])
+    if path:
+        write(path, results)
+
+
+def cpu_in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int, scale: float) -> dict[str, dict[str, Any]]:
+    """Returns the CPU seconds of every call times `scale`, as `spread`; the calls take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            times[name].append(scale * (time.process_time() - start))
+    return {name: spread(seconds) for name, seconds in times.items()}
+
+
+def pin_to_one_core() -> None:
+    """Keeps XLA and its threads on one core; call it before jax is imported."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {affinity()[0]})
 
 
 def portable(argument: str) -> str:

@@ -22,7 +22,6 @@ by the difference of the weights. Other semantics (one client left out, another 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -396,7 +395,7 @@ def make_results(description: dict[str, Any], differences: dict[tuple[str, ...],
 
 def main(argv: list[str] | None = None) -> int:
     """Replays the recordings; exit code 0 if all agree, 1 if one differs, 2 after a user error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--golden", type=Path, required=True, nargs="+", metavar="FILE", help="recorded rounds (.npz)")
     parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="folder with CIFAR-10")
     parser.add_argument("--out", type=Path, metavar="FILE.npz", help="write our rR/global/NAME in torch's layout")

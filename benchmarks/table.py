@@ -8,11 +8,11 @@ The parts are those of `benchmarks.pages.pieces`. They need the report extra.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.machine import RESULTS, ROOT
 from benchmarks.pages import cpu, pieces
 
@@ -21,7 +21,7 @@ DOCS, README = ROOT / "docs", ROOT / "README.md"
 
 def main(argv: list[str] | None = None) -> int:
     """Writes or checks the tables; exit code 1 if a checked page is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     args = parser.parse_args(argv)
     stale = {}

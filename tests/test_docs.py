@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 
-WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md"))]
+WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
 WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
 WRITTEN = [path for path in WRITTEN if path.parent not in (DOCS / "reference" / "api", DOCS / "studies")]
 WRITTEN += sorted((ROOT / "benchmarks" / "results").rglob("README.md"))
@@ -75,9 +75,9 @@ def test_a_page_names_only_what_exists():
                 thing = getattr(fedvg_jax, first)
                 for name in rest:
                     thing = getattr(thing, name)
-            for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)?)", text):
+            for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)*)", text):
                 place = ROOT / path.replace(".", "/")
-                assert place.with_suffix(".py").exists() or place.is_dir()
+                assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), path
 
 
 def test_settings_that_may_change_when_a_run_resumes_are_listed():

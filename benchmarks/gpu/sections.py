@@ -8,7 +8,6 @@ that a process that is stopped still has results. Its docstring says what it dec
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import signal
@@ -144,7 +143,7 @@ SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Prints a section's results as lines of JSON, each with those before."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--chosen", type=json.loads, default={})

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("command", nargs="?", choices=("sections", "study"), default="sections")
     parser.add_argument("--minutes", type=float, default=9.0, help="wall time of the whole command")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))

@@ -99,9 +99,6 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
             "- A sweep of five methods at two alphas with three seeds, 30 runs of 100 rounds on the digits, and its"
             f" report: {empty} s with an empty compilation cache, {full} s with a full one (target 90 s)."
         )
-    if "schedule" in file:
-        times = ", ".join(f"{number(spread['median'])} ms for {k}" for k, spread in file["schedule"].items())
-        yield f"- Planning a round of 100,000 clients, by cohort: {times} (target 50 ms)."
     if "lanes" in file:
         ratios = [ratio for by_alpha in file["lanes"].values() for ratio in by_alpha.values()]
         counts = ", ".join(file["lanes"])
@@ -124,7 +121,7 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
         yield f"- `{command}`"
 
 
-LIMITS = {"help", "start", "sweep", "schedule", "lanes", "plan"}
+LIMITS = {"help", "start", "sweep", "lanes", "plan"}
 
 
 def quiet(case: dict[str, Any]) -> bool:

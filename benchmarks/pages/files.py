@@ -11,9 +11,8 @@ from benchmarks.machine import RESULTS
 
 
 def load(name: str) -> Any:
-    """A results file; None where it has not been measured."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """Returns the contents of a results file."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def load_all(results: Path) -> list[dict[str, Any]]:

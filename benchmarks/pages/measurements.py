@@ -102,10 +102,7 @@ def hypergradient_memory() -> str:
 
 def parity() -> str:
     """What `benchmarks/parity.py` measured, by method and round."""
-    result = load("parity")
-    if result is None:
-        return "Not measured yet.\n"
-    methods = result["methods"]
+    methods = load("parity")["methods"]
     count = max(len(method["rounds"]) for method in methods.values())
     rows = []
     for name, method in methods.items():
@@ -122,7 +119,7 @@ COSTS = "amd-epyc-2-cores-costs"
 
 
 def costs() -> str:
-    """How a round's time grows between the last two points of every axis, and on more cores."""
+    """How a round's time grows between the last two points of every axis."""
     measured = load(COSTS)
     rows = []
     for axis in AXES:
@@ -130,10 +127,6 @@ def costs() -> str:
         times = [f"{1e3 * point['seconds']['median']:.3g} ms" for point in (points[0], points[-1])]
         exponent = f"{measured['axes'][axis]['growth']:.2f}"
         rows.append([TITLES[axis], f"{points[0][key]:,}", times[0], f"{points[-1][key]:,}", times[1], exponent])
-    if "cores" in measured:
-        points = measured["cores"]["points"]
-        ends = [(f"{p['cores']}", f"{1e3 * p['seconds']['median']:.3g} ms") for p in (points[0], points[-1])]
-        rows.append(["cores", *ends[0], *ends[1], ""])
     head = ["", "from", "a round", "to", "a round", "growth"]
     note = "Growth is the exponent between the last two points: 1 is proportional."
     return f"{table(head, rows)}\n\n{note}\n\n{source(measured['machine'])}\n"
@@ -141,9 +134,7 @@ def costs() -> str:
 
 def planning() -> str:
     """CPU time and memory of planning a round, by clients and cohort."""
-    measured = load(COSTS).get("planning")
-    if measured is None:
-        return "Not measured yet: `python -m benchmarks.speed.costs --only planning`.\n"
+    measured = load(COSTS)["planning"]
     rows = [
         [f"{p['clients']:,}", f"{p['cohort']:,}", f"{1e3 * p['seconds']['median']:.3g} ms"]
         + [f"{p[key] / 2**20:,.1f} MiB" for key in ("partition_bytes", "plan_bytes")]

@@ -9,17 +9,11 @@ kernel, bias and input. The implementations take turns. Prints microseconds per 
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
 
-RESULT = machine.RESULTS / "amd-epyc-2-cores-convolutions.json"
 NAMES = ("lax", "gemm", "winograd", "planes")
 """Values of `--conv`; all but the first are timed by default."""
 STEPS = 8
@@ -55,40 +49,24 @@ LAYERS = {
 
 def main(argv: list[str] | None = None) -> None:
     """Times the layers and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "amd-epyc-2-cores-convolutions.json")
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
     parser.add_argument("--conv", nargs="+", choices=NAMES, default=NAMES[1:], help="implementations")
     parser.add_argument("--repeats", type=int, default=9, help="timings of every implementation, in turns")
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
     args = parser.parse_args(argv)
-    command = ["python", "-m", "benchmarks.speed.convolutions", *(sys.argv[1:] if argv is None else argv)]
-    results: dict[str, Any] = {"machine": machine.describe(command), "layers": {}}
-    pin_to_one_core()
+    results = machine.begin("speed.convolutions", argv) | {"layers": {}}
+    machine.pin_to_one_core()
     for name in args.layers:
         results["layers"][name] = time_layer(LAYERS[name], args.conv, args.repeats)
         medians = {conv: spread["median"] for conv, spread in results["layers"][name].items()}
         print(f"{name:16s}" + "".join(f"{conv:>10s} {median:7.1f}" for conv, median in medians.items()), flush=True)
-    results["machine"] = machine.add_final_load(results["machine"])
-    machine.write(args.out, results)
-
-
-def pin_to_one_core() -> None:
-    """Keeps XLA and its threads on one core; call it before jax is imported."""
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {machine.affinity()[0]})
+    machine.finish(args.out, results)
 
 
 def time_layer(layer: Layer, names: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
     """Returns CPU microseconds per image of a step, by implementation, as `machine.spread`."""
     steps = {name: compiled_steps(layer, name) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(repeats):
-        for name, run in steps.items():
-            start = time.process_time()
-            run()
-            times[name].append(1e6 * (time.process_time() - start) / (STEPS * layer.images))
-    return {name: machine.spread(microseconds) for name, microseconds in times.items()}
+    return machine.cpu_in_turns(steps, repeats, 1e6 / (STEPS * layer.images))
 
 
 def compiled_steps(layer: Layer, name: str) -> Callable[[], Any]:

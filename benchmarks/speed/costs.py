@@ -1,20 +1,17 @@
-"""Measures how the time of a round grows with clients, cohort, local epochs, validation set, parameters and cores.
+"""Measures how the time of a round grows with clients, cohort, local epochs, validation set and parameters.
 
     python -m benchmarks.speed.costs [--only NAME ...] [--repeats 5] [--out FILE.json] [--picture FILE.png]
 
 Varies one setting at a time of a reference round: a small network on synthetic 8 x 8 images. Programs are compiled
-before they are timed. With N cores, N devices share the cohort. `planning` is the host's work for a round, up to a
+before they are timed. `planning` is the host's work for a round, up to a
 cohort of 1,000 of 1,000,000 clients with 12 rows each. Prints milliseconds and writes them to FILE.json, where axes
 that are not measured keep their earlier results. --picture plots them and needs matplotlib.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -55,7 +52,7 @@ TITLES = {"clients": "clients", "cohort": "cohort", "epochs": "local epochs", "v
           "width": "parameters"}  # fmt: skip
 
 
-SECTIONS = (*AXES, "cores", "planning")
+SECTIONS = (*AXES, "planning")
 
 POPULATIONS = ((10_000, 1000), (100_000, 1000), (1_000_000, 10), (1_000_000, 100), (1_000_000, 1000))
 """(clients, cohort) of the rounds that are planned."""
@@ -63,31 +60,24 @@ POPULATIONS = ((10_000, 1000), (100_000, 1000), (1_000_000, 10), (1_000_000, 100
 
 def main(argv: list[str] | None = None) -> int:
     """Measures the axes, writes the results and plots them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--points", type=int, default=5, help="number of points on each axis")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
-    parser.add_argument("--on-cores", type=int, metavar="N", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.on_cores:
-        print(json.dumps(measure(REFERENCE, args.repeats, args.on_cores)))
-        return 0
     description = machine.describe(["python", "-m", "benchmarks.speed.costs", *(argv or sys.argv[1:])])
     results: dict[str, Any] = {"reference": REFERENCE._asdict(), "axes": {}}
     if args.out and args.out.exists():
         results |= json.loads(args.out.read_text(encoding="utf-8"))
     for axis in (axis for axis in AXES if axis in args.only):
         results["axes"][axis] = measure_axis(axis, args.points, args.repeats)
-    sections: dict[str, Any] = {}
-    if "cores" in args.only:
-        sections["cores"] = measure_cores(args.repeats)
-    if "planning" in args.only:
-        sections["planning"] = measure_planning(POPULATIONS[: args.points], args.repeats)
+    planned = measure_planning(POPULATIONS[: args.points], args.repeats) if "planning" in args.only else None
     description = machine.add_final_load(description)
-    about = {name: description[name] for name in ("command", "commit", "date", "busy")}
-    results |= {name: {"machine": about, "points": points} for name, points in sections.items()}
+    if planned:
+        about = {name: description[name] for name in ("command", "commit", "date", "busy")}
+        results["planning"] = {"machine": about, "points": planned}
     if set(AXES) & set(args.only) or "machine" not in results:
         results["machine"] = description
     if args.out:
@@ -105,20 +95,6 @@ def measure_axis(axis: str, num_points: int, repeats: int) -> dict[str, Any]:
         point[axis] = value
     print(f"{TITLES[axis]}:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
     return {"points": points, "growth": growth([p["parameters" if axis == "width" else axis] for p in points], points)}
-
-
-def measure_cores(repeats: int) -> list[dict[str, Any]]:
-    """Returns the seconds of the reference round on 1, 2, ... cores, each in a process pinned to those cores."""
-    points = []
-    for count in range(1, len(machine.affinity()) + 1):
-        cores = machine.affinity()[:count]
-        command = [sys.executable, "-m", "benchmarks.speed.costs", "--on-cores", str(count), "--repeats", str(repeats)]
-        environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(count), "JAX_PLATFORMS": "cpu"}
-        pin = (lambda cores=cores: os.sched_setaffinity(0, cores)) if hasattr(os, "sched_setaffinity") else None
-        child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=pin)
-        points.append(json.loads(child.stdout.splitlines()[-1]) | {"cores": count})
-    print("cores:", *(f"{1e3 * p['seconds']['median']:.2f}" for p in points), "ms", flush=True)
-    return points
 
 
 def measure_planning(populations: Sequence[tuple[int, int]], repeats: int) -> list[dict[str, Any]]:
@@ -150,7 +126,7 @@ def measure_planning(populations: Sequence[tuple[int, int]], repeats: int) -> li
     return points
 
 
-def measure(sizes: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
+def measure(sizes: Round, repeats: int) -> dict[str, Any]:
     """Returns the seconds of a round, its image gradients (rows of training and scoring) and its parameters."""
     import jax
 
@@ -162,8 +138,9 @@ def measure(sizes: Round, repeats: int, devices: int = 1) -> dict[str, Any]:
 
     arrays, partition = make_data(sizes)
     settings = {"clients": sizes.clients, "join_ratio": sizes.cohort / sizes.clients, "local_epochs": sizes.epochs}
-    settings |= {"devices": str(devices)}
-    config = configs.apply(Config(), settings | {"lr": 0.01, "val_ratio": 0.01, "test_ratio": 0.01}, "costs")
+    config = configs.apply(
+        Config(), settings | {"devices": "1", "lr": 0.01, "val_ratio": 0.01, "test_ratio": 0.01}, "costs"
+    )
     task = tasks.classification(mlp.MLP(10, (sizes.width, sizes.width)), 10, (8, 8, 1))
     sim = simulation.simulation(config, data=arrays, partition=partition, task=task)
     planned = schedule.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
@@ -211,16 +188,13 @@ def plot(results: dict[str, Any], picture: Path) -> None:
     measured = results["axes"]
     panels = {TITLES[axis]: ("parameters" if axis == "width" else axis, measured[axis]["points"]) for axis in AXES
               if axis in measured}  # fmt: skip
-    if "cores" in results:
-        panels["cores"] = ("cores", results["cores"]["points"])
     figure, axes = pyplot.subplots(1, len(panels), figsize=(3.1 * len(panels), 3.2), sharey=True)
     for ax, (title, (key, points)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
         x = np.array([p[key] for p in points], float)
         y, low, high = (np.array([1e3 * p["seconds"][k] for p in points]) for k in ("median", "min", "max"))
         ax.fill_between(x, low, high, alpha=0.25, linewidth=0)
         ax.plot(x, y, "o-", markersize=4, label="median, with range")
-        ideal = y[0] * x[0] / x if title == "cores" else y[-1] * x / x[-1]
-        ax.plot(x, ideal, ":", color="0.5", label="proportional")
+        ax.plot(x, y[-1] * x / x[-1], ":", color="0.5", label="proportional")
         ax.set(xscale="log", yscale="log", xlabel=title)
         ax.grid(alpha=0.3)
     axes = np.atleast_1d(axes)

@@ -16,12 +16,10 @@ import os
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
 
-RESULT = machine.RESULTS / "experiments.json"
 ROUNDS = 100
 """Rounds of an experiment."""
 
@@ -44,18 +42,15 @@ MODES = {"one after another": 1, "two processes, one after another": 2}
 
 def main(argv: list[str] | None = None) -> int:
     """Measures all modes and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "experiments.json")
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
     parser.add_argument("--child", nargs=3, metavar=("NET", "WAY", "SHARE"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:
         print(json.dumps(compute(args.child[0], MODES[args.child[1]], int(args.child[2]))))
         return 0
-    about = machine.describe(
-        ["python", "-m", "benchmarks.speed.experiments", *(sys.argv[1:] if argv is None else argv)]
-    )
+    results = machine.begin("speed.experiments", argv)
     tables: dict[str, Any] = {}
     for name in args.nets:
         repeats = [{mode: measure(name, mode) for mode in MODES} for _ in range(args.repeats)]
@@ -66,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             print(
                 f"{name}, {mode}: {rate:.1f} experiments an hour ({rate / base:.2f} x), compiling {row['compile_s']} s"
             )
-        machine.write(args.out, {"machine": machine.add_final_load(about), "rounds": ROUNDS, "nets": tables})
+        machine.finish(args.out, results | {"rounds": ROUNDS, "nets": tables})
     return 0
 
 

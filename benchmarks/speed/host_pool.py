@@ -26,7 +26,6 @@ import numpy as np
 
 from benchmarks import machine
 
-RESULT = machine.RESULTS / "host_pool.json"
 SIDE, CLASSES, ROWS_PER_CLIENT, COHORT = 160, 10, 100, 20
 ROUNDS, EVAL_EVERY = 20, 10
 MIB_PER_WRITE = 64
@@ -141,16 +140,15 @@ def make_config(num_clients: int, pool: str):
 
 def main(argv: list[str] | None = None) -> None:
     """Measures both pools and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = machine.parser(__doc__, "host_pool.json")
     parser.add_argument("--gib", type=float, default=3.0, help="size of the images")
     parser.add_argument("--folder", type=Path, help="for the images; default: a temporary folder")
-    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.measure:
         print(json.dumps(measure_run(args.folder, args.measure)))
         return
-    about = machine.describe(["python", "-m", "benchmarks.speed.host_pool", *(argv or sys.argv[1:])])
+    results = machine.begin("speed.host_pool", argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,9 +164,7 @@ def main(argv: list[str] | None = None) -> None:
         size = (folder / "x.npy").stat().st_size
     losses = [run.pop("losses") for run in runs]
     numbers = {"data_bytes": size, "cohort": COHORT, "rows_per_client": ROWS_PER_CLIENT, "rounds": ROUNDS}
-    is_equal = losses[0] == losses[1]
-    result = {"machine": machine.add_final_load(about), **numbers, "equal_histories": is_equal, "runs": runs}
-    machine.write(args.out, result)
+    machine.finish(args.out, results | numbers | {"equal_histories": losses[0] == losses[1], "runs": runs})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures start-up, sweeps, planning, idle lanes and errors of `--dry-run`, beside their targets.
+"""Measures start-up, sweeps, idle lanes and errors of `--dry-run`, beside their targets.
 
     python -m benchmarks.speed.limits [--sections NAME ...] [--repeats 5] [--data-dir DIR] [--out FILE.json]
 
@@ -6,7 +6,6 @@ help          seconds of a `--help` process
 start         seconds from the start of a process, whose programs are in the compilation cache, to the end of its first
               round and evaluation
 sweep         seconds of the command of `SWEEP`, with its report; from an empty compilation cache and from a full one
-schedule      milliseconds to plan a round of 100,000 clients with 12 rows each
 lanes         seconds of a round's training, divided by the seconds of equally many steps without idle lanes, by number
               of lanes and alpha
 plan          seconds and memory that `--dry-run` predicts, divided by those of the run; each in its own process with an
@@ -23,6 +22,7 @@ import dataclasses
 import functools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -71,8 +71,9 @@ ALPHAS, LANES = (0.05, 0.1, 1.0, 10.0, 100.0), (1, 2, 3)
 def main(argv: list[str] | None = None) -> int:
     """Measures, prints and writes section by section."""
     args = parse(argv)
-    command = ["python", "-m", "benchmarks.speed.limits", *(sys.argv[1:] if argv is None else argv)]
-    results: dict[str, Any] = {"machine": machine.describe(command)}
+    if args.child:
+        return run_child(*args.child)
+    results = machine.begin("speed.limits", argv)
     if args.out and args.out.is_file():
         results = json.loads(args.out.read_text(encoding="utf-8")) | results
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,11 +92,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -158,20 +160,6 @@ def seconds_to_first_line(command: Sequence[str]) -> float:
     if process.returncode or not line:
         raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}, see the error above")
     return seconds
-
-
-def time_schedules(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Returns the milliseconds to plan a round of 100,000 clients, by size of the cohort."""
-    from fedvg_jax.engine import schedule
-
-    rows = list(np.arange(1_200_000, dtype=np.int32).reshape(-1, 12))
-
-    def milliseconds(number: int, cohort: int) -> float:
-        capacity = schedule.capacity(1_200_000, cohort, 5, 12)
-        settings = {"seed": 0, "cohort_size": cohort, "local_epochs": (5, 5), "batch_size": 12, "num_lanes": 1}
-        return 1e3 * machine.time_call(lambda: schedule.make(number, rows, capacity=capacity, **settings))
-
-    return {str(k): machine.spread([milliseconds(r, k) for r in range(repeats)]) for k in (10, 100, 1000)}
 
 
 def time_lanes(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
@@ -254,8 +242,38 @@ def compare_predictions(folder: Path, repeats: int) -> dict[str, dict[str, float
 
 
 def child_command(folder: Path, mode: str, name: str) -> list[str]:
-    """Returns the command that predicts or runs one configuration, see `limits_run.main`."""
-    return [sys.executable, "-m", "benchmarks.speed.limits_run", str(folder), mode, name]
+    """Returns the command that predicts or runs one configuration, see `run_child`."""
+    return [sys.executable, "-m", "benchmarks.speed.limits", "--child", str(folder), mode, name]
+
+
+def run_child(folder: str, mode: str, name: str) -> int:
+    """Prints JSON with the seconds of a whole run, without compilation, and the process's memory.
+
+    Args:
+        folder: scratch folder with the data and the caches.
+        mode: "predict" or "run".
+        name: key of `STARTS` or `PLANS`.
+    """
+    from fedvg_jax import commands
+
+    config = make_config((STARTS | PLANS)[name], Path(folder))
+    # each mode has its own cache, so that both compile the same programs: compilation counts as memory of both
+    config = dataclasses.replace(config, cache_dir=Path(folder) / f"cache-{mode}")
+    commands.start_jax(config)
+    from fedvg_jax.runs import loop
+    from fedvg_jax.runs.assemble import simulation
+    from fedvg_jax.views import dry_run
+
+    sim = simulation.simulation(config)
+    if mode == "predict":
+        plan = dry_run.predict(sim)
+        result = {"seconds": round(plan.seconds, 3), "gib": round(plan.memory_bytes / 2**30, 3)}
+    else:
+        history = loop.run_simulation(sim)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        result = {"seconds": history.summary["run_seconds"], "gib": round(peak / 2**30, 3)}
+    print(json.dumps(result), flush=True)
+    return 0
 
 
 def last_line(command: Sequence[str]) -> str:
@@ -275,7 +293,6 @@ SECTIONS: dict[str, Callable[[Path, int], Any]] = {
     "help": time_help,
     "start": time_starts,
     "sweep": time_sweeps,
-    "schedule": time_schedules,
     "lanes": time_lanes,
     "plan": compare_predictions,
 }

@@ -8,7 +8,6 @@ contestants to DIR: the images, the minibatches of every client and the initial 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -35,7 +34,7 @@ from fedvg_jax.runs.assemble import simulation as build
 
 def main(argv: list[str] | None = None) -> int:
     """Builds the case, writes the workload, then answers requests."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--case", choices=cases.CASES, required=True)
     parser.add_argument("--images", type=int)

@@ -9,17 +9,11 @@ of that shape, if there is one; the own network as it is written; and the own ne
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.speed import convolutions
 
-RESULT = machine.RESULTS / "own_networks.json"
 NETWORKS = {
     "two_layers": ("tinycnn", 8, 1, 32, 40),
     "two_layers_nnx": ("tinycnn", 8, 1, 32, 40),
@@ -32,20 +26,17 @@ NETWORKS = {
 
 def main(argv: list[str] | None = None) -> None:
     """Times the networks and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "own_networks.json")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--repeats", type=int, default=7, help="timings of every variant, in turns")
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE.json")
     args = parser.parse_args(argv)
-    command = ["python", "-m", "benchmarks.speed.own_networks", *(sys.argv[1:] if argv is None else argv)]
-    results: dict[str, Any] = {"machine": machine.describe(command), "networks": {}}
-    convolutions.pin_to_one_core()
+    results = machine.begin("speed.own_networks", argv) | {"networks": {}}
+    machine.pin_to_one_core()
     for name in args.networks:
         results["networks"][name] = measured = time_network(name, args.repeats)
         medians = {variant: spread["median"] for variant, spread in measured.items()}
         print(f"{name:16s}" + "".join(f"{variant:>10s} {median:9.2f} ms" for variant, median in medians.items()))
-    results["machine"] = machine.add_final_load(results["machine"])
-    machine.write(args.out, results)
+    machine.finish(args.out, results)
 
 
 def time_network(name: str, repeats: int) -> dict[str, dict[str, float]]:
@@ -54,13 +45,7 @@ def time_network(name: str, repeats: int) -> dict[str, dict[str, float]]:
     steps = {
         variant: compiled_steps(task, shape, rows, num_steps) for variant, task in tasks(name, shipped, shape).items()
     }
-    times: dict[str, list[float]] = {variant: [] for variant in steps}
-    for _ in range(repeats):
-        for variant, run in steps.items():
-            start = time.process_time()
-            run()
-            times[variant].append(1e3 * (time.process_time() - start) / num_steps)
-    return {variant: machine.spread(milliseconds) for variant, milliseconds in times.items()}
+    return machine.cpu_in_turns(steps, repeats, 1e3 / num_steps)
 
 
 def tasks(name: str, shipped: str, shape: list[int]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ requests, see `contest`; `ours` has written the workload to DIR.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import itertools
@@ -462,7 +461,7 @@ PEERS = {"lean": Lean, "loader": Loader, "vmap": Vmap}
 
 def main(argv: list[str] | None = None) -> int:
     """Reads the workload, then answers requests."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--threads", type=int, required=True)

@@ -9,7 +9,6 @@ shuffle.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -103,7 +102,7 @@ class Simulator:
 
 def main(argv: list[str] | None = None) -> int:
     """Reads the workload, then answers requests."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the cases; exit code 1 if any contestant disagreed."""
     args = parse(argv)
     deadline = time.monotonic() + 60 * args.minutes
-    results = {"machine": machine.describe(["python", "-m", "benchmarks.speed.rounds", *(argv or sys.argv[1:])])}
+    results = machine.begin("speed.rounds", argv)
     earlier = read_results(args.out)
     peaks = {name: max(rate, earlier["sgemm GF/s"].get(name, 0)) for name, rate in machine.sgemm().items()}
     results |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": earlier["cases"]}
@@ -57,9 +57,7 @@ def main(argv: list[str] | None = None) -> int:
             "command": results["machine"]["command"],
         }
         print(format_case(case), flush=True)
-        results["machine"] = machine.add_final_load(results["machine"])
-        if args.out:
-            machine.write(args.out, results)
+        machine.finish(args.out, results)
     return 0 if all(all_agree(case) for name, case in results["cases"].items() if name in args.cases) else 1
 
 
@@ -75,7 +73,7 @@ def read_results(file: Path | None) -> dict[str, Any]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=list(cases.CASES))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="contestants besides ours")
     parser.add_argument("--repeats", type=int, default=5, help="timings of every contestant, in turns")

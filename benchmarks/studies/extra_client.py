@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 import fedvg_jax as fv
+from benchmarks import machine
 from benchmarks.studies import uses
 from fedvg_jax import commands
 
@@ -44,7 +45,7 @@ def with_extra_client(config: fv.Config) -> fv.History:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tunes the learning rate at every alpha, runs all seeds, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("features", type=Path, metavar="FEATURES.npz")
     parser.add_argument("name", choices=uses.SETS, metavar="NAME", help=", ".join(uses.SETS))
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="options of fedvg_jax.sim")

@@ -11,7 +11,6 @@ Writes docs/pictures/NAME.png; points of test accuracy in the final round, means
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,7 +115,7 @@ PICTURES = {"forest": draw_forest, "uses": draw_uses, "methods": draw_methods}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draws the pictures that the command line names, by default all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(PICTURES))
     for name in parser.parse_args(argv).names:
         PICTURES[name](machine.ROOT / "docs" / "pictures" / f"{name}.png")

@@ -10,7 +10,6 @@ commit, the machine and the date.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import functools
 import json
@@ -255,7 +254,7 @@ def more(records: Sequence[Mapping[str, Any]], lr: float) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("source", type=Path, metavar="DIR", help="folder of a sweep")
     names = (*SETS, *WHOLE, *HIDDEN, *RANDOM, *METHODS)
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))

@@ -1,12 +1,11 @@
-"""Plans shipped configs for hardware that this machine does not have: kernels, bytes, memory and estimated seconds.
+"""Plans shipped configs for hardware that this machine does not have: kernels, bytes and memory.
 
     python -m benchmarks.gpu.targets [--data-dir DIR] [--only NAME ...]
     python -m benchmarks.gpu.targets [--choices JSON] --target TARGET [flags of fedvg_jax.sim]
 
 The first form plans `CASES`, each in a fresh process, and writes benchmarks/results/targets.json, where other cases
 keep their earlier plans. The second prints the plan of one run. TARGET is h100, h200, a100, l40s, tpu-v5e or tpu-v6e,
-with :DEVICES or :HOSTSxDEVICES for more than one device. Needs jax[cuda12], or libtpu for TPUs. Seconds are estimates
-from compiled programs, not measurements.
+with :DEVICES or :HOSTSxDEVICES for more than one device. Needs jax[cuda12], or libtpu for TPUs. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks import machine
 
 ROOT = Path(__file__).parents[3]
 RESULT = ROOT / "benchmarks" / "results" / "targets.json"
@@ -85,7 +86,7 @@ def print_plan(text: str, flags: list[str], choices: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Plans one run, or the cases whose results it writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -98,7 +99,7 @@ def main() -> None:
         return print_plan(args.target[0], args.target[1:], args.choices)
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"plans": {}}
     results["command"] = "python -m benchmarks.gpu.targets --data-dir DIR"
-    results |= {"what": "estimates from compiled programs, not measurements", "jax": metadata.version("jax")}
+    results |= {"what": "read from compiled programs", "jax": metadata.version("jax")}
     for name in args.only:
         if CASES[name].needs_data and args.data_dir is None:
             print(f"{name}: needs --data-dir")

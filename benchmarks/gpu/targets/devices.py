@@ -27,14 +27,6 @@ class DeviceModel(NamedTuple):
     memory_bytes: int
     bandwidth: float
     """Bytes a second of its memory."""
-    default_flops: float
-    """Operations a second of matmuls in float32 at jax's default precision: TF32 on a GPU, bfloat16 on a TPU."""
-    float32_flops: float
-    """Operations a second of matmuls in full float32."""
-    bfloat16_flops: float
-    """Operations a second of matmuls in bfloat16."""
-    link: float
-    """Bytes a second to another device of the same host, or of the same TPU slice; one direction."""
     compiler: Mapping[str, int | float | str]
     """What XLA's compiler needs beyond this: of a GPU the fields of its target config, of a TPU its `generation`."""
 
@@ -51,12 +43,10 @@ _HOPPER = {
 }
 
 MODELS: dict[str, DeviceModel] = {
-    "h100": DeviceModel(
-        "gpu", "NVIDIA H100 80GB HBM3", 132, 84929347584, 3.35232e12, 494.7e12, 66.9e12, 989.4e12, 450e9, _HOPPER
-    ),
-    "h200": DeviceModel("gpu", "NVIDIA H200", 132, 150754820096, 4.8e12, 494.7e12, 66.9e12, 989.4e12, 450e9, _HOPPER),
+    "h100": DeviceModel("gpu", "NVIDIA H100 80GB HBM3", 132, 84929347584, 3.35232e12, _HOPPER),
+    "h200": DeviceModel("gpu", "NVIDIA H200", 132, 150754820096, 4.8e12, _HOPPER),
     "a100": DeviceModel(
-        *("gpu", "NVIDIA A100-SXM4-80GB", 108, 85174845440, 2.039e12, 156e12, 19.5e12, 312e12, 300e9),
+        *("gpu", "NVIDIA A100-SXM4-80GB", 108, 85174845440, 2.039e12),
         {
             "fpus_per_core": 64,
             "major": 8,
@@ -69,7 +59,7 @@ MODELS: dict[str, DeviceModel] = {
         },
     ),
     "l40s": DeviceModel(
-        *("gpu", "NVIDIA L40S", 142, 47713091584, 0.864e12, 183e12, 91.6e12, 362e12, 32e9),
+        *("gpu", "NVIDIA L40S", 142, 47713091584, 0.864e12),
         {
             "fpus_per_core": 128,
             "major": 8,
@@ -81,14 +71,10 @@ MODELS: dict[str, DeviceModel] = {
             "clock_rate_ghz": 2.52,
         },
     ),
-    "tpu-v5e": DeviceModel(
-        "tpu", "TPU v5 lite", 1, 16 * 2**30, 0.819e12, 197e12, 197e12 / 6, 197e12, 200e9, {"generation": "v5e"}
-    ),
-    "tpu-v6e": DeviceModel(
-        "tpu", "TPU v6 lite", 1, 32 * 2**30, 1.64e12, 918e12, 918e12 / 6, 918e12, 448e9, {"generation": "v6e"}
-    ),
+    "tpu-v5e": DeviceModel("tpu", "TPU v5 lite", 1, 16 * 2**30, 0.819e12, {"generation": "v5e"}),
+    "tpu-v6e": DeviceModel("tpu", "TPU v6 lite", 1, 32 * 2**30, 1.64e12, {"generation": "v6e"}),
 }
-"""Name of a target -> device. A float32 matmul of a TPU takes six passes in bfloat16."""
+"""Name of a target -> device."""
 
 FORMS = "NAME, NAME:DEVICES or NAME:HOSTSxDEVICES"
 

@@ -65,8 +65,6 @@ class Kernel(NamedTuple):
     """Bytes that it reads and writes, as far as slices show what is read."""
     flops: float
     """Operations of its matmuls and convolutions; 0 for others."""
-    arithmetic: str
-    """Of the matmuls: "default", "float32" or "bfloat16"."""
 
     @property
     def is_copy(self) -> bool:
@@ -260,9 +258,8 @@ def _kernel(module: Module, instruction: Instruction, shapes: Mapping[str, str])
         size = sum(map(num_bytes, results[:-1] if len(results) > 1 else results)) + sum(map(num_bytes, operands))
     else:
         size = num_bytes(instruction.shape) + sum(map(num_bytes, operands))
-    flops, arithmetic = _matmuls(module, instruction, operands)
-    scope = _scope(instruction)
-    return Kernel(instruction.name, instruction.opcode, instruction.shape, scope, int(size), flops, arithmetic)
+    flops, scope = _matmuls(module, instruction, operands), _scope(instruction)
+    return Kernel(instruction.name, instruction.opcode, instruction.shape, scope, int(size), flops)
 
 
 def _fusion_bytes(body: tuple[Instruction, ...], fusion: Instruction, operands: list[str]) -> int:
@@ -310,18 +307,13 @@ def _bytes_read(value: Instruction, users: Mapping[str, list[Instruction]], most
 # --- matmuls
 
 
-def _matmuls(module: Module, instruction: Instruction, operands: list[str]) -> tuple[float, str]:
-    """Returns the operations of all matmuls of a kernel, and their arithmetic."""
+def _matmuls(module: Module, instruction: Instruction, operands: list[str]) -> float:
+    """Returns the operations of all matmuls of a kernel."""
     if instruction.opcode in ("dot", "convolution", "custom-call"):
-        return _flops(instruction, operands), _arithmetic(instruction, operands)
-    total, arithmetic = 0.0, "default"
-    name = _attribute(instruction, "calls") or ""
-    body = module.computations.get(name, ())
+        return _flops(instruction, operands)
+    body = module.computations.get(_attribute(instruction, "calls") or "", ())
     shapes = {i.name: i.shape for i in body}
-    for inner in body:
-        flops, kind = _matmuls(module, inner, [shapes.get(n, "") for n in inner.operands])
-        total, arithmetic = total + flops, kind if flops else arithmetic
-    return total, arithmetic
+    return sum(_matmuls(module, inner, [shapes.get(n, "") for n in inner.operands]) for inner in body)
 
 
 def _flops(instruction: Instruction, operands: list[str]) -> float:
@@ -353,22 +345,6 @@ def _convolution_flops(instruction: Instruction, operands: list[str]) -> float:
         by_role = {"images": arrays[0], "kernel": arrays[2], "output": arrays[1]}
     channels = by_role["kernel"][labels[2].index("o")] if "o" in labels[2] else 1
     return 2.0 * math.prod(by_role["output"]) * math.prod(by_role["kernel"]) / max(1, channels)
-
-
-def _arithmetic(instruction: Instruction, operands: list[str]) -> str:
-    dtypes = {dtype for shape in operands[:2] for dtype, _ in _arrays(shape)}
-    if dtypes <= {"bf16", "f16"}:
-        return "bfloat16"
-    return (
-        "float32"
-        if re.search(r"operand_precision=\{highest|algorithm=dot_f32_f32", _precision(instruction))
-        else "default"
-    )
-
-
-def _precision(instruction: Instruction) -> str:
-    named = '"operand_precision":["HIGHEST'
-    return instruction.attributes.replace(named, "operand_precision={highest")
 
 
 def _dimensions(shape: str, instruction: Instruction, name: str) -> int:

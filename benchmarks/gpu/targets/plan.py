@@ -1,10 +1,6 @@
 """The plan of a run on hardware that this machine does not have, from its programs compiled for that hardware.
 
-Kernels, bytes, operations, memory and collectives are read from the programs. Seconds are an estimate from them:
-
-    seconds of a kernel = max(launch, bytes / bandwidth, operations / peak, bytes sent / link)
-
-with the two ends of each assumption in `ASSUMPTIONS`. No seconds are measured.
+Kernels, bytes, operations, memory and collectives are read from the programs. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -18,11 +14,10 @@ import numpy as np
 
 from benchmarks.gpu.targets import hlo
 from benchmarks.gpu.targets import programs as target_programs
-from benchmarks.gpu.targets.devices import DeviceModel, Target, parse_target
+from benchmarks.gpu.targets.devices import Target, parse_target
 from benchmarks.gpu.targets.hlo import Kernel, Section
 from fedvg_jax.config import Config
 from fedvg_jax.core import scopes
-from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.placement import memory
 
@@ -31,28 +26,6 @@ COUNTED = 100
 
 LARGEST = 5
 """Largest arrays that a plan lists."""
-
-
-class Assumptions(NamedTuple):
-    """What the programs do not show, for one end of the estimate."""
-
-    launch: float
-    """Seconds of the shortest kernel: inside a CUDA graph, or launched by the host."""
-    turn: float
-    """Seconds by which the host delays an iteration of a loop whose count is data."""
-    bandwidth_share: float
-    """Fraction of the data sheet's memory bandwidth."""
-    matmul_share: float
-    """Fraction of the data sheet's matmul rate."""
-    between_hosts: float
-    """Bytes a second between hosts of GPUs."""
-
-
-ASSUMPTIONS = {
-    "gpu": (Assumptions(2.5e-6, 0.0, 0.9, 0.5, 50e9), Assumptions(5e-6, 10e-6, 0.6, 0.15, 25e9)),
-    "tpu": (Assumptions(0.5e-6, 0.0, 0.9, 0.5, 50e9), Assumptions(2e-6, 2e-6, 0.6, 0.15, 25e9)),
-}
-"""Platform -> (optimistic, pessimistic). Of a TPU, launch and turn are guesses."""
 
 
 class Part(NamedTuple):
@@ -64,8 +37,6 @@ class Part(NamedTuple):
     bytes: int
     flops: float
     """Of matmuls and convolutions, over all lanes of one device."""
-    seconds: tuple[float, float]
-    """Estimate: (optimistic, pessimistic)."""
 
 
 class Collective(NamedTuple):
@@ -102,12 +73,6 @@ class TargetPlan(NamedTuple):
     segments_per_round: float
     """Changes of clients between lanes, mean over rounds."""
     rounds: int
-    seconds_per_round: tuple[float, float]
-    """Estimate: (optimistic, pessimistic)."""
-    seconds: tuple[float, float]
-    """Estimate for the run with its evaluations, without compiling."""
-    assumptions: Sequence[str]
-    """Of the estimate."""
 
     @property
     def fits(self) -> bool:
@@ -167,11 +132,7 @@ def make_plan(sim: simulation.Simulation, target: Target, programs: target_progr
         probes=float(np.mean([schedule.probe_steps.sum() / num_devices for schedule in schedules])),
         scored=num_scored / num_padded,
     )
-    ends = ASSUMPTIONS[target.hardware.platform]
-    parts = _parts(chunk, evaluate, work, target, ends)
-    per_round, evaluation = parts["round"].seconds, parts["evaluation"].seconds
-    minibatches = sum(math.ceil(_num_minibatches(rows) / num_devices) for rows in _tables(sim))
-    evaluations = math.ceil(config.rounds / config.eval_every)
+    parts = _parts(chunk, evaluate, work)
     sizes = memory.of_program(programs.chunk)
     return TargetPlan(
         target=target.name,
@@ -188,11 +149,6 @@ def make_plan(sim: simulation.Simulation, target: Target, programs: target_progr
         steps_per_round=work.steps,
         segments_per_round=work.segments,
         rounds=config.rounds,
-        seconds_per_round=per_round,
-        seconds=_pair(
-            config.rounds * r + evaluations * minibatches * e for r, e in zip(per_round, evaluation, strict=True)
-        ),
-        assumptions=_describe(target.model, ends),
     )
 
 
@@ -206,9 +162,7 @@ class Work(NamedTuple):
     """Fraction of the minibatches of D_val that are not padding, which scoring skips."""
 
 
-def _parts(
-    chunk: Section, evaluate: Section, work: Work, target: Target, ends: Sequence[Assumptions]
-) -> dict[str, Part]:
+def _parts(chunk: Section, evaluate: Section, work: Work) -> dict[str, Part]:
     """Returns the parts of `PARTS` that the programs have."""
     sections_by_part = {
         "step": hlo.loops(chunk, scopes.LOCAL_STEPS),
@@ -218,7 +172,7 @@ def _parts(
         "rest of a round": [_rest(section) for section in hlo.loops(chunk, scopes.ROUNDS)],
         "round": hlo.loops(chunk, scopes.ROUNDS) or [chunk],
     }
-    parts = {name: [_part(s, work, target, ends) for s in sections] for name, sections in sections_by_part.items()}
+    parts = {name: [_part(s, work) for s in sections] for name, sections in sections_by_part.items()}
     # the last lanes of a cohort that is no multiple of them have loops of their own
     return {name: max(of_loops, key=lambda part: part.bytes) for name, of_loops in parts.items() if of_loops}
 
@@ -244,17 +198,13 @@ def _inlined(chunk: Section, scope: str) -> list[Section]:
     return [Section(name, 1, of_scope, ()) for name, of_scope in kernels.items() if of_scope]
 
 
-def _part(section: Section, work: Work, target: Target, ends: Sequence[Assumptions]) -> Part:
+def _part(section: Section, work: Work) -> Part:
     launched = _launches(section, work)
-    turns = _turns(section, work)
     return Part(
         kernels=round(sum(count for count, _ in launched)),
         copies=round(sum(count for count, kernel in launched if kernel.is_copy)),
         bytes=round(sum(count * kernel.bytes for count, kernel in launched)),
         flops=sum(count * kernel.flops for count, kernel in launched),
-        seconds=_pair(
-            turns * end.turn + sum(count * _seconds(kernel, target, end) for count, kernel in launched) for end in ends
-        ),
     )
 
 
@@ -274,36 +224,6 @@ def _launches(section: Section, work: Work) -> list[tuple[float, Kernel]]:
         trips = _trips(inner, work)
         launched += [(trips * count, kernel) for count, kernel in _launches(inner, work)]
     return launched
-
-
-def _turns(section: Section, work: Work) -> float:
-    """Returns the iterations of loops whose counts are data, in one iteration of a section."""
-    turns = 0.0
-    for inner in section.sections:
-        turns += _trips(inner, work) * ((inner.trips is None) + _turns(inner, work))
-    return turns
-
-
-def _seconds(kernel: Kernel, target: Target, end: Assumptions) -> float:
-    model = target.model
-    peak = {
-        "default": model.default_flops,
-        "float32": model.float32_flops,
-        "bfloat16": model.bfloat16_flops,
-    }[kernel.arithmetic]
-    crosses_hosts = target.hardware.num_processes > 1 and model.platform == "gpu"
-    link = end.between_hosts if crosses_hosts else model.link
-    return max(
-        end.launch,
-        kernel.bytes / (end.bandwidth_share * model.bandwidth),
-        kernel.flops / (end.matmul_share * peak),
-        kernel.bytes / link if kernel.is_collective else 0.0,
-    )
-
-
-def _pair(values: Any) -> tuple[float, float]:
-    first, second = values
-    return first, second
 
 
 def _collectives(chunk: Section) -> list[Collective]:
@@ -329,30 +249,6 @@ def _scoring_groups(sim: simulation.Simulation) -> tuple[int, int]:
     num_rows = sim.statistics["validation"]["samples"]
     scored = num_rows - num_rows // 2 if sim.config.best_on == "held_out" else num_rows
     return min(num_padded, math.ceil(scored / batch_size)), num_padded
-
-
-def _tables(sim: simulation.Simulation) -> list[Any]:
-    return list(chunks.evaluation_tables(sim.data).values())
-
-
-def _num_minibatches(rows: Any) -> int:
-    return rows.shape[0]
-
-
-def _describe(model: DeviceModel, ends: Sequence[Assumptions]) -> list[str]:
-    """Returns the assumptions of the estimate, in words."""
-    low, high = ends
-    return [
-        "an estimate from the compiled programs and data sheets, not a measurement",
-        f"a kernel takes at least {low.launch * 1e6:g} to {high.launch * 1e6:g} us",
-        f"an iteration of a loop over data waits {low.turn * 1e6:g} to {high.turn * 1e6:g} us for the host",
-        f"memory at {low.bandwidth_share:.0%} to {high.bandwidth_share:.0%} of {model.bandwidth / 1e12:.2f} TB/s",
-        f"matmuls at {low.matmul_share:.0%} to {high.matmul_share:.0%} of {model.default_flops / 1e12:.0f} TFLOP/s"
-        f" ({model.bfloat16_flops / 1e12:.0f} in bfloat16, {model.float32_flops / 1e12:.0f} in float32)",
-        f"devices of a host exchange {model.link / 1e9:.0f} GB/s, hosts of GPUs"
-        f" {high.between_hosts / 1e9:.0f} to {low.between_hosts / 1e9:.0f} GB/s",
-        "kernels run one after the other; a device would also tune tiles and the choice of convolutions",
-    ]
 
 
 def to_json(plan: TargetPlan) -> dict[str, Any]:

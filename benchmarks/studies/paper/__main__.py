@@ -9,11 +9,11 @@ runs, its values beside ours. Needs the report extra. Exit code 2 after an error
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import machine
 from benchmarks.studies.paper import claims, measures, values
 from benchmarks.studies.paper.figures import FIGURES
 from fedvg_jax import commands
@@ -27,7 +27,7 @@ from fedvg_jax.study.figures import base
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Reads the command line, writes the folder and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("dirs", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--style", choices=tuple(base.STYLES), default="wide")

@@ -199,8 +199,7 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
     def aggregate(state, clients, signals, planned, data, hyper):
         weights = weighting.weigh(hyper, signals, ServerView(state.variables, clients, planned.shuffle, data))
-        key = jax.random.key(0)
-        return robust.mean(hyper, key, state.variables, clients, weights, sharding=executor.clients)
+        return robust.mean(hyper, state.variables, clients, weights, sharding=executor.clients)
 
     return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
 

@@ -184,6 +184,28 @@ def _rule_problems(config: Config) -> Iterator[str]:
         yield f"robust.num_kept must be at most K - num_bad = {size - bad}; got {kept}"
 
 
+def _privacy_problems(config: Config) -> Iterator[str]:
+    """Yields what has no bound, or shows a client's data without noise, under differential privacy."""
+    if config.dp.clip == 0:
+        return
+    if config.robust.rule != "mean":
+        yield f"dp bounds weighted means, and not robust.rule {config.robust.rule}; use --robust.rule mean"
+    if config.local:
+        yield f"dp does not account for what clients keep, as local {_shorten(config.local)}; leave one out"
+    if config.selection != "uniform":
+        yield f"dp accounts for uniform cohorts; selection {config.selection} depends on the clients; use uniform"
+    if config.normalise == "columns":
+        yield "normalise columns takes statistics of the clients' rows without noise; dp needs normalise none"
+    if config.keep_clients:
+        yield "keep_clients stores the clients' models without noise; dp needs it left out"
+    if config.stop_at or config.patience:
+        yield "dp accounts for a fixed number of rounds; leave stop_at and patience out"
+    if config.tuning.steps and config.validation.source == "clients":
+        yield "tuning.steps trains on D_val, rows of the clients, without noise; dp needs an external validation.source"
+    if config.dp.delta * config.clients >= 1:
+        yield f"dp.delta must be below 1 / clients = {1 / config.clients:g}; got {config.dp.delta:g}"
+
+
 def _hold_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of cohort blocks with what needs all models of the cohort at once."""
     blocks = f"hold {config.hold} of a cohort of {options.cohort_size(config)}"
@@ -231,7 +253,7 @@ def _validation_problems(config: Config) -> Iterator[str]:
         yield f"validation.source {validation.source} needs --validation.data-dir DIR with its files"
 
 
-PROBLEMS = (_unused, _training_problems, _method_problems, _rule_problems, _hold_problems)
+PROBLEMS = (_unused, _training_problems, _method_problems, _rule_problems, _privacy_problems, _hold_problems)
 PROBLEMS += (_partition_problems, _validation_problems)
 
 

@@ -168,6 +168,7 @@ _OF_SEVERAL_SIZES = Condition(
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
 _LORA = Condition("lora_rank", lambda config: config.lora_rank > 0, "1 or more")
+_PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
 _LOCAL = Condition("local", lambda config: config.local != "", "a regular expression")
 _FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
@@ -364,6 +365,19 @@ class Send:
     """Fraction of the entries that topk sends, in (0, 1]."""
     levels: int = setting(4, COUNT, used=(is_one("send.kind", "qsgd"),))
     """Levels s of qsgd, of each tensor's norm."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Client-level differential privacy: clipped updates, and Gaussian noise on their aggregate."""
+
+    clip: float = setting(0.0, FROM_0, hyper="dp_clip", also="differential_privacy clipping_norm epsilon")
+    """L2 norm C to which the server clips a client's update, after compression and attacks. 0: no privacy."""
+    noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,), also="sigma")
+    """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
+    aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
+    delta: float = setting(1e-5, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", used=(_PRIVATE,))
+    """Delta at which epsilon is recorded; below 1 / clients."""
 
 
 @dataclass(frozen=True)
@@ -665,6 +679,7 @@ class Config:
     ditto: Ditto = _of(Ditto, "ditto")
     send: Send = group(Send, "Compression of updates")
     robust: Robust = group(Robust, "Robust aggregation")
+    dp: Privacy = group(Privacy, "Client-level differential privacy")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
     validation: Validation = group(Validation, "Validation set", names_method=False)

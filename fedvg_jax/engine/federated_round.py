@@ -34,7 +34,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import attacks, cohort_blocks, cohort_memories, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, cohort_blocks, cohort_memories, local_training, privacy, robust, server_tuning
 from fedvg_jax.engine import round_steps as steps
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.engine.round_steps import Averages, RoundInputs, RoundParts
@@ -122,6 +122,7 @@ def make_round(
     weigh_untrained: bool = False,
     check_weights: bool = False,
     local: LocalPart | None = None,
+    private: privacy.Sensitivity | None = None,
 ) -> RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
@@ -151,10 +152,12 @@ def make_round(
             sum to 1.
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
             model with its own local part, and `delta` is 0 there.
+        private: how much one client can change the aggregate, which fits the weighting; updates are then clipped to
+            `hyper["dp_clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
 
     Raises:
-        UsageError: for a local part with an algorithm that has personal models; and of the round, for a schedule with
-            more than N clients.
+        UsageError: for a local part with an algorithm that has personal models or with `private`, for `private` with a
+            robust rule; and of the round, for a schedule with more than N clients.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
@@ -176,7 +179,9 @@ def make_round(
     local = local or local_part.NOTHING
     if local.is_local and algorithm.personal:
         raise UsageError("local= and an algorithm with personal models do not combine; leave one of them out")
-    options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local)
+    if private and (local.is_local or aggregate is not robust.mean):
+        raise UsageError("private takes the weighted mean (robust.mean) and no local part; leave one out")
+    options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local, private)
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 
     def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
@@ -200,8 +205,8 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
     state, schedule, data = tree.arrays((state, schedule, data))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     positions = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-    attack_key, rule_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
-    return RoundInputs(state, schedule, positions, data, hyper, attack_key, rule_key)
+    attack_key, noise_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
+    return RoundInputs(state, schedule, positions, data, hyper, attack_key, noise_key)
 
 
 # --- several rounds ---------------------------------------------------------------------------------------------------

@@ -20,13 +20,12 @@ from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Hyper, Tree, Variables
 from fedvg_jax.weightings import aggregation, basic
 
-Rule = Callable[[Hyper, Array, Variables, Variables, Variables], Variables]
-"""(hyper, key, global model, stacked clients [K, ...], weights [K]) -> new global model"""
+Rule = Callable[[Hyper, Variables, Variables, Variables], Variables]
+"""(hyper, global model, stacked clients [K, ...], weights [K]) -> new global model"""
 
 
 def mean(
     hyper: Hyper,
-    key: Array,
     variables: Variables,
     clients: Variables,
     weights: Variables,
@@ -35,7 +34,7 @@ def mean(
     """Returns the weighted mean theta_g - sum_k s_k (theta_g - theta_k).
 
     Args:
-        hyper, key: not used.
+        hyper: not used.
         variables: theta_g.
         clients: leaves [K, ...].
         weights: leaves [K].
@@ -44,7 +43,7 @@ def mean(
     return aggregation.aggregate(variables, clients, weights, sharding=sharding)
 
 
-def median(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
+def median(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
     """Returns the median of every coordinate; for an even number of clients, the mean of the middle two.
 
     Source: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
@@ -75,7 +74,7 @@ def trimmed_mean(ratio: float) -> Rule:
         total = tree.where(kept, ordered, jnp.zeros_like(ordered)).sum(0)
         return jnp.where(count > 0, total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype), theta)
 
-    def rule(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
+    def rule(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
         return jax.tree.map(of_tensor, variables, clients, weights)
 
     return rule
@@ -97,7 +96,7 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
     """
 
-    def rule(hyper: Hyper, key: Array, variables: Variables, clients: Variables, weights: Variables) -> Variables:
+    def rule(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
         present = basic.mean_over_tensors(weights.params) > 0
         scores = krum_scores(clients.params, present, num_bad)
         order = jnp.lexsort((scores, ~present))
@@ -127,7 +126,6 @@ def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
 
 def clipped_mean(
     hyper: Hyper,
-    key: Array,
     variables: Variables,
     clients: Variables,
     weights: Variables,

@@ -38,7 +38,7 @@ from fedvg_jax.core.types import (
     Weigh,
     Weighting,
 )
-from fedvg_jax.engine import attacks, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, local_training, privacy, robust, server_tuning
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import basic
@@ -61,6 +61,7 @@ class RoundParts(NamedTuple):
     weigh_untrained: bool
     check_weights: bool
     local: LocalPart
+    private: privacy.Sensitivity | None
 
     @property
     def loop(self) -> Loop:
@@ -82,7 +83,7 @@ class RoundInputs(NamedTuple):
     data: Data
     hyper: Hyper
     attack_key: Array
-    rule_key: Array
+    noise_key: Array
 
 
 class ClientTable(NamedTuple):
@@ -143,7 +144,7 @@ def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carr
 def receive_models(
     parts: RoundParts, inputs: RoundInputs, trained: local_training.Carry
 ) -> tuple[Variables, Array, Array, Tree]:
-    """Returns the models that the server receives, after attacks, and marks the absent clients.
+    """Returns the models that the server receives, after attacks and clipping, and marks the absent clients.
 
     Returns:
         Variables [H, ...], theta_g for absent clients.
@@ -155,6 +156,8 @@ def receive_models(
     own = Variables(trained.params, trained.stats)
     arrived, sent = send_models(parts, inputs, own)
     returned = tree.like(disturb_models(parts, inputs, arrived), own)
+    if parts.private:
+        returned = tree.like(returned._replace(params=privacy.clip(inputs.hyper, theta.params, returned.params)), own)
     finite = tree.is_finite((returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else [])))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
@@ -275,7 +278,7 @@ def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables,
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
     theta, clients = inputs.state.variables, sent_models(parts, inputs, clients)
     options = {"sharding": parts.executor.clients} if parts.aggregate in robust.OVER_DEVICES else {}
-    return tree.like(parts.aggregate(inputs.hyper, inputs.rule_key, theta, clients, weights, **options), theta)
+    return tree.like(parts.aggregate(inputs.hyper, theta, clients, weights, **options), theta)
 
 
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
@@ -353,6 +356,7 @@ def server_step(
         averages: of the cohort.
     """
     state, hyper = inputs.state, inputs.hyper
+    averages = privatise(parts, inputs, table, averages) if parts.private else averages
     theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
     zeros = tree.zeros_like(table.probes)
     probes = tree.where(table.present, table.probes, zeros)
@@ -365,13 +369,28 @@ def server_step(
     variables = moved if parts.stats_too else Variables(moved, averages.model.stats)
     unchanged = (state.variables, state.server)
     variables, server = tree.like((variables, server), unchanged)
-    if parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean:
+    if not parts.private and (parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean):
         # without any client's update, momentum and dual variables would still move the model
         variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
     variables = parts.local.within(variables, parts.local.of(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     return state, _metrics(parts, inputs.schedule, table, averages)
+
+
+def privatise(parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages) -> Averages:
+    """Returns the averages with noise on the model; of fixed weights, absent clients count as updates 0.
+
+    The noise comes once for the whole cohort, and also where all clients are absent.
+    """
+    assert parts.private is not None
+    weights, params, theta = averages.weights, averages.model.params, inputs.state.variables.params
+    if parts.private is privacy.fixed:
+        share = table.present.mean(dtype=tree.dtype(theta))  # the weights over present clients sum to 1
+        weights = tree.scale(share, weights)
+        params = jax.tree.map(lambda t, p: t - share * (t - p), theta, params)
+    params = privacy.add_noise(inputs.hyper, inputs.noise_key, params, parts.private, len(table.present))
+    return averages._replace(weights=weights, model=averages.model._replace(params=tree.like(params, theta)))
 
 
 def _metrics(parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:

@@ -20,7 +20,7 @@ from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.runs import chunks, endings, evaluation_records, shared_start, stop_signals
-from fedvg_jax.runs.assemble import contracts, simulation
+from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.hyperparameters import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
 from fedvg_jax.runs.placement import client_memories
@@ -148,6 +148,8 @@ def _run_rounds(
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     if config.local and evaluation_records.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
+    if sim.epsilon:
+        observers.log(privacy.COVERS)
     if hint := contracts.effect_hint(sim.algorithm, sim.task, sim.data.pool):
         observers.log(hint)
     for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
@@ -295,6 +297,7 @@ def _summary(
         "select": config.best_on,
         **history.summarise(records),
         **history.bytes_sent(records),
+        **({"epsilon": records[-1]["epsilon"], "delta": config.dp.delta} if config.dp.clip and records else {}),
         "corrupt_clients": corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),

@@ -87,7 +87,8 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
         f"method  {method_text(config, sim.given)}"
-        + (f", updates sent by {config.send.kind}" if config.send.kind != "none" else ""),
+        + (f", updates sent by {config.send.kind}" if config.send.kind != "none" else "")
+        + (f", epsilon {sim.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.epsilon else ""),
         *([f"unused  {', '.join(unused)} of {config.config}"] if unused else []),
     ]
     return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits" and "data" not in sim.given))
@@ -248,6 +249,8 @@ def result_table(history: History) -> Table:
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
     if summary.get("stopped_early"):
         table.add_row("stopped early", summary["stopped_early"])
+    if summary.get("epsilon") is not None:
+        table.add_row("epsilon", f"{summary['epsilon']:.4g} at delta {summary['delta']:g}")
     if "bytes_down" in summary:
         down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
         table.add_row("sent to clients, and back", f"{down}, {up}")

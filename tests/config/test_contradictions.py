@@ -7,6 +7,7 @@ import fedvg_jax as fv
 from fedvg_jax import config
 
 TEXT = {"dataset": "literature", "model": "gru", "partition": "group"}
+DP = {"dp.clip": 1.0, "weighting": "uniform"}
 TABLE = {"dataset": "iris", "clients": 3, "alpha": 10.0}
 REFUSED = [
     ({"partition": "file"}, "--partition-file FILE"),
@@ -28,6 +29,15 @@ REFUSED = [
     ({"clients": 4, "hold": 1, "weighting": "permuted(fedvg)"}, "hold 1 of a cohort of 2 needs native, samples"),
     ({"clients": 4, "hold": 1, "weighting": "fltrust"}, "use --hold 0 or one of these"),
     ({"hold": 1, "weighting": "uniform", "robust.rule": "median"}, "--robust.rule mean"),
+    (DP | {"robust.rule": "median"}, "dp bounds weighted means, and not robust.rule median"),
+    (DP | {"local": "^classifier/"}, "dp does not account for what clients keep, as local"),
+    (DP | {"selection": "size"}, "dp accounts for uniform cohorts; selection size"),
+    (DP | {"normalise": "columns"}, "dp needs normalise none"),
+    (DP | {"patience": 3}, "dp accounts for a fixed number of rounds"),
+    (DP | {"keep_clients": True}, "keep_clients stores the clients' models without noise"),
+    (DP | {"tuning.steps": 1}, "dp needs an external validation.source"),
+    (DP | {"dp.delta": 0.05}, "dp.delta must be below 1 / clients = 0.05; got 0.05"),
+    ({"dp.clip": -1.0}, "dp.clip must be >= 0"),
     ({"hold": -1}, "hold must be >= 0; got -1"),
     ({"weighting": "samples+fedgv"}, "did you mean 'fedvg'"),
     ({"weighting": "permuted"}, r"did you mean 'permuted\(NAME\)'"),

@@ -49,7 +49,7 @@ def weights_of(model, absent=(), seed=1):
 
 
 def joined(rule, model, clients, weights, **changes):
-    return worlds.jit(rule)(worlds.hyper(**changes), KEY, model, clients, weights)
+    return worlds.jit(rule)(worlds.hyper(**changes), model, clients, weights)
 
 
 def flat(clients):
@@ -152,7 +152,7 @@ def test_krum_orders_clients_of_half_precision(scale):
     own = Variables({"w": jnp.zeros(4, jnp.float16)}, {})
     clients = Variables({"w": (scale * jnp.broadcast_to(offsets[:, None], (5, 4))).astype(jnp.float16)}, {})
     weights = Variables({"w": jnp.full(5, 0.2)}, {})
-    chosen = robust.krum(1, 1)({}, KEY, own, clients, weights).params["w"]
+    chosen = robust.krum(1, 1)({}, own, clients, weights).params["w"]
     np.testing.assert_array_equal(chosen, clients.params["w"][4])
 
 
@@ -171,7 +171,7 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
     @worlds.jit
     def slopes(hyper, clients, weights):
         def number(hyper, clients):
-            return sum(x.sum() for x in jax.tree.leaves(RULES[name](hyper, KEY, model, clients, weights)))
+            return sum(x.sum() for x in jax.tree.leaves(RULES[name](hyper, model, clients, weights)))
 
         return jax.grad(number, (0, 1))(hyper, clients)
 

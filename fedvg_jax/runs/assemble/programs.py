@@ -41,11 +41,14 @@ from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import collection
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble import contracts, registry
+from fedvg_jax.runs.assemble import contracts, privacy, registry
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
+
+USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
+"""Traced hyperparameters on which a program depends by whether they are above 0."""
 
 TRACE_SETTINGS = (
     "jax_default_matmul_precision",
@@ -100,10 +103,10 @@ class Program(NamedTuple):
 def static_settings(config: Config) -> Config:
     """Returns `config` with every value of `VALUES` at its default.
 
-    Momentum and weight decay keep whether they are used, on which the program depends.
+    Momentum, weight decay and clipping keep whether they are used, on which the program depends.
     """
     values = {name: SETTINGS[name].default for name in VALUES}
-    values |= {name: float(getattr(config, name) > 0) / 2 for name in ("momentum", "weight_decay")}
+    values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
     if config.attack.kind != "none":  # the corrupt clients' ids are constants of the program
         values |= {"seed": config.seed, "attack.clients": config.attack.clients}
     return configs.apply(config, values, "static settings")
@@ -138,6 +141,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     is_unsure = weighting is not None or may_be_negative
     executor = registry.make_executor(config, devices)
     optimiser = registry.make_optimiser(config)
+    private = privacy.sensitivity(config, algorithm, is_own=weighting is not None)
 
     def bound(task: Task, scored: Task) -> Bound:
         own = weighting or registry.make_weighting(config, scored, algorithm)
@@ -145,7 +149,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
         measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
         own = recorded.with_records(own, measures) if measures else own
         parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task)
-        step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure)
+        step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure, private=private)
         return Bound(task, own, step)
 
     def bound_to(base: Tree) -> Bound:

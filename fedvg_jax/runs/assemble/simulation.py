@@ -46,7 +46,7 @@ from fedvg_jax.models import norm, pretrained
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import compilation, endings, evaluation_records
-from fedvg_jax.runs.assemble import cohorts, communication, contracts, programs, registry
+from fedvg_jax.runs.assemble import cohorts, communication, contracts, privacy, programs, registry
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.placement import client_memories, host_pool, memory
@@ -105,6 +105,8 @@ class Simulation(NamedTuple):
     """of the cohorts; None for uniform sampling"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
+    epsilon: Callable[[int], float] | None = None
+    """number of rounds -> epsilon, see `runs.assemble.privacy`; None without differential privacy"""
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.
@@ -216,6 +218,7 @@ def simulation(
     population = _make_population(config, data, partition, progress, reading)
     program = _make_program(config, population, own)
     passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
+    epsilon = privacy.epsilon_after(config, program.algorithm, is_own=weighting is not None)
     values = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, tuple(filter(None, passed)))
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
@@ -232,6 +235,7 @@ def simulation(
     on_devices = host_pool.shapes_on_device(host) if host else tables.pool
     largest = int(client_rows.sizes(parts.train).max())
     state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, variables, tables.base)
+    privacy.check(config, program.algorithm, state, values, selection)
     memories = memories._replace(has_given=bool(config.init or initial))
     evaluation_records.check_clients(config, parts, program.algorithm)
     placed = tables if host else processes.place(tables, executor.placement)
@@ -254,6 +258,7 @@ def simulation(
         host_pool=resident,
         memories=memories,
         traffic=communication.of_round(config, program, state, tables, values, chosen),
+        epsilon=epsilon,
         **program._asdict(),
     )
 

@@ -23,7 +23,7 @@ from fedvg_jax.runs.record import seals
 Record = dict[str, Any]
 
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
-RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
+RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed", "epsilon")
 
 SENT = ("bytes_down", "bytes_up")
 """Bytes that a cohort receives and sends in a round; in the summary, over all rounds."""

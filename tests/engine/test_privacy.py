@@ -1,0 +1,174 @@
+"""Client-level differential privacy: clipping, the bounds of the aggregate, the noise, absent clients, derivatives."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support import worlds
+
+import fedvg_jax as fv
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Variables
+from fedvg_jax.engine import privacy, robust
+from fedvg_jax.weightings import aggregation
+
+C, Z = 0.25, 0.5
+FIXED = {"rule": "uniform", "private": privacy.fixed}
+
+
+@functools.cache
+def fedavg():
+    return worlds.algorithm("fedavg")
+
+
+def rounds(world, plan, rule="samples", private=privacy.modelwise, z=Z, **options):
+    values = worlds.hyper(dp_clip=C, dp_noise=z)
+    return worlds.play(world, plan, fedavg(), rule, values=values, private=private, **options)
+
+
+def unit_noise(schedule, params):
+    """Returns the standard normal numbers of a round: the second half of its key."""
+    _, key = jax.random.split(jax.random.wrap_key_data(jnp.asarray(schedule.key), impl="threefry2x32"))
+    return optax.tree.random_like(key, params)
+
+
+def norm(delta):
+    return float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(delta))))
+
+
+def test_clipping_is_exact(x64):
+    """A longer update has norm C in its own direction; a shorter one, and one that is not finite, keep every bit."""
+    rng = np.random.default_rng(0)
+    theta = {"a": rng.normal(size=3), "b": rng.normal(size=(2, 2))}
+    deltas = jax.tree.map(lambda x: np.stack([rng.normal(size=x.shape), 0.01 * x, 0 * x, np.nan * x]), theta)
+    clients = jax.tree.map(lambda t, d: jnp.asarray(t - d), theta, deltas)
+    after = privacy.clip({"dp_clip": jnp.asarray(C)}, theta, clients)
+    own = [tree.sub(theta, tree.take(after, k)) for k in range(4)]
+    long, factor = tree.take(deltas, 0), C / norm(tree.take(deltas, 0))
+    worlds.assert_close(own[0], tree.scale(factor, long), 1e-15)
+    assert norm(own[0]) == pytest.approx(C, rel=1e-14)
+    jax.tree.map(lambda a, c: np.testing.assert_array_equal(a[1:], c[1:]), after, clients)
+
+
+def change(weights, deltas, other_weights, other_deltas):
+    """Returns ||u - u'|| of two cohorts with updates [K, L], weights [K] or [K, L]."""
+    return norm((weights * deltas).sum(0) - (other_weights * other_deltas).sum(0))
+
+
+def test_no_pair_of_cohorts_exceeds_the_bounds_and_some_reach_them():
+    rng, num_clients, num_tensors = np.random.default_rng(0), 4, 9
+    bounds = [f(num_clients, num_tensors) for f in (privacy.fixed, privacy.modelwise, privacy.tensorwise)]
+    shapes = (num_clients, 1), (num_clients, 1), (num_clients, num_tensors)
+    for _ in range(200):
+        deltas, other = (rng.normal(size=(num_clients, num_tensors)) ** 3 for _ in range(2))
+        deltas, other = (d / np.maximum(np.linalg.norm(d, axis=1, keepdims=True), 1) for d in (deltas, other))
+        other[1:] = deltas[1:]  # one client is another
+        for number, (bound, shape) in enumerate(zip(bounds, shapes, strict=True)):
+            draw = (lambda shape=shape: rng.dirichlet(np.full(num_clients, 0.1), shape[1]).T) if number else None
+            weights, others = (draw() if draw else np.full(shape, 1 / num_clients) for _ in range(2))
+            assert change(weights, deltas, others, other) <= bound * (1 + 1e-12)
+    first = np.eye(num_clients)[:, :1]
+    away = np.concatenate([-first, 0 * first[:, :1]], 1)
+    assert change(np.full((4, 1), 1 / 4), -away, np.full((4, 1), 1 / 4), away) == pytest.approx(bounds[0])
+    assert change(first, -away, first, away) == pytest.approx(bounds[1])
+    # u takes of every client its own tensor: its norm, half of the bound, is sqrt(K) and not 1
+    own = np.eye(num_clients, num_tensors)
+    assert norm((own * own).sum(0)) == pytest.approx(bounds[2] / 2)
+
+
+def test_bounds_are_of_the_weighted_mean_of_the_round():
+    """`aggregate` is sum_k s_k delta_k with a weight for each tensor."""
+    theta, clients = (
+        Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {}),
+        {"a": jnp.eye(2)[:, :1], "b": jnp.eye(2)[:, 1:]},
+    )
+    weights = Variables({"a": jnp.array([1.0, 0.0]), "b": jnp.array([0.0, 1.0])}, {})
+    after = aggregation.aggregate(theta, Variables(clients, {}), weights)
+    assert norm(after.params) == pytest.approx(privacy.tensorwise(2, 2) / 2)
+
+
+def test_the_noise_has_its_variance_in_every_coordinate():
+    """The variance of n normal numbers is within 5 of its standard deviations, sqrt(2 / n), of sigma^2."""
+    count, values = 40000, {"dp_clip": jnp.float32(C), "dp_noise": jnp.float32(Z)}
+    params = {"a": jnp.ones(count), "b": jnp.zeros((count, 1))}
+    for sensitivity, factor in ((privacy.fixed, 2 / 8), (privacy.modelwise, 2), (privacy.tensorwise, 2 * 2**0.5)):
+        noisy = privacy.add_noise(values, jax.random.key(0), params, sensitivity, 8)
+        noise = jax.tree.map(np.subtract, noisy, params)
+        for part in jax.tree.leaves(noise):
+            np.testing.assert_allclose(part.var() / (Z * C * factor) ** 2, 1, atol=5 * (2 / count) ** 0.5)
+        correlation = np.mean(noise["a"] * noise["b"][:, 0]) / (Z * C * factor) ** 2
+        assert abs(correlation) < 5 / count**0.5
+
+
+def test_a_round_is_the_oracle_of_clipped_updates_and_one_noise(x64):
+    """Fixed weights divide by K, also where clients are absent; the noise comes once, of the round's key."""
+    world = worlds.uneven(cohort_size=4)
+    heard = np.array([True, False, True, True])
+    schedule = world.schedule(0)._replace(heard=heard)
+    start = worlds.state(world, fedavg(), worlds.QUADRATIC).variables.params
+    alone = [worlds.play(world, [schedule._replace(heard=np.arange(4) == k)], fedavg(), "uniform") for k in range(4)]
+    deltas = [tree.sub(start, results[-1][0].variables.params) for results in alone]
+    assert max(map(norm, deltas)) > C
+    clipped = [tree.scale(min(1, C / max(norm(d), 1e-12)), d) for d, h in zip(deltas, heard, strict=True) if h]
+    mean = tree.scale(1 / 4, functools.reduce(tree.add, clipped))
+    noise = tree.scale(Z * 2 * C / 4, unit_noise(schedule, start))
+    expected = tree.add(tree.sub(start, mean), noise)
+    ((state, metrics),) = rounds(world, [schedule], **FIXED)
+    worlds.assert_close(state.variables.params, expected, 1e-12)
+    np.testing.assert_allclose(metrics.weights, heard / 4)
+
+
+def test_executors_devices_and_cohort_blocks_add_the_same_noise_once(x64):
+    world, ends = worlds.uneven(), {}
+    executors = {"whole": worlds.TWO_LANES, "blocks": worlds.TWO_LANES, "devices": fv.executors.sharded(2, 1)}
+    for name, executor in executors.items():
+        lanes = {"block_size": 2} if name == "blocks" else {"lanes_together": 1} if name == "devices" else {}
+        plan = [world.schedule(number, 2, **lanes) for number in range(2)]
+        ends[name] = rounds(world, plan, **FIXED, executor=executor)[-1][0].variables
+    worlds.assert_close(ends["blocks"], ends["whole"], 1e-12)
+    worlds.assert_close(ends["devices"], ends["whole"], 1e-12)
+
+
+def test_a_round_without_clients_has_its_noise(x64):
+    """Without it, the round would show that the only client diverged."""
+    world = worlds.uneven()
+    schedule = world.schedule(0, 2)._replace(heard=np.zeros(3, bool))
+    start = worlds.state(world, fedavg(), worlds.QUADRATIC).variables.params
+    ((state, _),) = rounds(world, [schedule], **FIXED)
+    noise = tree.scale(Z * 2 * C / 3, unit_noise(schedule, start))
+    worlds.assert_close(tree.sub(state.variables.params, start), noise, 1e-12)
+
+
+def test_hypergradients_pass_through_clipping_and_noise(x64):
+    world, executor = worlds.uneven(), fv.unrolled(worlds.uneven().most_steps())
+    step = worlds.round_step(world, fedavg(), "samples", executor=executor, private=privacy.modelwise)
+    start = worlds.state(world, fedavg(), worlds.QUADRATIC)
+    over, plan = fv.over_rounds(step), fv.stack_schedules([world.schedule(number) for number in range(2)])
+
+    def loss(clip, z):
+        values = worlds.hyper() | {"dp_clip": clip, "dp_noise": z}
+        state, _ = over(start, plan, world.data(), values)
+        return worlds.QUADRATIC.loss(*state.variables, *tree.gather(world.data().pool, world.data().val[0]), False)[0]
+
+    slopes, value = worlds.jit(jax.grad(loss, (0, 1)))(C, Z), worlds.jit(loss)
+    for slope, step in zip(slopes, ((1e-6, 0), (0, 1e-6)), strict=True):
+        by_hand = (value(C + step[0], Z + step[1]) - value(C - step[0], Z - step[1])) / 2e-6
+        np.testing.assert_allclose(slope, by_hand, rtol=1e-6)
+
+
+def test_without_privacy_nothing_is_read_of_it():
+    """The program is that of hyperparameters without clip and noise."""
+    world = worlds.uneven()
+    values = {name: value for name, value in worlds.hyper().items() if not name.startswith("dp_")}
+    ((state, _),) = worlds.play(world, [world.schedule(0, 2)], fedavg(), "samples", values=values)
+    ((same, _),) = worlds.play(world, [world.schedule(0, 2)], fedavg(), "samples")
+    worlds.assert_close(state.variables, same.variables, 0)
+
+
+def test_a_robust_rule_and_a_local_part_are_refused():
+    for options in ({"aggregate": robust.median}, {"local": fv.local_part("left")}):
+        with pytest.raises(fv.UsageError, match="private takes the weighted mean"):
+            worlds.round_step(worlds.uneven(), fedavg(), "uniform", private=privacy.fixed, **options)

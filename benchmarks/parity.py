@@ -186,7 +186,7 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     task = fast_task(tasks.classification(cnn.LeNet5(10), 10, images.x.shape[1:]))
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
-    algorithm = registry.ALGORITHMS[config.algorithm](config)
+    algorithm = registry.make_algorithm(config)
     if config.algorithm == "elastic":  # the published sensitivities are a serial chain, so the recorded ones are used
         algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
     weighting = registry.make_weighting(config, task, algorithm)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import checks, command_line
-from fedvg_jax.config.options import ALGORITHMS
+from fedvg_jax.config.methods import ALGORITHMS
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import stop_signals

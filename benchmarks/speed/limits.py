@@ -195,7 +195,7 @@ def training_timer(sim: Simulation, executor: Executor) -> Callable[[Schedule], 
     from fedvg_jax.runs.assemble import registry
 
     optimiser = registry.make_optimiser(sim.config)
-    algorithm = registry.ALGORITHMS[sim.config.algorithm](sim.config)
+    algorithm = registry.make_algorithm(sim.config)
 
     @jax.jit
     def train(state, planned, data, hyper):

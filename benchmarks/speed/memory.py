@@ -74,7 +74,7 @@ def measure_hypergradient(sim, planned, executor, *, remat: bool = True, mode: s
     from fedvg_jax.engine import differentiable, federated_round, local_training
     from fedvg_jax.runs.assemble import registry
 
-    algorithm = registry.ALGORITHMS["fedavg"](sim.config)
+    algorithm = registry.make_algorithm(sim.config)
     rule = registry.make_weighting(sim.config, sim.task, algorithm)
     step = federated_round.make_round(sim.task, algorithm, rule, executor, local_training.sgd, sim.config.clients)
     rounds = differentiable.over_rounds(step, remat=remat)

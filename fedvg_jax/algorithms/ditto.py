@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import jax
 
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Tree
+from fedvg_jax.algorithms.base import PLAIN
+from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
 
-DEFAULTS = (Hyperparameter("ditto_lambda", 1.0, 0.0, doc="lambda, strength of the proximal term"),)
 
-
-def ditto(base: Algorithm) -> Algorithm:
+def ditto(base: Algorithm = PLAIN) -> Algorithm:
     """Returns Ditto, which reads `ditto_lambda`; at 0 clients also train alone. Its global model is that of `base`."""
-    return base._replace(personal=personal, defaults=(*base.defaults, *DEFAULTS))
+    return base._replace(personal=personal, defaults=(*base.defaults, *hyperparameters("ditto")))
 
 
 def personal(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:

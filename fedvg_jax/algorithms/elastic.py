@@ -25,13 +25,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Probe, Tree, Variables
-
-DEFAULTS = (
-    Hyperparameter("tau", 0.5, 0.0, doc="tau, least factor zeta of a tensor's step"),
-    Hyperparameter("sensitivity_decay", 0.95, 0.0, 1.0, doc="mu of the moving average", excludes_high=True),
-)
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Probe, Tree, Variables
 
 
 def elastic(official: bool = False) -> Algorithm:
@@ -48,7 +44,7 @@ def elastic(official: bool = False) -> Algorithm:
         """Returns R = (1 - zeta) u."""
         return jax.tree.map(lambda o, u: (o - hyper["tau"]) * u, relative(cohort), cohort.update), server
 
-    return PLAIN._replace(residual=residual, probe=probe, defaults=DEFAULTS)
+    return PLAIN._replace(residual=residual, probe=probe, defaults=hyperparameters("elastic"))
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:

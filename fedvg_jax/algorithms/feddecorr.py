@@ -21,9 +21,8 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.algorithms.losses import features_of, forward
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree
-
-DEFAULTS = (Hyperparameter("decorr_beta", 0.1, 0.0, doc="beta, weight of the penalty"),)
+from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree
 
 EPS = 1e-8
 """eps of the published code, added to the variance of a feature, which a ReLU that is never active has at 0."""
@@ -31,7 +30,7 @@ EPS = 1e-8
 
 def feddecorr() -> Algorithm:
     """Returns FedDecorr, which reads `decorr_beta`. At decorr_beta = 0 it is FedAvg."""
-    return PLAIN._replace(loss=loss, defaults=DEFAULTS)
+    return PLAIN._replace(loss=loss, defaults=hyperparameters("feddecorr"))
 
 
 def loss(

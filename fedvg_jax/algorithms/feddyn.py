@@ -21,13 +21,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import no_probe
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
-
-DEFAULTS = (
-    Hyperparameter("dyn_alpha", 0.1, 0.0, doc="alpha, strength of the regulariser", excludes_low=True),
-    Hyperparameter("clip", 10.0, 0.0, doc="largest global norm of a client's gradient", excludes_low=True),
-)
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
 class Server(NamedTuple):
@@ -62,7 +58,7 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
         residual = jax.tree.map(lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update)
         return residual, Server(dual, server.round + 1)
 
-    return Algorithm(init, correct, report, residual, no_probe, native_weighting, DEFAULTS)
+    return Algorithm(init, correct, report, residual, no_probe, native_weighting, hyperparameters("feddyn"))
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:

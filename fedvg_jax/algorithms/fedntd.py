@@ -17,17 +17,13 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.algorithms.losses import forward, mean_over_rows
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree, UsageError
-
-DEFAULTS = (
-    Hyperparameter("ntd_beta", 1.0, 0.0, doc="beta, weight of the distillation"),
-    Hyperparameter("ntd_tau", 1.0, 0.0, doc="tau, temperature of the logits", excludes_low=True),
-)
+from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree, UsageError
 
 
 def fedntd() -> Algorithm:
     """Returns FedNTD, which reads `ntd_beta` and `ntd_tau`. At ntd_beta = 0 it is FedAvg."""
-    return PLAIN._replace(loss=loss, defaults=DEFAULTS)
+    return PLAIN._replace(loss=loss, defaults=hyperparameters("fedntd"))
 
 
 def loss(

@@ -34,17 +34,9 @@ import optax
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Tree
-
-SERVER_LR = Hyperparameter("server_lr", 0.1, 0.0, doc="eta, learning rate of the server", excludes_low=True)
-B1 = Hyperparameter("b1", 0.9, 0.0, 1.0, doc="beta_1, decay of the first moment", excludes_high=True)
-B2 = Hyperparameter("b2", 0.999, 0.0, 1.0, doc="beta_2, decay of the second moment", excludes_high=True)
-SERVER_EPS = Hyperparameter("server_eps", 1e-3, 0.0, doc="tau, added to the root of v", excludes_low=True)
-FEDAVGM_DEFAULTS = (
-    Hyperparameter("avgm_lr", 1.0, 0.0, doc="learning rate of the server", excludes_low=True),
-    Hyperparameter("server_momentum", 0.9, 0.0, 1.0, doc="beta, Nesterov momentum of the server", excludes_high=True),
-)
 
 
 def fedopt(
@@ -89,8 +81,8 @@ def fedadagrad(official: bool = False) -> Algorithm:
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v + squared
 
-    defaults = (SERVER_LR, B1, SERVER_EPS) if official else (SERVER_LR, SERVER_EPS)
-    return fedopt(adaptive(second_moment, official, momentum=official), defaults)
+    read = hyperparameters("fedopt.lr", "fedopt.eps", *["fedopt.b1"] * official)
+    return fedopt(adaptive(second_moment, official, momentum=official), read)
 
 
 def fedyogi(official: bool = False) -> Algorithm:
@@ -99,7 +91,7 @@ def fedyogi(official: bool = False) -> Algorithm:
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v - (1 - hyper["b2"]) * squared * jnp.sign(v - squared)
 
-    return fedopt(adaptive(second_moment, official), (SERVER_LR, B1, B2, SERVER_EPS))
+    return fedopt(adaptive(second_moment, official), hyperparameters("fedopt"))
 
 
 def fedadam(official: bool = False) -> Algorithm:
@@ -108,7 +100,7 @@ def fedadam(official: bool = False) -> Algorithm:
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return hyper["b2"] * v + (1 - hyper["b2"]) * squared
 
-    return fedopt(adaptive(second_moment, official), (SERVER_LR, B1, B2, SERVER_EPS))
+    return fedopt(adaptive(second_moment, official), hyperparameters("fedopt"))
 
 
 def adaptive(
@@ -153,7 +145,7 @@ def fedavgm() -> Algorithm:
     def optimiser(hyper: Hyper) -> optax.GradientTransformation:
         return optax.sgd(hyper["avgm_lr"], hyper["server_momentum"], nesterov=True)
 
-    return fedopt(optimiser, FEDAVGM_DEFAULTS)
+    return fedopt(optimiser, hyperparameters("fedavgm"))
 
 
 def _root(v: Array) -> Array:

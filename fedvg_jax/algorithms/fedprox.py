@@ -11,14 +11,13 @@ from __future__ import annotations
 import jax
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Tree
-
-DEFAULTS = (Hyperparameter("mu", 0.01, 0.0, doc="mu, strength of the proximal term"),)
+from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
 
 
 def fedprox() -> Algorithm:
     """Returns FedProx, which reads `mu`. At mu = 0 it is FedAvg."""
-    return PLAIN._replace(correct=correct, defaults=DEFAULTS)
+    return PLAIN._replace(correct=correct, defaults=hyperparameters("fedprox"))
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:

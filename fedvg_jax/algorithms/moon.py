@@ -19,17 +19,13 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.algorithms.losses import features_of, forward, mean_over_rows
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, Task, Tree
-
-DEFAULTS = (
-    Hyperparameter("moon_mu", 1.0, 0.0, doc="mu, weight of the contrastive term"),
-    Hyperparameter("moon_tau", 0.5, 0.0, doc="tau, temperature of the similarities", excludes_low=True),
-)
+from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree
 
 
 def moon() -> Algorithm:
     """Returns MOON, which reads `moon_mu` and `moon_tau`. At moon_mu = 0, and in a run's first round, it is FedAvg."""
-    return PLAIN._replace(init=init, report=report, loss=loss, defaults=DEFAULTS)
+    return PLAIN._replace(init=init, report=report, loss=loss, defaults=hyperparameters("moon"))
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:

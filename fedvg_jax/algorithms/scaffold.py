@@ -22,24 +22,25 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.algorithms.base import no_probe
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, Tree
-
-DEFAULTS = (Hyperparameter("eta_g", 1.0, 0.0, doc="eta_g, learning rate of the server", excludes_low=True),)
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
 
 
-def scaffold(keeps: bool = True) -> Algorithm:
+def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
     """Returns Scaffold, which reads `eta_g`. With eta_g = 1 its first round equals FedAvg's.
 
     Args:
         keeps: whether clients store c_k between rounds. The published FedVG code does not.
+        single_batches: whether a local epoch is one minibatch, as in that code.
     """
 
     def report_and_store(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
         memory, *messages = report(hyper, params, anchor, displacement)
         return (memory if keeps else anchor.client), *messages
 
-    return Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", DEFAULTS)
+    scaffold = Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", hyperparameters("scaffold"))
+    return scaffold._replace(single_batches=single_batches)
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:

@@ -1,25 +1,17 @@
-"""The settings of a run: `options` declares them, `io` reads them, `checks` refuses what cannot work. No jax."""
+"""The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
 
 from fedvg_jax.config import former as former
 from fedvg_jax.config import shorthands as shorthands
 from fedvg_jax.config.checks import check, epochs_range
-from fedvg_jax.config.io import apply, dotted, flatten, read_toml
+from fedvg_jax.config.io import apply, apply_with_shorthands, dotted, flatten, read_toml
+from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
+from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.options import (
-    ALGORITHMS,
-    MODELS,
     SETTINGS,
-    WEIGHTINGS,
     Attack,
     Config,
     Corrupt,
-    Elastic,
-    FedAvgM,
-    FedDyn,
-    FedOpt,
-    FedProx,
-    FedVG,
     Robust,
-    Scaffold,
     Tuning,
     Validation,
     block_size,

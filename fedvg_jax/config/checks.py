@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedvg_jax.config import options
+from fedvg_jax.config.departures import departs, departures, listed
 from fedvg_jax.config.io import flatten, typed
-from fedvg_jax.config.options import ALGORITHMS, RECORDS, SETTINGS, TRACKERS, WEIGHTINGS, Config
+from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, AlgorithmFacts
+from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, of_dataset
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
@@ -47,11 +49,11 @@ def _check_values(config: Config) -> None:
     """Raises UsageError for a value that is not among those its setting allows, or that float32 cannot hold."""
     if not config.dataset.startswith(tuple(OUTSIDE)):
         require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
-    for name in options.listed(config.record):
+    for name in listed(config.record):
         require_name("record", name, RECORDS)
-    for name in options.listed(config.track):
+    for name in listed(config.track):
         require_name("track", name, TRACKERS)
-    for name in options.listed(config.departures):
+    for name in listed(config.departures):
         require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
@@ -105,7 +107,7 @@ def epochs_range(config: Config) -> tuple[int, int]:
 
 def require_personal_models(config: Config, has_personal_models: bool) -> None:
     """Raises UsageError where accuracies of the clients' own models are recorded, and there are no such models."""
-    if "personal_accuracy" in options.listed(config.record) and not (config.local or has_personal_models):
+    if "personal_accuracy" in listed(config.record) and not (config.local or has_personal_models):
         raise UsageError("record personal_accuracy needs personal models; use --method ditto or --local REGEX")
 
 
@@ -132,7 +134,7 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9 or val_mae < 0.1; got {got}"
     if config.test_ratio + config.val_ratio >= 1:
         yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
-    if config.batch_size == 1 and options.departs(config, "single-rows"):
+    if config.batch_size == 1 and departs(config, "single-rows"):
         yield "batch_size must be >= 2 with the departure single-rows; got 1"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
@@ -142,13 +144,13 @@ def _method_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of weighting and algorithm, and of the algorithm that the config names."""
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
-    chosen = options.departures(config.departures)
+    chosen = departures(config.departures)
     if config.algorithm == "elastic" and "server-stats" in chosen and "elastic-sensitivity" not in chosen:
         yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
     yield from problems_of_algorithm(config, f"algorithm {config.algorithm}", ALGORITHMS[config.algorithm])
 
 
-def problems_of_algorithm(config: Config, algorithm: str, facts: options.AlgorithmFacts) -> Iterator[str]:
+def problems_of_algorithm(config: Config, algorithm: str, facts: AlgorithmFacts) -> Iterator[str]:
     """Yields contradictions of an algorithm, which messages call `algorithm`, and of local tensors."""
     if facts.sends_messages and config.robust.rule != "mean":
         yield (
@@ -160,7 +162,7 @@ def problems_of_algorithm(config: Config, algorithm: str, facts: options.Algorit
     own = f"local {config.local}" if config.local else algorithm
     if config.local and facts.has_personal_models:
         yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
-    if options.departs(config, "server-stats"):
+    if departs(config, "server-stats"):
         yield f"{own} cannot be used with the departure server-stats, of one model for all clients; leave one out"
     if config.robust.rule != "mean":
         yield f"{own} cannot be used with robust.rule {config.robust.rule}, which has one model; use --robust.rule mean"
@@ -214,7 +216,7 @@ def _hold_problems(config: Config) -> Iterator[str]:
     if config.robust.rule != "mean":
         yield f"{blocks}: robust.rule {config.robust.rule} needs all models at once; use --hold 0 or --robust.rule mean"
     if not streams(config.weighting):
-        streamed = ", ".join(name for name, is_streamed in WEIGHTINGS.items() if is_streamed)
+        streamed = ", ".join(name for name, facts in WEIGHTINGS.items() if facts.streams)
         yield f"{blocks} needs {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
 
 
@@ -247,6 +249,8 @@ def _validation_problems(config: Config) -> Iterator[str]:
     validation = config.validation
     if validation.source == "clients" and config.val_ratio == 0:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
+    if validation.size == 1:
+        yield "validation.size must be >= 2, or 0 for all; got 1"
     if validation.source != "clients" and config.normalise == "columns":
         yield f"normalise columns scales the clients' rows only, and validation.source is {validation.source}; use none"
     if validation.source != "clients" and validation.data_dir is None:

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from fedvg_jax.config import former, presets
 from fedvg_jax.config.declare import descriptions
 from fedvg_jax.config.io import SYNONYMS
-from fedvg_jax.config.options import ALGORITHMS, SETTINGS, WEIGHTINGS, Config, registered
+from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
+from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.suggestions import closest, several_values
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host.files import user_path
@@ -25,7 +26,7 @@ ALL = (*presets.SHORTHANDS, *SETTINGS)
 
 NUMBERS = {int: "an integer", float: "a number"}
 
-_METHODS = dict.fromkeys(name for name in (*presets.METHODS, *ALGORITHMS, *presets.PERSONAL) if "+" not in name)
+_METHODS = dict.fromkeys(name for name in (*presets.METHODS, *ALGORITHMS, *PERSONAL) if "+" not in name)
 
 OPEN_CHOICES = {
     "method": (*_METHODS, "WEIGHTING", "ALGORITHM+WEIGHTING"),

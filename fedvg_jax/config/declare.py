@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
+import importlib
 import inspect
 import itertools
 import math
 import operator
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -23,20 +26,51 @@ Kind = Literal["compiled", "data", "host"]
 """What a setting changes. compiled: the program of a run; data: its numbers, of the same program; host: no result."""
 
 
+Reference = str | Callable[..., Any]
+"""A function, or MODULE:NAME of one in this package, such as models.cnn:CNN, which is imported when it is needed."""
+
+
+def referenced(reference: Reference) -> Callable[..., Any]:
+    """Returns the function of a reference."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(f"fedvg_jax.{module}"), name)
+
+
+def as_name(text: str) -> str:
+    """Returns a name in lower case, as all are registered; a text with a colon, such as a path, as it is.
+
+    >>> as_name("FedAvg + FedVG"), as_name("hf:Birds")
+    ('fedavg+fedvg', 'hf:Birds')
+    """
+    return text if ":" in text else re.sub(r"\s*\+\s*", "+", text.lower())
+
+
 class Range(NamedTuple):
-    """The values that a number may have."""
+    """The finite numbers that a setting may be."""
 
-    holds: Callable[[Any], bool]
     words: str
+    low: float = -math.inf
+    high: float = math.inf
+    excludes_low: bool = False
+    """Whether `low` itself is not allowed, as in (0, 1]."""
+    excludes_high: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a number is in the range."""
+        above = value > self.low if self.excludes_low else value >= self.low
+        below = value < self.high if self.excludes_high else value <= self.high
+        return above and below and abs(value) < math.inf
 
 
-ABOVE_0 = Range(lambda v: 0 < v < math.inf, "> 0")
-FROM_0 = Range(lambda v: 0 <= v < math.inf, ">= 0")
-COUNT = Range(lambda v: v >= 1, ">= 1")
-FRACTION = Range(lambda v: 0 < v <= 1, "in (0, 1]")
-BELOW_1 = Range(lambda v: 0 <= v < 1, "in [0, 1)")
-UNIT = Range(lambda v: 0 <= v <= 1, "in [0, 1]")
-SEED = Range(lambda v: 0 <= v < 2**32, "in [0, 2**32)")
+ABOVE_0 = Range("> 0", 0, excludes_low=True)
+FROM_0 = Range(">= 0", 0)
+COUNT = Range(">= 1", 1)
+FRACTION = Range("in (0, 1]", 0, 1, excludes_low=True)
+BELOW_1 = Range("in [0, 1)", 0, 1, excludes_high=True)
+SEED = Range("in [0, 2**32)", 0, 2**32, excludes_high=True)
+UNIT = Range("in [0, 1]", 0, 1)
 
 
 class Condition(NamedTuple):
@@ -95,7 +129,7 @@ def setting(default: T, allowed: Collection[str] | Range | None = None, kind: Ki
     return dataclasses.field(default=default, metadata={"facts": facts})
 
 
-def group(settings: type[T], title: str, *used: Condition, names_method: bool = True) -> T:
+def group(settings: type[T], title: str, *used: Condition, names_method: bool = True, **entry: Any) -> T:
     """Returns the field of a group of settings.
 
     Args:
@@ -103,9 +137,10 @@ def group(settings: type[T], title: str, *used: Condition, names_method: bool = 
         title: its heading in help.
         used: conditions of all its settings.
         names_method: see `Facts`.
+        **entry: of the field's metadata.
     """
     facts = Facts(used=used, topic=title, names_method=names_method)
-    return dataclasses.field(default_factory=settings, metadata={"facts": facts})
+    return dataclasses.field(default_factory=settings, metadata={"facts": facts, **entry})
 
 
 class Setting(NamedTuple):
@@ -131,7 +166,7 @@ class Setting(NamedTuple):
 
 
 def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, Setting]:  # noqa: B008  immutable
-    """Returns dotted name -> setting, of a dataclass and of the groups in it.
+    """Returns dotted name -> setting, of a dataclass and then of the groups in it.
 
     Args:
         config: the dataclass.
@@ -139,9 +174,9 @@ def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, S
         outer: what the field of the group declares.
     """
     settings, topic, hints = {}, outer.topic, typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
+    for field in sorted(dataclasses.fields(config), key=lambda field: field.name in groups(config)):
         name, facts, hint = prefix + field.name, field.metadata["facts"], hints[field.name]
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if field.name in groups(config):
             settings |= table(hint, f"{name}.", facts)
         else:
             topic = facts.topic or topic
@@ -151,30 +186,41 @@ def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, S
     return settings
 
 
+def groups(config: type) -> dict[str, type]:
+    """Returns group of settings -> its dataclass."""
+    return {f.name: f.default_factory for f in dataclasses.fields(config) if isinstance(f.default_factory, type)}
+
+
 def method_groups(config: type) -> list[str]:
     """Returns the groups of a dataclass whose settings a report names with the method, where they vary."""
     return [field.name for field in dataclasses.fields(config) if field.metadata["facts"].names_method]
 
 
-def descriptions(config: type) -> dict[str, str]:
-    """Returns dotted name -> the docstring below the field, on one line, of a dataclass and of its groups.
-
-    All classes are of one module, which is parsed once: `inspect.getsource` of each class parses it again.
-    """
-    module = ast.parse(inspect.getsource(sys.modules[config.__module__]))
-    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
-    groups = {field.name: field.default_factory for field in dataclasses.fields(config)}
-    texts = _docstrings(classes[config.__name__])
-    for name, group in groups.items():
-        if isinstance(group, type):
-            texts |= {f"{name}.{inner}": text for inner, text in _docstrings(classes[group.__name__]).items()}
-    return texts
-
-
-def _docstrings(declared: ast.ClassDef) -> dict[str, str]:
-    """Returns field -> the docstring below it, on one line."""
+def descriptions(config: type, prefix: str = "") -> dict[str, str]:
+    """Returns dotted name -> the docstring below the field, on one line, of a dataclass and of its groups."""
     texts = {}
-    for field, below in itertools.pairwise(declared.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            texts[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    for owner in config.__mro__[:-1]:
+        texts |= {prefix + name: text for name, text in _docstrings(_node(owner).body)}
+    for name, settings in groups(config).items():
+        texts |= descriptions(settings, f"{name}.")
     return texts
+
+
+@functools.cache
+def _module(name: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[name]))
+
+
+def _node(declared: type) -> ast.Module | ast.ClassDef:
+    """Returns the source of a class; its module is parsed once, as `inspect.getsource` of each class is not."""
+    node = _module(declared.__module__)
+    for name in declared.__qualname__.split("."):
+        node = next(inner for inner in node.body if isinstance(inner, ast.ClassDef) and inner.name == name)
+    return node
+
+
+def _docstrings(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Yields every field with the docstring below it, on one line."""
+    for field, below in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            yield field.target.id, " ".join(str(ast.literal_eval(below.value)).split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedvg_jax.config.options import SETTINGS, canonical
+from fedvg_jax.config.departures import canonical
 from fedvg_jax.core.types import UsageError
 
 RENAMED = {
@@ -59,33 +59,33 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(name, name): value for name, value in settings.items()}
 
 
-def current(settings: Mapping[str, Any], source: str, departures: str = "") -> dict[str, Any]:
+def current(settings: Mapping[str, Any], source: str, base: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings under their names.
 
     Args:
         settings: dotted name -> value.
         source: where they come from, for messages.
-        departures: those of the settings that these replace.
+        base: the settings that these replace.
 
     Raises:
         UsageError: a setting that is no more has another value than its default, a former name has a value that it
             never had, or is given beside the name.
 
-    >>> current({"pool": "host", "memories": "auto", "scaffold.memory": "lost", "lr": 0.1}, "file", "block")
+    >>> base = {"departures": "block", "placement": "auto"}
+    >>> current({"pool": "host", "memories": "auto", "scaffold.memory": "lost", "lr": 0.1}, "file", base)
     {'lr': 0.1, 'placement': 'host', 'departures': 'block,scaffold-memory'}
     """
     if settings.keys().isdisjoint(NAMES):
         return dict(settings)
     result = {name: value for name, value in settings.items() if name not in NAMES}
-    words = [str(settings.get("departures", departures))]
+    words = [str(settings.get("departures", base["departures"]))]
     for name in [name for name in settings if name in NAMES]:
         value, new = settings[name], name_of(name)
         if name in RENAMED:
-            default = SETTINGS[new].default
-            given = result.setdefault(new, default)
-            if given != default and value not in (default, given) and new != "placement":
+            before, given = base[new], result.get(new, base[new])
+            if given != before and value not in (before, given) and new != "placement":
                 raise UsageError(f"{source}: {name} is a former name of {new}; got both; give {new} alone")
-            result[new] = value if given == default or value == "host" else given
+            result[new] = value if given == before or value == "host" else given
         elif name in SWITCHED:
             published, other, departure = SWITCHED[name]
             if str(value).lower() not in (published, other):

@@ -7,7 +7,6 @@ option reference. Its first sentence must stand alone, because `--help` shows no
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -26,6 +25,7 @@ from fedvg_jax.config.declare import (
     UNIT,
     Condition,
     Range,
+    as_name,
     group,
     is_not,
     is_one,
@@ -33,88 +33,11 @@ from fedvg_jax.config.declare import (
     table,
     weighs_by,
 )
+from fedvg_jax.config.departures import canonical
+from fedvg_jax.config.methods import ALGORITHMS, Methods
+from fedvg_jax.config.networks import MODELS
+from fedvg_jax.config.shorthands import takes_shorthands
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.paper import fidelity
-
-
-class AlgorithmFacts(NamedTuple):
-    """What settings, checks and labels depend on of an algorithm."""
-
-    label: str
-    """Its spelling in papers."""
-    has_memories: bool = False
-    """Whether anything is remembered of a client from one round to the next."""
-    sends_messages: bool = False
-    """Whether the server also averages messages of the clients other than their models."""
-    has_personal_models: bool = False
-
-
-ALGORITHMS = {
-    "fedavg": AlgorithmFacts("FedAvg"),
-    "fedavgm": AlgorithmFacts("FedAvgM"),
-    "fedprox": AlgorithmFacts("FedProx"),
-    "scaffold": AlgorithmFacts("Scaffold", has_memories=True, sends_messages=True),
-    "feddyn": AlgorithmFacts("FedDyn", has_memories=True, sends_messages=True),
-    "elastic": AlgorithmFacts("Elastic"),
-    "fedadam": AlgorithmFacts("FedAdam"),
-    "fedyogi": AlgorithmFacts("FedYogi"),
-    "fedadagrad": AlgorithmFacts("FedAdagrad"),
-    "fednova": AlgorithmFacts("FedNova", sends_messages=True),
-    "moon": AlgorithmFacts("MOON", has_memories=True),
-    "fedntd": AlgorithmFacts("FedNTD"),
-    "feddecorr": AlgorithmFacts("FedDecorr"),
-    "ditto": AlgorithmFacts("Ditto", has_memories=True, has_personal_models=True),
-}
-
-WEIGHTINGS = {
-    "native": True,
-    "samples": True,
-    "uniform": True,
-    "fedvg": True,
-    "inverse_samples": True,
-    "val_loss": True,
-    "val_accuracy": True,
-    "fltrust": False,
-    "fitted": False,
-    "generalised": False,
-}
-"""Weighting -> whether it weighs a cohort block by block, without the models of the whole cohort."""
-
-
-class Network(NamedTuple):
-    """What settings and checks depend on of a model."""
-
-    smallest: int = 1
-    """Smallest height and width of images that it takes."""
-    channels: tuple[int, ...] = ()
-    """Numbers of channels that images may have; () for any."""
-    has_convolutions: bool = False
-    has_batch_norm: bool = False
-    """Whether it has running statistics; a ResNet may have group normalisation instead."""
-    takes_rows: bool = False
-    """Whether it takes rows of any shape, such as features and tables, and not images only."""
-    is_sequence: bool = False
-    """Whether it gives a label to every place of a row [T, L], and not one to each row."""
-    settings: tuple[str, ...] = ()
-    """Settings of the model that it takes, such as stem."""
-
-
-_RESNET = Network(has_convolutions=True, has_batch_norm=True, settings=("stem", "norm_layers"))
-
-MODELS = {
-    "mlp": Network(takes_rows=True),
-    "linear": Network(takes_rows=True),
-    "tinycnn": Network(4, has_convolutions=True),
-    "cnn": Network(16, has_convolutions=True),
-    "lenet5": Network(16, has_convolutions=True, has_batch_norm=True),
-    "resnet18": _RESNET,
-    "resnet34": _RESNET,
-    "resnet50": _RESNET,
-    "vit_s16": Network(channels=(1, 3)),
-    "vit_b16": Network(channels=(1, 3)),
-    "efficientnet_lite0": Network(has_convolutions=True, has_batch_norm=True, settings=("norm_layers",)),
-    "gru": Network(is_sequence=True),
-}
 
 PARTITIONS = ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid", "shards", "classes")
 PARTITIONS += ("group", "file")
@@ -146,8 +69,6 @@ _SPLIT = Condition(
     "dermamnist, folder or hf:FOLDER",
 )
 _FEDVG = weighs_by("fedvg", "generalised")
-_INVERTING = weighs_by("fedvg", "val_loss", "generalised")
-_NOT_DELTA = is_not("fedvg.norm", "delta", "every other norm")
 _EXTERNAL = is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
 _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
 _IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
@@ -172,169 +93,9 @@ _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above
 _LOCAL = Condition("local", lambda config: config.local != "", "a regular expression")
 _FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
-_FIRST_MOMENT = Condition(
-    "algorithm",
-    lambda config: (
-        config.algorithm in ("fedadam", "fedyogi")
-        or (config.algorithm == "fedadagrad" and departs(config, "adaptive-servers"))
-    ),
-    "fedadam, fedyogi, or fedadagrad with the departure adaptive-servers",
-)
-
-
-def _of(settings: type, *algorithms: str):
-    """Returns the field of a group of settings that these algorithms use."""
-    return group(settings, ", ".join(ALGORITHMS[name].label for name in algorithms), is_one("algorithm", *algorithms))
 
 
 # --- settings
-
-
-@dataclass(frozen=True)
-class FedVG:
-    """FedVG's weights: inverse norms of each client's gradient on the shared validation set."""
-
-    signal: str = setting("gradient", ("gradient", "delta", "fisher"), used=(_FEDVG, _NOT_DELTA))
-    """Quantity that is measured for each client. gradient: of the loss on D_val; delta: of its model against the global
-    model; fisher: trace of the empirical Fisher information."""
-    norm: str = setting("l1", ("l1", "l2", "spectral", "spectral_l2", "delta"), used=(_FEDVG,))
-    """Norm of the signal. l1 is published; spectral uses matrices only; spectral_l2 adds the L2 norm of vectors; delta
-    is the L1 norm of the signal delta."""
-    layer: str = setting("tensor", ("tensor", "module"), used=(_FEDVG,))
-    """Layer of which norms are taken. tensor: every tensor (published); module: weight and bias together."""
-    include: str = setting("", word="REGEX", used=(_FEDVG,))
-    """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
-    "a/b/kernel"; empty selects all tensors."""
-    granularity: str = setting(
-        "modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,), also="layerwise blockwise"
-    )
-    """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor; blockwise:
-    one per client and network block."""
-    eps: float = setting(1e-8, ABOVE_0, hyper="eps", used=(_INVERTING,))
-    """Number added to each norm before it is inverted."""
-    mode: str = setting("train", ("train", "eval"), used=(_FEDVG, _NOT_DELTA, is_one("fedvg.signal", "gradient")))
-    """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics."""
-
-
-@dataclass(frozen=True)
-class Generalised:
-    """The family of weightings that FedVG's is one of."""
-
-    exponent: float = setting(1.0, Range(math.isfinite, "a finite number"), hyper="exponent")
-    """Exponent of the inverse norm. 1 is published, 0 gives uniform weights; below 0, clients with large norms weigh
-    more."""
-    temperature: float = setting(1.0, ABOVE_0, hyper="temperature")
-    """Temperature. Weights are raised to the power 1 / temperature; large values approach uniform weights."""
-    mix: float = setting(0.0, UNIT, hyper="mix")
-    """Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Weights that are fitted to D_val by optimisation."""
-
-    steps: int = setting(10, Range(lambda v: 1 <= v < 2**31, ">= 1 and below 2**31"))
-    """Optimisation steps per round."""
-    rate: float = setting(1.0, ABOVE_0, hyper="fit_rate")
-    """Learning rate, per unit of loss."""
-
-
-@dataclass(frozen=True)
-class FedAvgM:
-    """FedAvgM: momentum on the server."""
-
-    momentum: float = setting(0.9, BELOW_1, hyper="server_momentum", also="server_momentum")
-    """Nesterov momentum beta of the server."""
-    lr: float = setting(1.0, ABOVE_0, hyper="avgm_lr")
-    """Learning rate of the server."""
-
-
-@dataclass(frozen=True)
-class FedOpt:
-    """FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server."""
-
-    lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr")
-    """Learning rate of the server."""
-    b1: float = setting(0.9, BELOW_1, hyper="b1", used=(_FIRST_MOMENT,))
-    """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers."""
-    b2: float = setting(0.999, BELOW_1, hyper="b2", used=(is_one("algorithm", "fedadam", "fedyogi"),))
-    """Decay of the second moment (FedAdam, FedYogi)."""
-    eps: float = setting(1e-3, ABOVE_0, hyper="server_eps")
-    """Number tau that is added to the root of the second moment."""
-
-
-@dataclass(frozen=True)
-class FedProx:
-    """FedProx: a proximal term in the clients' loss."""
-
-    mu: float = setting(0.01, FROM_0, hyper="mu", also="mu")
-    """Coefficient of the proximal term."""
-
-
-@dataclass(frozen=True)
-class Scaffold:
-    """Scaffold: control variates."""
-
-    eta_g: float = setting(1.0, ABOVE_0, hyper="eta_g")
-    """Learning rate of the server."""
-
-
-@dataclass(frozen=True)
-class FedDyn:
-    """FedDyn: a dynamic regulariser."""
-
-    alpha: float = setting(0.1, ABOVE_0, hyper="dyn_alpha")
-    """Coefficient of the regulariser."""
-    clip: float = setting(10.0, ABOVE_0, hyper="clip")
-    """Global norm to which a client's gradient is clipped."""
-
-
-@dataclass(frozen=True)
-class Elastic:
-    """Elastic aggregation: sensitive tensors move less."""
-
-    ratio: float = setting(0.3, FRACTION, "data")
-    """Fraction of a client's rows on which sensitivity is measured."""
-    tau: float = setting(0.5, FROM_0, hyper="tau")
-    """Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau."""
-    mu: float = setting(0.95, BELOW_1, hyper="sensitivity_decay")
-    """Decay of the moving average of sensitivities over minibatches."""
-
-
-@dataclass(frozen=True)
-class Moon:
-    """MOON: a model-contrastive term in the clients' loss."""
-
-    mu: float = setting(1.0, FROM_0, hyper="moon_mu")
-    """Weight of the contrastive term."""
-    tau: float = setting(0.5, ABOVE_0, hyper="moon_tau")
-    """Temperature of the similarities of features."""
-
-
-@dataclass(frozen=True)
-class FedNTD:
-    """FedNTD: distillation of the global model's predictions among the classes that are not true."""
-
-    beta: float = setting(1.0, FROM_0, hyper="ntd_beta")
-    """Weight of the distillation."""
-    tau: float = setting(1.0, ABOVE_0, hyper="ntd_tau")
-    """Temperature of the logits."""
-
-
-@dataclass(frozen=True)
-class FedDecorr:
-    """FedDecorr: a penalty on correlated features."""
-
-    beta: float = setting(0.1, FROM_0, hyper="decorr_beta")
-    """Weight of the penalty."""
-
-
-@dataclass(frozen=True)
-class Ditto:
-    """Ditto: a personal model of each client beside the global one."""
-
-    lam: float = setting(1.0, FROM_0, hyper="ditto_lambda")
-    """Lambda, the strength with which the global model attracts a personal one."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +105,7 @@ class Robust:
     rule: str = setting("mean", ("mean", "median", "trimmed_mean", "krum", "clipped_mean"), also="defense")
     """Aggregation rule. mean and clipped_mean use the weights of --weighting; the others ignore them."""
     trim: float = setting(
-        0.1, Range(lambda v: 0 <= v < 0.5, "in [0, 0.5)"), used=(is_one("robust.rule", "trimmed_mean"),)
+        0.1, Range("in [0, 0.5)", 0, 0.5, excludes_high=True), used=(is_one("robust.rule", "trimmed_mean"),)
     )
     """Fraction of the clients that trimmed_mean leaves out at each end, in [0, 0.5)."""
     num_bad: int = setting(1, FROM_0, used=(is_one("robust.rule", "krum"),))
@@ -397,7 +158,7 @@ class Attack:
 class Tuning:
     """The server's own training steps on the shared validation set, after every round."""
 
-    steps: int = setting(0, Range(lambda v: 0 <= v < 2**31, ">= 0 and below 2**31"))
+    steps: int = setting(0, Range(">= 0 and below 2**31", 0, 2**31, excludes_high=True))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
     lr: float = setting(0.01, ABOVE_0, hyper="tuning_lr", used=(_SERVER_STEPS,))
     """Learning rate of the plain SGD."""
@@ -416,7 +177,7 @@ class Validation:
         1.0, FRACTION, "data", used=(is_one("validation.source", "clients"), is_one("holdout", "client"))
     )
     """Fraction of the clients whose validation rows are used, in (0, 1]. partition_seed selects them."""
-    size: int = setting(0, Range(lambda v: v == 0 or v >= 2, ">= 2, or 0 for all"), "data")
+    size: int = setting(0, Range(">= 2, or 0 for all", 0), "data")
     """Number of images kept, selected at random; 0 keeps all."""
     rho: float = setting(0.0, UNIT, "data")
     """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
@@ -442,8 +203,9 @@ class Corrupt:
     turn."""
 
 
-@dataclass(frozen=True)
-class Config:
+@takes_shorthands
+@dataclass(frozen=True, kw_only=True)
+class Config(Methods):
     """Settings of one federated run.
 
     `method` and `fidelity` are shorthands for several settings, as on the command line. They are arguments, not fields;
@@ -476,7 +238,7 @@ class Config:
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
     NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
-    max_rows: int = setting(0, Range(FROM_0.holds, ">= 0, where 0 is all"), "data", also="max_samples num_samples")
+    max_rows: int = setting(0, Range(">= 0, where 0 is all", 0), "data", also="max_samples num_samples")
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""
     image_column: str = setting("", kind="data", used=(_HUB_SET,))
@@ -523,7 +285,7 @@ class Config:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ."""
     alpha: float = setting(
         0.05,
-        Range(lambda v: 0 < v <= 1e30, "> 0 and at most 1e30; 0.05 is very skewed, 100 almost even"),
+        Range("> 0 and at most 1e30; 0.05 is very skewed, 100 almost even", 0, 1e30, excludes_low=True),
         "data",
         used=(is_one("partition", "dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity"),),
         is_common=True,
@@ -549,10 +311,12 @@ class Config:
     holdout: str = setting("client", ("client", "global", "stratified"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
-    test_ratio: float = setting(0.25, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", also="test_split")
+    test_ratio: float = setting(
+        0.25, Range("in (0, 1)", 0, 1, excludes_low=True, excludes_high=True), "data", also="test_split"
+    )
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
-        0.1, Range(BELOW_1.holds, "in [0, 1); 0 only with an external D_val"), "data", also="val_split"
+        0.1, Range("in [0, 1); 0 only with an external D_val", 0, 1, excludes_high=True), "data", also="val_split"
     )
     """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
     best_on: str = setting("shared", ("shared", "held_out"), "data")
@@ -664,19 +428,6 @@ class Config:
     """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
     dry_run: bool = setting(False, kind="host", is_common=True)
     """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
-    fedvg: FedVG = group(FedVG, "FedVG")
-    generalised: Generalised = group(Generalised, "Weighting generalised", weighs_by("generalised"))
-    fitted: Fitted = group(Fitted, "Weighting fitted", weighs_by("fitted"))
-    fedavgm: FedAvgM = _of(FedAvgM, "fedavgm")
-    fedopt: FedOpt = _of(FedOpt, "fedadam", "fedyogi", "fedadagrad")
-    fedprox: FedProx = _of(FedProx, "fedprox")
-    scaffold: Scaffold = _of(Scaffold, "scaffold")
-    feddyn: FedDyn = _of(FedDyn, "feddyn")
-    elastic: Elastic = _of(Elastic, "elastic")
-    moon: Moon = _of(Moon, "moon")
-    fedntd: FedNTD = _of(FedNTD, "fedntd")
-    feddecorr: FedDecorr = _of(FedDecorr, "feddecorr")
-    ditto: Ditto = _of(Ditto, "ditto")
     send: Send = group(Send, "Compression of updates")
     robust: Robust = group(Robust, "Robust aggregation")
     dp: Privacy = group(Privacy, "Client-level differential privacy")
@@ -711,7 +462,7 @@ def registered(setting: str, value: Any) -> Any:
     if setting in _PATHS and isinstance(value, str | Path):
         return type(value)(os.path.expanduser(value))
     is_name = setting in _NAMED and isinstance(value, str)
-    name = re.sub(r"\s*\+\s*", "+", value.lower()) if is_name and ":" not in value else value
+    name = as_name(value) if is_name else value
     return canonical(name) if is_name and setting == "departures" else name
 
 
@@ -738,67 +489,19 @@ def method_name(config: Config) -> str:
     return f"{config.algorithm}-{config.weighting.replace('(', '-').replace(')', '')}"
 
 
-def listed(names: str) -> list[str]:
-    """Returns the names in `record` or `track`, each once.
-
-    >>> listed("wandb, tensorboard,wandb")
-    ['wandb', 'tensorboard']
-    """
-    return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-
-
-@functools.cache
-def departures(text: str) -> frozenset[str]:
-    """Returns the departures of a run, of which the later words of `departures` win.
-
-    >>> sorted(departures("block,no-truck"))
-    ['block', 'external-copies']
-    """
-    chosen = {name for name, row in fidelity.SWITCHES.items() if row.by_default}
-    for word in listed(text):
-        name = word.removeprefix("no-")
-        named = {name for name, row in fidelity.SWITCHES.items() if row.official} if word == "official" else {name}
-        chosen = chosen - named if word != name else chosen | named
-    return frozenset(chosen)
-
-
-def departs(config: Config, name: str) -> bool:
-    """Returns whether a run has a behaviour of the published code."""
-    return name in departures(config.departures)
-
-
-def canonical(text: str) -> str:
-    """Returns the shortest text of the same departures that has the word official where it is given.
-
-    >>> canonical("no-block, truck, cohorts"), canonical("official,no-cohorts,block")
-    ('cohorts', 'official,no-cohorts')
-    """
-    words = listed(text)
-    if not {word.removeprefix("no-") for word in words} <= {"official", *fidelity.SWITCHES}:
-        return text  # refused when the settings are checked
-    first, chosen = words.count("official") * ["official"], departures(text)
-    usual = departures(",".join(first))
-    changed = [name if name in chosen else f"no-{name}" for name in fidelity.SWITCHES if name in chosen ^ usual]
-    return ",".join(first + changed)
-
-
 DEPARTURES: dict[str, tuple[Condition, ...]] = {
     "single-rows": (),
     "untrained": (),
     "block": (_FEDVG, is_one("fedvg.granularity", "blockwise"), _RESNETS),
-    "scaffold-steps": (is_one("algorithm", "scaffold"),),
-    "scaffold-memory": (is_one("algorithm", "scaffold"),),
     "server-stats": (_RUNNING_STATISTICS,),
-    "feddyn-regulariser": (is_one("algorithm", "feddyn"),),
-    "feddyn-weights": (is_one("algorithm", "feddyn"), weighs_by("native")),
-    "feddyn-average": (is_one("algorithm", "feddyn"), weighs_by("fedvg")),
-    "elastic-sensitivity": (is_one("algorithm", "elastic"),),
-    "elastic-rows": (is_one("algorithm", "elastic"),),
-    "adaptive-servers": (is_one("algorithm", "fedadam", "fedyogi", "fedadagrad"),),
     "cohorts": (),
     "external-copies": (_EXTERNAL,),
     "truck": (is_one("validation.source", "cifar100"),),
     "imbalance": (_IMBALANCED,),
+} | {
+    name: (is_one("algorithm", *(a for a, facts in ALGORITHMS.items() if name in facts.departures)), *departure.used)
+    for facts in ALGORITHMS.values()
+    for name, departure in facts.departures.items()
 }
 """Name of `departures` -> conditions that must all hold for a run to have it."""
 

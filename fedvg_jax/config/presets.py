@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedvg_jax.config.methods import ALGORITHMS, SETTINGS
 from fedvg_jax.paper import fidelity
 
 _PAPER: dict = {
@@ -59,33 +60,19 @@ BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
 NUM_IMAGES = {"cifar10": 60_000, "organamnist": 58_830, "tinyimagenet": 110_000, "covid19": 9_523, "dermamnist": 10_015}
 """Number of images of each set in the paper."""
 
-_ALGORITHMS: dict[str, dict] = {
-    "fedavg": {},
-    "fedavgm": {"fedavgm.momentum": 0.9, "fedavgm.lr": 1.0},
-    "fedprox": {"fedprox.mu": 0.01},
-    "scaffold": {"scaffold.eta_g": 1.0},
-    "feddyn": {"feddyn.alpha": 0.1, "feddyn.clip": 10.0},
-    "elastic": {"elastic.ratio": 0.3, "elastic.tau": 0.5, "elastic.mu": 0.95},
+_IN_PAPER = {
+    name: {dotted: setting.default for dotted, setting in SETTINGS.items() if dotted.startswith(f"{name}.")}
+    for name, facts in ALGORITHMS.items()
+    if facts.is_in_paper
 }
 
 METHODS: dict[str, dict] = (
-    {name: {"algorithm": name, "weighting": "native", **settings} for name, settings in _ALGORITHMS.items()}
+    {name: {"algorithm": name, "weighting": "native", **settings} for name, settings in _IN_PAPER.items()}
     | {"fedvg": {"algorithm": "fedavg", "weighting": "fedvg"}}
-    | {f"{name}+fedvg": {"algorithm": name, "weighting": "fedvg", **_ALGORITHMS[name]} for name in _ALGORITHMS}
+    | {f"{name}+fedvg": {"algorithm": name, "weighting": "fedvg", **settings} for name, settings in _IN_PAPER.items()}
     | {"fedavg+fedvg": {"algorithm": "fedavg", "weighting": "samples+fedvg"}}
 )
-"""Method of the paper -> its settings, with the hyperparameters of the appendix."""
-
-PERSONAL: dict[str, dict] = {
-    "fedper": {"local": "^classifier/"},
-    "fedrep": {"local": "^classifier/", "local_first": 0.5},
-    "fedbn": {"local": r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"},
-}
-"""Method with local tensors -> its settings: FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the
-head, FedBN (Li et al. 2021) the normalisation layers."""
-
-LABELS = {"fedper": "FedPer", "fedrep": "FedRep", "fedbn": "FedBN", "fedvg": "FedVG"}
-"""Method that is no algorithm -> its spelling in papers."""
+"""Method of the paper -> its settings, with the hyperparameters of the appendix, which are the defaults."""
 
 FIDELITY: dict[str, dict] = {"corrected": {}, "official": fidelity.official_settings()}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from fedvg_jax.config import former
 from fedvg_jax.config.declare import Condition
+from fedvg_jax.config.departures import departures, listed
 from fedvg_jax.config.io import flatten
-from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config, departures, listed
+from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config
 from fedvg_jax.core.types import UsageError
 
 PASSED = {
@@ -84,7 +85,8 @@ def used_departures(config: Config) -> dict[str, bool]:
 
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`."""
-    return {name: plain(value) for name, value in dataclasses.asdict(config).items()} | {"unused": unused(config)}
+    nested = sorted(dataclasses.asdict(config).items(), key=lambda item: isinstance(item[1], dict))  # groups last
+    return {name: plain(value) for name, value in nested} | {"unused": unused(config)}
 
 
 def refuse_unused(config: Config, names: Iterable[str]) -> None:

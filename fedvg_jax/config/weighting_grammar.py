@@ -6,7 +6,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.options import ALGORITHMS, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
@@ -90,4 +90,6 @@ def streams(text: str) -> bool:
     (True, False)
     """
     rule = parse_weighting(text)
-    return all(isinstance(part, str) and WEIGHTINGS[part] for part in (rule if isinstance(rule, Mean) else (rule,)))
+    return all(
+        isinstance(part, str) and WEIGHTINGS[part].streams for part in (rule if isinstance(rule, Mean) else (rule,))
+    )

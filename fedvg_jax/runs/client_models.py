@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.departures import listed
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import require_personal_models
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.departures import listed
 from fedvg_jax.core.types import Algorithm, Task, UsageError
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.departures import listed
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import files, hardware, processes

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, former, presets, shorthands
+from fedvg_jax.config.methods import PERSONAL
 from fedvg_jax.config.uses import unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
@@ -152,7 +153,7 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
     (True, False)
     """
     is_default = flatten(Config()).get(name) == value
-    own = presets.METHODS.get(base) or presets.PERSONAL.get(base.partition("+")[0], {})
+    own = presets.METHODS.get(base) or getattr(PERSONAL.get(base.partition("+")[0]), "settings", {})
     return own.get(name) == value or (is_default and value in (0, "none", ""))
 
 
@@ -194,7 +195,7 @@ def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_f
     ('fedavg', 'fedavg', 'fedper+fedvg')
     """
     local_part = {"local": local, "local_first": local_first}
-    personal = [name for name, preset in presets.PERSONAL.items() if {"local_first": 0.0, **preset} == local_part]
+    personal = [name for name, preset in PERSONAL.items() if {"local_first": 0.0, **preset.settings} == local_part]
     if algorithm == "fedavg" and personal:
         return f"{personal[0]}+{weighting}".removesuffix("+native").removesuffix("+samples")
     if (algorithm, weighting) == ("fedavg", "samples"):

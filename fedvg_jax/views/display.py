@@ -131,7 +131,7 @@ def method_text(config: Config, given: Collection[str] = ()) -> str:
     options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in config.weighting else ""
     if "algorithm" in given:
         return f"given, weights {config.weighting}{options}"
-    native = registry.ALGORITHMS[config.algorithm](config).native_weighting
+    native = registry.make_algorithm(config).native_weighting
     own = f", which are {native}" if "native" in config.weighting else ""
     return f"{config.algorithm}, weights {config.weighting}{own}{options}"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from fedvg_jax.config import ALGORITHMS, Config, presets
+from fedvg_jax.config import Config
+from fedvg_jax.config.methods import label
 from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
@@ -20,8 +21,7 @@ def method_label(name: str) -> str:
     ('FedRep + FedVG', 'permuted(FedVG)', 'FedVG, norm l2')
     """
     method, comma, details = name.partition(", ")
-    labels = presets.LABELS | {algorithm: facts.label for algorithm, facts in ALGORITHMS.items()}
-    spelt = re.sub(r"\w+", lambda word: labels.get(word[0], word[0]), method)
+    spelt = re.sub(r"\w+", lambda word: label(word[0]), method)
     return f"{spelt.replace('+', ' + ')}{comma}{details}"
 
 

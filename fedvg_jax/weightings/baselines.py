@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
     ClientReturn,
     Data,
     Hyper,
-    Hyperparameter,
     ServerView,
     Task,
     Tree,
@@ -26,11 +26,6 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import signals, streaming
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, refuse_negative, shares
-from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
-
-FITTED_DEFAULTS = (
-    Hyperparameter("fit_rate", 1.0, 0.0, doc="rate of the exponentiated gradient steps", excludes_low=True),
-)
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -72,7 +67,12 @@ def val_loss(task: Task) -> Weighting:
         return broadcast_weights(shares(jnp.where(shifted < 0, -raw, raw), view.present), view)
 
     return Weighting(
-        signals.validation_loss(task), weigh, lambda loss: loss, no_detail, streaming.single_term(weigh), EPS
+        signals.validation_loss(task),
+        weigh,
+        lambda loss: loss,
+        no_detail,
+        streaming.single_term(weigh),
+        hyperparameters("fedvg"),
     )
 
 
@@ -167,7 +167,7 @@ def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
 
         return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view)
 
-    defaults = FITTED_DEFAULTS if rate is None else ()
+    defaults = hyperparameters("fitted") if rate is None else ()
     return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=defaults)
 
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import (
     ClientReturn,
     Data,
     Hyper,
-    Hyperparameter,
     ServerView,
     Task,
     Tree,
@@ -31,15 +31,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
-from fedvg_jax.weightings.fedvg import DEFAULTS as EPS
 from fedvg_jax.weightings.fedvg import FROM_0, WeightsOfMean, norm_parts, weights_of_norms
-
-DEFAULTS = (
-    *EPS,
-    Hyperparameter("exponent", 1.0, doc="p, the power of the inverse norm"),
-    Hyperparameter("temperature", 1.0, 0.0, doc="T of the final s^(1/T)", excludes_low=True),
-    Hyperparameter("mix", 0.0, 0.0, 1.0, doc="m, the part of n_k / sum n"),
-)
 
 
 def generalised_weights(
@@ -89,7 +81,9 @@ def generalised_weights(
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples, float)
     if counts.shape != (num_clients,):
         raise UsageError(f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client")
-    for parameter, value in zip((FROM_0, *DEFAULTS[1:]), (eps, exponent, temperature, mix), strict=True):
+    for parameter, value in zip(
+        (FROM_0, *hyperparameters("generalised")), (eps, exponent, temperature, mix), strict=True
+    ):
         checks.in_range(parameter, value)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
     measured = Variables(_multiplied(tree.arrays(norms), multipliers), ())
@@ -118,7 +112,7 @@ def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **
         weigh,
         score=lambda measured: parts.score(measured[0]),
         detail=lambda measured: parts.detail(measured[0]),
-        defaults=DEFAULTS,
+        defaults=hyperparameters("fedvg", "generalised"),
     )
 
 

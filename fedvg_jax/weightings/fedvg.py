@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks, groups, norms, tree
 from fedvg_jax.core.types import (
     Grouping,
@@ -37,8 +38,6 @@ from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, rec
 
 FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
 """eps of the public functions, which may be 0."""
-
-DEFAULTS = (Hyperparameter("eps", 1e-8, 0.0, doc="added to G_k before inverting", excludes_low=True),)
 
 LayerNorms = list[tuple[groups.Layer, Array]]
 """Layers, each with its norm [K]."""
@@ -180,7 +179,7 @@ def inverse_norms(parts: NormParts) -> Weighting:
         terms = streaming.single_term(weigh)
     else:
         terms = streaming.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
-    return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, DEFAULTS)
+    return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, hyperparameters("fedvg"))
 
 
 # --- the equations ----------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import pytest
 from support.cases import naming
 
 from fedvg_jax import algorithms
+from fedvg_jax.config import ALGORITHMS
 from fedvg_jax.core.types import Anchor, Cohort, Outputs, Probe, Variables
 from fedvg_jax.engine import local_training
-from fedvg_jax.runs.assemble import registry
 
 THETA, TRAINED, WEIGHTS, N = 1.0, (0.8, 0.4), (0.25, 0.75), 4
 
@@ -199,6 +199,6 @@ def test_feddecorr_penalises_the_correlation_of_features():
 
 
 def test_every_algorithm_has_its_equation_here():
-    for name in registry.ALGORITHMS:
+    for name in ALGORITHMS:
         with naming(name):
             assert any(test.startswith(f"test_{name}_") for test in globals())

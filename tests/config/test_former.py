@@ -6,7 +6,8 @@ import pytest
 from support.files import usage_error
 
 from fedvg_jax import commands, config
-from fedvg_jax.config import SETTINGS, Config, former, options
+from fedvg_jax.config import SETTINGS, Config, former
+from fedvg_jax.config.departures import departs, departures
 from fedvg_jax.paper import fidelity
 from fedvg_jax.runs.record.folder import config_from_json
 from fedvg_jax.study.sweep_points import Sweep, make_points, parse_axes, read_file
@@ -49,8 +50,8 @@ def test_switched_setting_adds_its_departure_or_takes_it_out(name):
     for start in ("", "official"):
         for value, is_published in ((published, True), (other, False)):
             made = config.apply(Config(departures=start), {name: value}, "test")
-            assert options.departs(made, departure) == is_published
-            assert options.departures(made.departures) ^ options.departures(start) <= {departure}
+            assert departs(made, departure) == is_published
+            assert departures(made.departures) ^ departures(start) <= {departure}
             parsed = config.command_line.parse([f"--{name.replace('_', '-')}", value], "sim")
             assert config.apply(Config(departures=start), parsed, "test") == made
             fidelity_of = {"": None, "official": "official"}[start]

@@ -7,7 +7,7 @@ from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax import commands, config
-from fedvg_jax.config import Config, FedProx, presets
+from fedvg_jax.config import Config, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.study.sweep_points import parse_axes
@@ -28,7 +28,7 @@ def parse(*args):
 def test_method_is_an_algorithm_and_its_weights():
     for name, expected in WEIGHTS.items():
         made = config.Config(method=name)
-        native = registry.ALGORITHMS[made.algorithm](made).native_weighting
+        native = registry.make_algorithm(made).native_weighting
         assert (made.algorithm, made.weighting.replace("native", native)) == expected
 
 
@@ -98,7 +98,7 @@ def test_shorthands_in_python_equal_those_of_the_command_line():
 
 
 def test_settings_of_a_group_or_alone_win_beside_a_shorthand():
-    assert Config(method="fedprox", fedprox=FedProx(mu=0.5)).fedprox.mu == 0.5
+    assert Config(method="fedprox", fedprox=Config.FedProx(mu=0.5)).fedprox.mu == 0.5
     made = Config(fidelity="official", feddyn={"alpha": 0.3}, partition="dirichlet")
     assert made.feddyn.alpha == 0.3 and made.departures == "official"
     assert made.partition == "dirichlet" == Config().partition  # given, though the default
@@ -134,14 +134,8 @@ def test_shorthands_are_no_fields():
         dataclasses.replace(made, method="fedavg")
 
 
-def test_setting_given_by_position_and_by_name_is_refused():
-    assert Config("fedprox") == Config(algorithm="fedprox")
-    with pytest.raises(fedvg_jax.UsageError, match="Config takes algorithm by position or by name; got both"):
-        Config("fedprox", algorithm="scaffold")  # pyright: ignore
-
-
 def test_a_group_given_as_a_dict_is_the_group_at_once_and_a_wrong_name_is_refused_by_a_run_or_a_sweep():
-    assert Config(fedvg={"norm": "l2"}) == Config(fedvg=config.FedVG(norm="l2"))
+    assert Config(fedvg={"norm": "l2"}) == Config(fedvg=Config.FedVG(norm="l2"))
     for call in (fedvg_jax.run, lambda made: fedvg_jax.run_sweep(made, {"seed": [0]})):
         with pytest.raises(fedvg_jax.UsageError, match=r"unknown setting 'fedvg\.nrom'; did you mean 'fedvg\.norm'"):
             call(Config(fedvg={"nrom": "l2"}))

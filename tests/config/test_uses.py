@@ -13,7 +13,7 @@ from support.files import usage_error
 import fedvg_jax
 from fedvg_jax import commands, config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
-from fedvg_jax.config.declare import Condition
+from fedvg_jax.config.declare import Condition, referenced
 from fedvg_jax.data import SOURCES
 from fedvg_jax.runs.assemble import registry
 
@@ -56,7 +56,7 @@ def test_models_with_the_departure_server_stats_are_those_with_running_statistic
     models = [("mlp", "batch"), ("tinycnn", "batch"), ("cnn", "batch"), ("lenet5", "batch"), ("vit_s16", "batch")]
     for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
         options = {"norm": norm} if model.startswith("resnet") else {}
-        module = registry.MODELS[model].make(3, **options)
+        module = referenced(config.MODELS[model].make)(3, **options)
         init = functools.partial(module.init, train=False)
         images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))
@@ -65,10 +65,10 @@ def test_models_with_the_departure_server_stats_are_those_with_running_statistic
 
 
 def test_facts_say_which_algorithms_store_something_of_a_client():
-    for name, make in registry.ALGORITHMS.items():
+    for name in config.ALGORITHMS:
         made = Config(algorithm=name)
         variables = fedvg_jax.Variables({"w": jnp.zeros(2)}, {})
-        algorithm = make(made)
+        algorithm = registry.make_algorithm(made)
         memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
         assert bool(jax.tree.leaves(memory) or algorithm.personal) == config.ALGORITHMS[name].has_memories, name
 
@@ -96,7 +96,7 @@ def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_
 def test_settings_from_python_are_converted_as_from_a_file():
     """A dict is converted to a group, an int to a float, a NumPy scalar to its number."""
     made = config.check(Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2))
-    expected = dataclasses.replace(Config(), fedvg=config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
+    expected = dataclasses.replace(Config(), fedvg=Config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
     assert made == expected and type(made.clients) is int and type(made.alpha) is float
 
 

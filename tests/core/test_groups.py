@@ -10,7 +10,6 @@ import pytest
 from support import worlds
 
 from fedvg_jax import algorithms, config
-from fedvg_jax.config import FedVG
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import ClientReturn, ServerView, UsageError
 from fedvg_jax.runs.assemble import registry
@@ -24,7 +23,9 @@ SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel
 
 
 def make(**options):
-    return registry.make_weighting(replace(config.Config(), fedvg=FedVG(**options)), worlds.TASK, algorithms.fedavg())
+    return registry.make_weighting(
+        replace(config.Config(), fedvg=config.Config.FedVG(**options)), worlds.TASK, algorithms.fedavg()
+    )
 
 
 def tensors(seed=0):
@@ -186,7 +187,7 @@ def test_noise_has_zero_gradient_without_nan():
 
 @pytest.mark.parametrize("options", [{"layer": "module"}, {"norm": "spectral"}], ids=str)
 def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
-    rule, settings = make(**options), replace(config.Config(), fedvg=FedVG(**options))
+    rule, settings = make(**options), replace(config.Config(), fedvg=config.Config.FedVG(**options))
     measured_norms = measured(tensors(), options.get("norm", "l1"))
     shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
     assert shares.shape == (K, len(registry.layer_names(settings, worlds.TASK)))

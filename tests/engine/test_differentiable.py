@@ -9,13 +9,14 @@ import pytest
 from support import worlds
 
 import fedvg_jax
+from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
 from fedvg_jax.runs.assemble import registry
 
-ALGORITHMS = tuple(registry.ALGORITHMS)
+ALGORITHMS = tuple(config.ALGORITHMS)
 IN, OUT = 6, 4
 
 

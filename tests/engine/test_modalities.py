@@ -10,13 +10,13 @@ import pytest
 from support import oracle, worlds
 
 import fedvg_jax as fv
+from fedvg_jax.config import MODELS
 from fedvg_jax.core import groups
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import evaluate
 from fedvg_jax.models import gru
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import dense
-from fedvg_jax.runs.assemble import registry
 
 C, L = worlds.CLASSES, 4
 
@@ -112,7 +112,7 @@ def test_a_run_on_texts_records_accuracy_per_character(tmp_path, monkeypatch):
     for author in ("first", "second"):
         (tmp_path / f"{author}.txt").write_text("".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8")
     small = functools.partial(gru.GRU, width=2, hidden=3)
-    monkeypatch.setitem(registry.MODELS, "gru", registry.Model(small, groups.first_component))
+    monkeypatch.setitem(MODELS, "gru", MODELS["gru"]._replace(make=small))
     settings = {"dataset": "text", "data_dir": tmp_path, "model": "gru", "partition": "group", "rounds": 1}
     settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
     settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.5}}

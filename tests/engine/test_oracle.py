@@ -13,12 +13,11 @@ from support.oracle import Scoring
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.engine import executors
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 WORLD = worlds.small()
-ALGORITHMS = [*registry.ALGORITHMS, "full_algorithm"]
+ALGORITHMS = [*config.ALGORITHMS, "full_algorithm"]
 
 
 BY_TENSOR = [("fedvg", Scoring(granularity="layerwise")), ("samples+fedvg", Scoring(granularity="blockwise"))]

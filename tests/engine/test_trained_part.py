@@ -9,6 +9,7 @@ import pytest
 from support import programs, worlds
 
 import fedvg_jax as fv
+from fedvg_jax.config import WEIGHTINGS
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.engine import differentiable
 from fedvg_jax.runs.assemble import registry
@@ -20,7 +21,7 @@ PATTERN = "^bn1/|^classifier/"
 OF_NETWORKS = ("val_accuracy", "val_loss", "fedvg")
 """The first needs scores of classes, the second losses above 0."""
 
-OTHERS = [name for name in registry.WEIGHTINGS if name not in OF_NETWORKS[:2]]
+OTHERS = [name for name in WEIGHTINGS if name not in ("native", *OF_NETWORKS[:2])]
 
 
 def parts(task=worlds.TASK, pattern=PATTERN):

@@ -39,7 +39,7 @@ def tiny(monkeypatch):
     def resnet18(classes, **options):
         return ResNet(classes, (1,), width=4, **options)
 
-    monkeypatch.setitem(registry.MODELS, "resnet18", registry.Model(resnet18))
+    monkeypatch.setitem(MODELS, "resnet18", MODELS["resnet18"]._replace(make=resnet18))
     return Config(model="resnet18")
 
 

@@ -176,10 +176,10 @@ def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64, monkeypatch):
 
 
 NARROW = {
-    "resnet18": registry.MODELS["resnet18"]._replace(
+    "resnet18": configs.MODELS["resnet18"]._replace(
         make=lambda classes, stem, norm: resnet.ResNet(classes, (1, 1), width=4, stem=stem, norm=norm)
     ),
-    "vit_s16": registry.MODELS["vit_s16"]._replace(
+    "vit_s16": configs.MODELS["vit_s16"]._replace(
         make=lambda classes: vit.ViT(classes, patch=4, width=8, depth=1, heads=2, image_size=8)
     ),
 }
@@ -190,8 +190,8 @@ IMAGES |= {"efficientnet_lite0": (32, 32, 3), "mlp": (2, 3, 1), "linear": (2, 3,
 
 CAMPAIGN = {
     "model": list(IMAGES),
-    "algorithm": list(registry.ALGORITHMS),
-    "weighting": ["native", *registry.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
+    "algorithm": list(configs.ALGORITHMS),
+    "weighting": [*configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
     "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"],
     "granularity": ["modelwise", "layerwise", "blockwise"],
     "mode": ["train", "eval"],
@@ -205,7 +205,7 @@ def config_of(case):
     """The settings of a case of the campaign."""
     values = {name: level for name, level in case.items() if name != "scoring"}
     of_fedvg = {name: values.pop(name) for name in ("norm", "granularity", "mode")}
-    return settings(**values, **{"fedvg": configs.FedVG(**of_fedvg)} if "fedvg" in values["weighting"] else {})
+    return settings(**values, **{"fedvg": configs.Config.FedVG(**of_fedvg)} if "fedvg" in values["weighting"] else {})
 
 
 @functools.cache
@@ -225,7 +225,8 @@ def program_of_run(config, image):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_every_pair_of_settings_runs_on_an_accelerator_as_on_a_cpu(x64, monkeypatch, part):
-    monkeypatch.setattr(registry, "MODELS", registry.MODELS | NARROW)
+    for name, network in NARROW.items():
+        monkeypatch.setitem(configs.MODELS, name, network)
     cases = list(covering(CAMPAIGN, lambda case: is_allowed(config_of(case))))
     for case in cases[part::20]:
         config, image = config_of(case), IMAGES[case["model"]]

@@ -187,10 +187,10 @@ def hyper(**changes: float) -> Hyper:
 @functools.cache
 def algorithm(name: str, **settings) -> Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
-    return registry.ALGORITHMS[name](replace(config.Config(), **settings))
+    return registry.make_algorithm(replace(config.Config(), algorithm=name, **settings))
 
 
-ON_QUADRATICS = [n for n in registry.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]
+ON_QUADRATICS = [n for n in config.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]
 """The algorithms that need no outputs or features of a network, and have no personal models."""
 
 
@@ -411,7 +411,7 @@ def _own(anchor: Anchor, name: str) -> Anchor:
 @functools.cache
 def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
-    settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.FedVG(**settings))
+    settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.Config.FedVG(**settings))
     return registry.make_weighting(settings, task, algorithm)
 
 

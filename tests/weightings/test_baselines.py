@@ -24,7 +24,7 @@ SHUFFLE = np.array([2, 0, 3, 1])
 
 
 def make(name, **options):
-    settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(**options))
+    settings = replace(config.Config(), weighting=name, fedvg=config.Config.FedVG(**options))
     return registry.make_weighting(settings, worlds.TASK, worlds.algorithm("fedavg"))
 
 

@@ -33,7 +33,7 @@ every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 
 @functools.cache
 def make(name, granularity, algorithm="fedavg"):
-    settings = replace(config.Config(), weighting=name, fedvg=config.FedVG(granularity=granularity))
+    settings = replace(config.Config(), weighting=name, fedvg=config.Config.FedVG(granularity=granularity))
     return registry.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
@@ -92,7 +92,7 @@ def test_scaling_the_signals_changes_no_weight(x64, name, granularity):
     worlds.assert_close(weigh(rule, scaled, eps=0.0), weigh(rule, signals, eps=0.0), 1e-12)
 
 
-@pytest.mark.parametrize("algorithm", registry.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", config.ALGORITHMS)
 def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_others(algorithm):
     """As in the algorithms' own papers."""
     rule = make("native", "modelwise", algorithm)

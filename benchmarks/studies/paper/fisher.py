@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.studies.paper.layers import layer_norms
 from benchmarks.studies.paper.validity import of_present, rank_correlation, thinned
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Study, scenario_text
 from fedvg_jax.study.figures import base

@@ -16,7 +16,7 @@ from benchmarks.studies.paper.rho import RHO
 from benchmarks.studies.paper.validity import ACCURACY, of_present, rank_correlation
 from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, paper_name
 from fedvg_jax import paper
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Study, scenario_text
 from fedvg_jax.study.figures import base

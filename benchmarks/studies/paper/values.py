@@ -43,10 +43,9 @@ def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
         config: of a run.
         given: objects from Python that replace settings.
 
-    >>> from fedvg_jax.config import FedVG
     >>> paper_name(Config(method="fedprox+fedvg")), paper_name(Config(weighting="uniform"))
     ('FedProx + FedVG', None)
-    >>> paper_name(Config(method="fedvg", fedvg=FedVG(norm="l2"))), paper_name(Config(method="fedvg"), {"weighting"})
+    >>> paper_name(Config(method="fedvg", fedvg={"norm": "l2"})), paper_name(Config(method="fedvg"), {"weighting"})
     (None, None)
     """
     method = base_name(config.algorithm, config.weighting)

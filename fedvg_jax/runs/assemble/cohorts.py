@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows

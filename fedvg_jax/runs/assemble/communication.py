@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.stores import stored

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FLOAT32
+from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
@@ -50,7 +51,7 @@ def merge_hyperparameters(
     check_kind(given)
     declared = _declared(algorithm, weighting)
     values = registry.make_hyper(config)
-    passed = {parameter for part in own for parameter in part.defaults} - registry.built_in_hyperparameters()
+    passed = {parameter for part in own for parameter in part.defaults} - {*hyperparameters()}
     new = {name: p.value for name, p in declared.items() if p in passed or name not in values}
     settable = {parameter.name for part in own for parameter in part.defaults}
     for name, value in (given or {}).items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features

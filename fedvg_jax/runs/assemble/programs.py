@@ -20,7 +20,7 @@ from jax.stages import Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms.kept import keeping_models
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.departures import listed
 from fedvg_jax.core import local_part, trained_part
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
@@ -134,7 +134,7 @@ def make_program(
 def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *_: Hashable) -> Program:
     whole, scored = _tasks(config, model)
     base = _shapes_of_base(config, whole)
-    algorithm = registry.with_send(config, algorithm or registry.ALGORITHMS[config.algorithm](config))
+    algorithm = registry.with_send(config, algorithm or registry.make_algorithm(config))
     algorithm = keeping_models(algorithm) if config.keep_clients else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +13,26 @@ import numpy as np
 import optax
 
 from fedvg_jax import algorithms, compression
-from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.config import SETTINGS, Config, block_size, cohort_size, num_corrupt
-from fedvg_jax.config.options import departs
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
-from fedvg_jax.core import checks, groups, trained_part
+from fedvg_jax.config import (
+    ALGORITHMS,
+    MODELS,
+    SETTINGS,
+    WEIGHTINGS,
+    Config,
+    block_size,
+    cohort_size,
+    methods,
+    num_corrupt,
+)
+from fedvg_jax.config.declare import referenced
+from fedvg_jax.config.departures import departs
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
+from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import (
     Algorithm,
     Executor,
     Hyper,
-    Hyperparameter,
     Send,
     Signal,
     Task,
@@ -37,36 +44,20 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import adapters, cnn, efficientnet, gru, mlp, pixels, pretrained, resnet, transforms, vit
+from fedvg_jax.models import adapters, pixels, pretrained, transforms
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.record import checkpoint, seals
-from fedvg_jax.weightings import baselines, basic, family
-from fedvg_jax.weightings.fedvg import DEFAULTS as FEDVG_DEFAULTS
-from fedvg_jax.weightings.fedvg import fedvg, layers_of
+from fedvg_jax.weightings import baselines, basic
+from fedvg_jax.weightings.fedvg import layers_of
 
-ALGORITHMS: dict[str, Callable[[Config], Algorithm]] = {
-    "fedavg": lambda config: algorithms.fedavg(),
-    "fedavgm": lambda config: algorithms.fedavgm(),
-    "fedprox": lambda config: algorithms.fedprox(),
-    "scaffold": lambda config: algorithms.scaffold(keeps=not departs(config, "scaffold-memory"))._replace(
-        single_batches=departs(config, "scaffold-steps")
-    ),
-    "feddyn": lambda config: algorithms.feddyn(
-        not departs(config, "feddyn-regulariser"),
-        "samples" if departs(config, "feddyn-weights") else "uniform",
-        averages=not departs(config, "feddyn-average") or "fedvg" not in config.weighting,
-    ),
-    "elastic": lambda config: algorithms.elastic(official=departs(config, "elastic-sensitivity")),
-    "fedadam": lambda config: algorithms.fedadam(departs(config, "adaptive-servers")),
-    "fedyogi": lambda config: algorithms.fedyogi(departs(config, "adaptive-servers")),
-    "fedadagrad": lambda config: algorithms.fedadagrad(departs(config, "adaptive-servers")),
-    "fednova": lambda config: algorithms.fednova(),
-    "moon": lambda config: algorithms.moon(),
-    "fedntd": lambda config: algorithms.fedntd(),
-    "feddecorr": lambda config: algorithms.feddecorr(),
-    "ditto": lambda config: algorithms.ditto(algorithms.fedavg()),
-}
+
+def make_algorithm(config: Config) -> Algorithm:
+    """Returns the algorithm that the config names, with the departures of the run."""
+    departures = ALGORITHMS[config.algorithm].departures
+    having = [d for name, d in departures.items() if departs(config, name) and all(c.holds(config) for c in d.used)]
+    arguments = {name: value for departure in having for name, value in departure.arguments.items()}
+    return methods.factory("algorithms", config.algorithm)(**arguments)
 
 
 SENDS: dict[str, Callable[[Config], Send | None]] = {
@@ -92,37 +83,8 @@ def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
         config: its `elastic.ratio` is that of every probe, also of a user's own.
         algorithm: of the run; defaults to the config's.
     """
-    algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+    algorithm = algorithm or make_algorithm(config)
     return 0.0 if algorithm.probe is algorithms.no_probe else config.elastic.ratio
-
-
-class Model(NamedTuple):
-    """A network and its blocks."""
-
-    make: Callable[..., Any]
-    """(classes, and stem and norm where its `config.Network` has such settings) -> Flax module."""
-    block_of: Callable[[str], str] = tasks.head_and_base
-    """Path of a tensor -> name of its block."""
-    stage_of: Callable[[str], str] | None = None
-    """As `block_of`, for the departure block."""
-
-
-_RESNET_BLOCKS = resnet.blocks_residual, resnet.blocks_stage
-
-MODELS = {
-    "tinycnn": Model(cnn.TinyCNN),
-    "mlp": Model(mlp.MLP),
-    "linear": Model(mlp.Linear),
-    "cnn": Model(cnn.CNN),
-    "lenet5": Model(cnn.LeNet5),
-    "resnet18": Model(resnet.resnet18, *_RESNET_BLOCKS),
-    "resnet34": Model(resnet.resnet34, *_RESNET_BLOCKS),
-    "resnet50": Model(resnet.resnet50, *_RESNET_BLOCKS),
-    "vit_s16": Model(vit.vit_s16, vit.blocks),
-    "vit_b16": Model(vit.vit_b16, vit.blocks),
-    "efficientnet_lite0": Model(efficientnet.efficientnet_lite0, efficientnet.blocks),
-    "gru": Model(gru.GRU, groups.first_component),
-}
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
@@ -135,9 +97,9 @@ def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these images."""
     user_data.check_pixel_settings(arrays, config)
     user_data.check_model_fits(arrays, config)
-    shape, least = arrays.x.shape[1:], NETWORKS[config.model].smallest
+    shape, least = arrays.x.shape[1:], MODELS[config.model].smallest
     if min(shape[:2]) < least:
-        fitting = [name for name in MODELS if NETWORKS[name].smallest <= min(shape[:2])]
+        fitting = [name for name in MODELS if MODELS[name].smallest <= min(shape[:2])]
         raise UsageError(
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
             f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
@@ -154,9 +116,9 @@ def named_task(
         num_classes: C, classes or characters.
         bind: whole model -> its trained part; before microbatches, whose rule computes the gradient of all parameters.
     """
-    network = NETWORKS[config.model]
+    network = MODELS[config.model]
     settings = {name.removesuffix("_layers"): getattr(config, name) for name in network.settings}
-    module = MODELS[config.model].make(num_classes, **settings)
+    module = referenced(network.make)(num_classes, **settings)
     if network.is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
@@ -178,7 +140,7 @@ def scoring_task(config: Config, *arguments: Any) -> Task | None:
 
 def _scoring_conv(config: Config) -> str | None:
     """Returns the convolution that scoring has of its own; None for none."""
-    is_chosen = config.conv == "auto" and config.lanes != "all" and NETWORKS[config.model].has_convolutions
+    is_chosen = config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
     return hw.choices().scoring_conv if is_chosen else None
 
 
@@ -220,8 +182,8 @@ def make_variables(
 
 def block_of(config: Config) -> Callable[[str], str]:
     """Returns the function path of a tensor -> name of its block, for the config's model."""
-    model = MODELS[config.model]
-    return (model.stage_of if departs(config, "block") else None) or model.block_of
+    network = MODELS[config.model]
+    return referenced((network.stage_of if departs(config, "block") else None) or network.block_of)
 
 
 def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None:
@@ -271,13 +233,6 @@ LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")
 """Hyperparameters of local training, which every algorithm and weighting may read and none declares."""
 
 
-@functools.cache
-def built_in_hyperparameters() -> frozenset[Hyperparameter]:
-    """Returns all that built-in algorithms and weightings declare; the config has a field for each."""
-    of_algorithms = (make(Config()).defaults for make in ALGORITHMS.values())
-    return frozenset(itertools.chain(*of_algorithms, FEDVG_DEFAULTS, family.DEFAULTS, baselines.FITTED_DEFAULTS))
-
-
 def make_optimiser(config: Config) -> local_training.Optimiser:
     """Returns the clients' optimiser with momentum, weight decay and learning rate schedule of the config."""
     factor = local_training.LR_SCHEDULES[config.lr_schedule]
@@ -317,7 +272,9 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
             case Mean(first, second):
                 return basic.mix(build(first), build(second))
         name = _native_name(algorithm) if rule == "native" else rule
-        return WEIGHTINGS[name](config, task, gradient)
+        facts = WEIGHTINGS[name]
+        options = {**facts.arguments(config), **(_fedvg_options(config, gradient) if facts.is_of_norms else {})}
+        return methods.factory("weightings", name)(*[task] * facts.takes_task, **options)
 
     return build(parse_weighting(config.weighting))
 
@@ -346,7 +303,7 @@ def _layer_options(config: Config) -> dict[str, Any]:
 
 def layer_names(config: Config, task: Task) -> list[str]:
     """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
-    if not re.search("fedvg|generalised", config.weighting):
+    if not any(WEIGHTINGS[name].is_of_norms for name in rule_names(config.weighting)):
         return []
     return [layer.name for layer in layers_of(task, **_layer_options(config))]
 
@@ -354,23 +311,10 @@ def layer_names(config: Config, task: Task) -> list[str]:
 def _native_name(algorithm: Algorithm) -> str:
     """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
     name = algorithm.native_weighting
-    if not isinstance(name, str) or name not in WEIGHTINGS:
-        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}")
+    if not isinstance(name, str) or name not in {*WEIGHTINGS} - {"native"}:
+        names = [name for name in WEIGHTINGS if name != "native"]
+        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(names)}; got {str(name)[:100]!r}")
     return name
-
-
-WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
-    "samples": lambda *_: basic.samples(),
-    "uniform": lambda *_: basic.uniform(),
-    "fedvg": lambda config, task, gradient: fedvg(task, **_fedvg_options(config, gradient)),
-    "inverse_samples": lambda *_: baselines.inverse_samples(),
-    "val_loss": lambda config, task, *_: baselines.val_loss(task),
-    "val_accuracy": lambda config, task, *_: baselines.val_accuracy(task),
-    "fltrust": lambda config, task, *_: baselines.fltrust(task),
-    "generalised": lambda config, task, gradient: family.generalised(task, **_fedvg_options(config, gradient)),
-    "fitted": lambda config, task, *_: baselines.fitted(task, config.fitted.steps),
-}
-"""Name -> function (config, task, gradient) -> weighting, as in `make_weighting`."""
 
 
 # --- executors

@@ -13,7 +13,8 @@ from jax.stages import Wrapped
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
-from fedvg_jax.config.options import AlgorithmFacts, departs, listed
+from fedvg_jax.config.departures import departs, listed
+from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import trained_part, tree, value_keys
 from fedvg_jax.core.types import (

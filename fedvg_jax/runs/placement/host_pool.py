@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.departures import listed
 from fedvg_jax.core import tree
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables

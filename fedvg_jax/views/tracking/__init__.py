@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.config import Config, method_name
-from fedvg_jax.config.options import listed
+from fedvg_jax.config.departures import listed
 from fedvg_jax.config.uses import used, with_passed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files

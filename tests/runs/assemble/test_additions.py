@@ -1,4 +1,4 @@
-"""A named algorithm, weighting, model or data set is one entry of the settings' names and one of a registry."""
+"""A named algorithm, weighting, model or data set is one entry of the settings' tables."""
 
 import functools
 import re
@@ -14,10 +14,9 @@ import pytest
 
 import fedvg_jax as fv
 from fedvg_jax import commands
-from fedvg_jax.config import options, presets
+from fedvg_jax.config import ALGORITHMS, MODELS, WEIGHTINGS, methods, networks, presets
 from fedvg_jax.core.types import Hyperparameter, UsageError
 from fedvg_jax.data import datasets
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.views.labels import method_label
 
 
@@ -33,12 +32,9 @@ def halved() -> fv.Algorithm:
 @pytest.fixture
 def added(monkeypatch):
     """Adds one of each."""
-    monkeypatch.setitem(options.ALGORITHMS, "halved", options.AlgorithmFacts("Halved"))
-    monkeypatch.setitem(registry.ALGORITHMS, "halved", lambda config: halved())
-    monkeypatch.setitem(options.WEIGHTINGS, "even", True)
-    monkeypatch.setitem(registry.WEIGHTINGS, "even", lambda *_: fv.weightings.uniform())
-    monkeypatch.setitem(options.MODELS, "single", options.Network(smallest=2))
-    monkeypatch.setitem(registry.MODELS, "single", registry.Model(functools.partial(fv.models.MLP, hidden=())))
+    monkeypatch.setitem(ALGORITHMS, "halved", methods.AlgorithmFacts("Halved", make=halved))
+    monkeypatch.setitem(WEIGHTINGS, "even", methods.WeightingFacts(make=fv.weightings.uniform, takes_task=False))
+    monkeypatch.setitem(MODELS, "single", networks.Network(functools.partial(fv.models.MLP, hidden=()), smallest=2))
     monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "single"})
     digits = fv.data.load("digits")
     few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)
@@ -46,7 +42,7 @@ def added(monkeypatch):
 
 
 @pytest.mark.usefixtures("added")
-def test_an_entry_of_the_names_and_one_of_the_registry_run_by_name():
+def test_an_entry_of_a_table_runs_by_name():
     named = commands.parse(["--dataset", "small_digits", "--method", "halved+even"])
     assert (named.model, named.algorithm, named.weighting) == ("single", "halved", "even")
     named = replace(named, rounds=2, local_epochs=1, clients=4, min_samples=2, partition="iid")
@@ -69,36 +65,55 @@ def test_an_added_name_is_suggested_and_checked_like_the_others():
             commands.parse([f"--{name}", typed])
 
 
-OPTIONS = '''@dataclass(frozen=True)
-class FedMine:
-    """FedMine: gradients times a factor."""
+ENTRY = '''    @dataclass(frozen=True)
+    class FedMine:
+        """Gradients times a factor."""
 
-    nu: float = setting(0.5, FROM_0, hyper="nu", also="shrinkage")
-    """Factor of the gradients."""
+        nu: float = setting(0.5, FROM_0, hyper="nu", also="shrinkage")
+        """Factor of the gradients."""
 
+    fedmine: FedMine = _algorithm(FedMine, "FedMine")
 
 '''
 
+FILE = """import jax
 
-def test_an_option_of_an_algorithm_is_declared_once(tmp_path):
-    """In a copy of the package; the flag has a help, a range, a use and suggestions."""
+from fedvg_jax.algorithms.base import PLAIN
+from fedvg_jax.config.methods import hyperparameters
+
+
+def fedmine():
+    def correct(hyper, grads, params, anchor):
+        return jax.tree.map(lambda g: hyper["nu"] * g, grads)
+
+    return PLAIN._replace(correct=correct, defaults=hyperparameters("fedmine"))
+"""
+
+RUN = """
+from fedvg_jax import sim
+import fedvg_jax as fv
+from fedvg_jax.views.labels import method_label
+
+words = [["--help-all"], ["--fedmine.nu", "1"], ["--method", "fedmine", "--fedmine.nu", "-1"], ["--shrinkage", "1"]]
+codes = [sim.main(argv) for argv in words]
+shared = {"rounds": 1, "clients": 4, "local_epochs": 1, "model": "linear"}
+mine = fv.run(fv.Config(method="fedmine", fedmine={"nu": 0.25}, **shared)).records
+fedavg = fv.run(fv.Config(method="fedavg", lr=0.1 * 0.25, **shared)).records
+print(codes, method_label("fedmine+fedvg"), abs(mine[0]["train_loss"] - fedavg[0]["train_loss"]) < 1e-6)
+"""
+
+
+def test_an_algorithm_with_a_hyperparameter_is_its_file_and_one_entry(tmp_path):
+    """In a copy of the package: its flag has a help, a range, a use and suggestions, and it runs by name."""
     package = tmp_path / "fedvg_jax"
     shutil.copytree(Path(fv.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    file = package / "config" / "options.py"
-    facts = '"fedavg": AlgorithmFacts("FedAvg"),'
-    text = file.read_text().replace(facts, f'{facts}\n    "fedmine": AlgorithmFacts("FedMine"),', 1)
-    text = text.replace("@dataclass(frozen=True)\nclass Config:", f"{OPTIONS}@dataclass(frozen=True)\nclass Config:")
-    text = text.replace("    fedprox: FedProx", '    fedmine: FedMine = _of(FedMine, "fedmine")\n    fedprox: FedProx')
-    file.write_text(text)
-    words = [
-        ["--help-all"],
-        ["--fedmine.nu", "1"],
-        ["--method", "fedmine", "--fedmine.nu", "-1"],
-        ["--shrinkage", "1"],
-    ]
-    code = f"from fedvg_jax import sim; print([sim.main(words) for words in {words}])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stdout.endswith("[0, 2, 2, 2]\n"), done.stderr
+    (package / "algorithms" / "fedmine.py").write_text(FILE)
+    entries = package / "config" / "methods.py"
+    before = "    @dataclass(frozen=True)\n    class FedProx:"
+    assert before in entries.read_text()
+    entries.write_text(entries.read_text().replace(before, ENTRY + before))
+    done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith("[0, 2, 2, 2] FedMine + FedVG True\n"), done.stderr
     assert re.search(r"FedMine:\n  --fedmine\.nu FLOAT +Factor of the gradients\. Allowed:", done.stdout)
     assert "--fedmine.nu is not used by --algorithm fedavg" in done.stderr
     assert "fedmine.nu must be >= 0; got -1" in done.stderr

@@ -15,7 +15,7 @@ from fedvg_jax.runs.assemble.hyperparameters import checked, merge_hyperparamete
 
 
 def test_declared_defaults_equal_the_config_s():
-    algorithms = [(worlds.algorithm(name), config.Config(algorithm=name)) for name in registry.ALGORITHMS]
+    algorithms = [(worlds.algorithm(name), config.Config(algorithm=name)) for name in config.ALGORITHMS]
     rules = [(worlds.weighting(name, worlds.algorithm("fedavg")), config.Config()) for name in config.WEIGHTINGS]
     for bundle, settings in (*algorithms, *rules):
         hyper = registry.make_hyper(settings)
@@ -30,7 +30,7 @@ def test_no_two_settings_are_one_hyperparameter():
 
 @pytest.mark.parametrize(
     ("algorithm", "weighting"),
-    [*((name, "uniform") for name in registry.ALGORITHMS)]
+    [*((name, "uniform") for name in config.ALGORITHMS)]
     + [("fedavg", name) for name in config.WEIGHTINGS if name not in ("native", "uniform", "val_accuracy")],
 )
 def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting):
@@ -44,7 +44,9 @@ def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting
 
 
 def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
-    settings = dataclasses.replace(config.Config(), fedprox=config.FedProx(mu=0.5), fedavgm=config.FedAvgM(lr=0.25))
+    settings = dataclasses.replace(
+        config.Config(), fedprox=config.Config.FedProx(mu=0.5), fedavgm=config.Config.FedAvgM(lr=0.25)
+    )
     for algorithm, name, value in ((algorithms.fedprox(), "mu", 0.5), (algorithms.fedavgm(), "avgm_lr", 0.25)):
         assert merge_hyperparameters(settings, algorithm, weightings.uniform())[name] == value
         given = merge_hyperparameters(settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,))

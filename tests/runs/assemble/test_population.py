@@ -154,7 +154,7 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, *
     x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
     made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
     parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
-    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=config.FedVG(**fedvg))
+    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=Config.FedVG(**fedvg))
     changed = replace(changed, **others or {})
     return int((np.asarray(simulation.make_data(changed, made, parts, task=task).scoring) >= 0).sum())
 
@@ -172,7 +172,7 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
     def resnet18(classes, **options):
         return ResNet(classes, (1, 1, 1, 1), width=4, **options)
 
-    monkeypatch.setitem(registry.MODELS, "resnet18", registry.Model(resnet18))
+    monkeypatch.setitem(config.MODELS, "resnet18", config.MODELS["resnet18"]._replace(make=resnet18))
     assert scored(9, model, pixels) == kept
     assert scored(9, model, pixels, mode="eval") == 9
     assert scored(8, model, pixels) == 8

@@ -15,7 +15,7 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import departs
+from fedvg_jax.config.departures import departs
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import compilation

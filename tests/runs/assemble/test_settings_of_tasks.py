@@ -107,7 +107,7 @@ def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
 @pytest.mark.parametrize("setting", [{"robust": Robust(rule="median")}, {"departures": "server-stats"}])
 def test_given_algorithm_is_refused_where_the_named_one_is(name, setting):
     config = dataclasses.replace(CONFIG, **setting)
-    algorithm = registry.ALGORITHMS[name](config)
+    algorithm = registry.make_algorithm(dataclasses.replace(config, algorithm=name))
     try:
         check(dataclasses.replace(config, algorithm=name))
     except UsageError as refusal:

@@ -21,7 +21,7 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import federated_round, local_training, schedule
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import norm, resnet, vit
+from fedvg_jax.models import efficientnet, norm, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import programs, registry
@@ -182,11 +182,16 @@ NARROW = {
     "vit_s16": configs.MODELS["vit_s16"]._replace(
         make=lambda classes: vit.ViT(classes, patch=4, width=8, depth=1, heads=2, image_size=8)
     ),
+    "efficientnet_lite0": registry.MODELS["efficientnet_lite0"]._replace(
+        make=lambda classes, norm: efficientnet.EfficientNet(
+            classes, ((1, 3, 1, 1, 4), (2, 5, 2, 2, 6)), stem=4, head=8, norm=norm
+        )
+    ),
 }
 """Narrower networks under the names of the package's, whose choices they take."""
 
 IMAGES = {"resnet18": (9, 12, 3), "vit_s16": (6, 9, 3), "tinycnn": (6, 4, 2), "lenet5": (16, 16, 1), "cnn": (16, 16, 1)}
-IMAGES |= {"efficientnet_lite0": (32, 32, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1)}
+IMAGES |= {"efficientnet_lite0": (9, 8, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1)}
 
 CAMPAIGN = {
     "model": list(IMAGES),

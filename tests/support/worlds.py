@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -140,11 +141,14 @@ def random_variables(task: Task) -> Variables:
     rng = np.random.default_rng(1)
     with jax.enable_x64(False):
         shapes = jax.eval_shape(task.init, jax.random.key(0))
-    values = [
-        1 + rng.uniform(0, 0.3, leaf.shape) if leaf.ndim == 1 else rng.normal(size=leaf.shape) * leaf.shape[-1] ** -0.5
-        for leaf in jax.tree.leaves(shapes)
-    ]
-    return jax.tree.structure(shapes).unflatten([jnp.asarray(value, float) for value in values])
+
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
+        if len(shape) == 1:
+            return 1 + rng.uniform(0, 0.3, shape)
+        return rng.normal(size=shape) * math.prod(shape[:-1]) ** -0.5  # of its inputs, so that activations stay near 1
+
+    leaves, structure = jax.tree.flatten(shapes)
+    return structure.unflatten([jnp.asarray(draw(leaf.shape), float) for leaf in leaves])
 
 
 def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:

@@ -137,7 +137,9 @@ class Privacy:
     noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,), also="sigma")
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
     aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
-    delta: float = setting(1e-5, Range(lambda v: 0 < v < 1, "in (0, 1)"), "data", used=(_PRIVATE,))
+    delta: float = setting(
+        1e-5, Range("in (0, 1)", 0, 1, excludes_low=True, excludes_high=True), "data", used=(_PRIVATE,)
+    )
     """Delta at which epsilon is recorded; below 1 / clients."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, command_line, presets
+from fedvg_jax.config.shorthands import with_meaning
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
@@ -90,8 +91,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
     resumed = values.get("resume") or configs.registered("resume", file.get("resume", run_folder.AUTO))
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
-    config = configs.apply_with_shorthands(config, file, str(path))
-    config = configs.apply_with_shorthands(config, values, "command line", file.get("method"))
+    config = configs.apply(config, with_meaning(file), str(path))
+    config = configs.apply(config, with_meaning(values, file.get("method")), "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     configs.refuse_unused(config, values)
     return config, configs.unused(config, [name for name in file if name not in values])

@@ -3,7 +3,7 @@
 from fedvg_jax.config import former as former
 from fedvg_jax.config import shorthands as shorthands
 from fedvg_jax.config.checks import check, epochs_range
-from fedvg_jax.config.io import apply, apply_with_shorthands, dotted, flatten, read_toml
+from fedvg_jax.config.io import apply, dotted, flatten, read_toml
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.options import (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config import declare, former, shorthands
+from fedvg_jax.config import declare, former
 from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
@@ -65,22 +65,6 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     replaced = changes.pop("", {})
     replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
     return dataclasses.replace(config, **replaced) if replaced else config
-
-
-def apply_with_shorthands(
-    config: Config, settings: Mapping[str, Any], source: str, method: str | None = None
-) -> Config:
-    """Returns `config` with some settings replaced, as `apply` does; those beside a shorthand win.
-
-    Args:
-        config, settings, source: as those of `apply`; settings may have shorthands.
-        method: of settings that were applied earlier; None without one.
-
-    >>> config = apply_with_shorthands(Config(), {"method": "fedvg"}, "file")
-    >>> apply_with_shorthands(config, {"weighting": "native"}, "command line", "fedvg").weighting
-    'fedvg'
-    """
-    return apply(config, shorthands.with_meaning(settings, method), source)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

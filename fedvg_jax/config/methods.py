@@ -54,8 +54,6 @@ class AlgorithmFacts(NamedTuple):
     departures: Mapping[str, Departure] = {}
     is_in_paper: bool = False
     """Whether FedVG's paper has it, with the defaults of its settings."""
-    has_memories: bool = False
-    """Whether anything is remembered of a client from one round to the next."""
     sends_messages: bool = False
     """Whether the server also averages messages of the clients other than their models."""
     has_personal_models: bool = False
@@ -81,6 +79,12 @@ def _algorithm(settings: type[T], label: str, **facts: Any) -> T:
     """Returns the field of an algorithm's settings, which is named as their class."""
     used = is_one("algorithm", settings.__name__.lower())
     return group(settings, label, used, algorithm=AlgorithmFacts(label, **facts))
+
+
+def _weighting(settings: type[T], **facts: Any) -> T:
+    """Returns the field of a weighting's settings, which is named as their class."""
+    name = settings.__name__.lower()
+    return group(settings, f"Weighting {name}", weighs_by(name), weighting=WeightingFacts(**facts))
 
 
 _ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
@@ -141,11 +145,8 @@ class Methods:
         mix: float = setting(0.0, UNIT, hyper="mix")
         """Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG."""
 
-    generalised: Generalised = group(
-        Generalised,
-        "Weighting generalised",
-        weighs_by("generalised"),
-        weighting=WeightingFacts(make="weightings.family:generalised", is_of_norms=True, streams=False),
+    generalised: Generalised = _weighting(
+        Generalised, make="weightings.family:generalised", is_of_norms=True, streams=False
     )
 
     @dataclass(frozen=True)
@@ -157,15 +158,8 @@ class Methods:
         rate: float = setting(1.0, ABOVE_0, hyper="fit_rate")
         """Learning rate, per unit of loss."""
 
-    fitted: Fitted = group(
-        Fitted,
-        "Weighting fitted",
-        weighs_by("fitted"),
-        weighting=WeightingFacts(
-            make="weightings.baselines:fitted",
-            streams=False,
-            arguments=lambda config: {"num_steps": config.fitted.steps},
-        ),
+    fitted: Fitted = _weighting(
+        Fitted, make="weightings.baselines:fitted", streams=False, arguments=lambda c: {"num_steps": c.fitted.steps}
     )
 
     @dataclass(frozen=True)
@@ -214,7 +208,6 @@ class Methods:
         Scaffold,
         "Scaffold",
         is_in_paper=True,
-        has_memories=True,
         sends_messages=True,
         departures={
             "scaffold-steps": Departure({"single_batches": True}),
@@ -235,7 +228,6 @@ class Methods:
         FedDyn,
         "FedDyn",
         is_in_paper=True,
-        has_memories=True,
         sends_messages=True,
         departures={
             "feddyn-regulariser": Departure({"quadratic": False}),
@@ -271,7 +263,7 @@ class Methods:
         tau: float = setting(0.5, ABOVE_0, hyper="moon_tau")
         """Temperature of the similarities of features."""
 
-    moon: Moon = _algorithm(Moon, "MOON", has_memories=True)
+    moon: Moon = _algorithm(Moon, "MOON")
 
     @dataclass(frozen=True)
     class FedNTD:
@@ -300,29 +292,22 @@ class Methods:
         lam: float = setting(1.0, FROM_0, hyper="ditto_lambda")
         """Lambda, the strength with which the global model attracts a personal one."""
 
-    ditto: Ditto = _algorithm(Ditto, "Ditto", has_memories=True, has_personal_models=True)
+    ditto: Ditto = _algorithm(Ditto, "Ditto", has_personal_models=True)
 
 
 SETTINGS = table(Methods)
 """Dotted name -> setting of an algorithm or a weighting."""
 
 
-def _entries(kind: str) -> dict[str, Any]:
-    """Returns name -> entry of the groups of `Methods`; `kind` is algorithm or weighting."""
-    return {field.name: field.metadata[kind] for field in dataclasses.fields(Methods) if kind in field.metadata}
-
-
-def _adaptive(name: str, label: str) -> AlgorithmFacts:
-    departure = {"adaptive-servers": Departure({"official": True})}
-    return AlgorithmFacts(label, make=f"algorithms.fedopt:{name}", departures=departure)
-
+_ENTRIES = [(field.name, field.metadata) for field in dataclasses.fields(Methods)]
+_BY_REDDI = {"adaptive-servers": Departure({"official": True})}
 
 ALGORITHMS: dict[str, AlgorithmFacts] = {
     "fedavg": AlgorithmFacts("FedAvg", is_in_paper=True),
-    **_entries("algorithm"),
-    "fedadam": _adaptive("fedadam", "FedAdam"),
-    "fedyogi": _adaptive("fedyogi", "FedYogi"),
-    "fedadagrad": _adaptive("fedadagrad", "FedAdagrad"),
+    **{name: entry["algorithm"] for name, entry in _ENTRIES if "algorithm" in entry},
+    "fedadam": AlgorithmFacts("FedAdam", "algorithms.fedopt:fedadam", _BY_REDDI),
+    "fedyogi": AlgorithmFacts("FedYogi", "algorithms.fedopt:fedyogi", _BY_REDDI),
+    "fedadagrad": AlgorithmFacts("FedAdagrad", "algorithms.fedopt:fedadagrad", _BY_REDDI),
     "fednova": AlgorithmFacts("FedNova", sends_messages=True),
 }
 
@@ -330,7 +315,7 @@ WEIGHTINGS: dict[str, WeightingFacts] = {
     "native": WeightingFacts(),
     "samples": WeightingFacts(make="weightings.basic:samples", takes_task=False),
     "uniform": WeightingFacts(make="weightings.basic:uniform", takes_task=False),
-    **_entries("weighting"),
+    **{name: entry["weighting"] for name, entry in _ENTRIES if "weighting" in entry},
     "inverse_samples": WeightingFacts(make="weightings.baselines:inverse_samples", takes_task=False),
     "val_loss": WeightingFacts(make="weightings.baselines:val_loss"),
     "val_accuracy": WeightingFacts(make="weightings.baselines:val_accuracy"),

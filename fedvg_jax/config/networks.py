@@ -31,34 +31,25 @@ class Network(NamedTuple):
     """Settings of the model that it takes, such as stem."""
 
 
-def _resnet(depth: int) -> Network:
-    return Network(
-        f"models.resnet:resnet{depth}",
-        "models.resnet:blocks_residual",
-        "models.resnet:blocks_stage",
-        has_convolutions=True,
-        has_batch_norm=True,
-        settings=("stem", "norm_layers"),
-    )
-
+_CONVOLUTIONS = Network("", has_convolutions=True)
+_BATCH_NORM = _CONVOLUTIONS._replace(has_batch_norm=True)
+_RESNET = _BATCH_NORM._replace(
+    block_of="models.resnet:blocks_residual", stage_of="models.resnet:blocks_stage", settings=("stem", "norm_layers")
+)
 
 MODELS = {
     "mlp": Network("models.mlp:MLP", takes_rows=True),
     "linear": Network("models.mlp:Linear", takes_rows=True),
-    "tinycnn": Network("models.cnn:TinyCNN", smallest=4, has_convolutions=True),
-    "cnn": Network("models.cnn:CNN", smallest=16, has_convolutions=True),
-    "lenet5": Network("models.cnn:LeNet5", smallest=16, has_convolutions=True, has_batch_norm=True),
-    "resnet18": _resnet(18),
-    "resnet34": _resnet(34),
-    "resnet50": _resnet(50),
+    "tinycnn": _CONVOLUTIONS._replace(make="models.cnn:TinyCNN", smallest=4),
+    "cnn": _CONVOLUTIONS._replace(make="models.cnn:CNN", smallest=16),
+    "lenet5": _BATCH_NORM._replace(make="models.cnn:LeNet5", smallest=16),
+    "resnet18": _RESNET._replace(make="models.resnet:resnet18"),
+    "resnet34": _RESNET._replace(make="models.resnet:resnet34"),
+    "resnet50": _RESNET._replace(make="models.resnet:resnet50"),
     "vit_s16": Network("models.vit:vit_s16", "models.vit:blocks", channels=(1, 3)),
     "vit_b16": Network("models.vit:vit_b16", "models.vit:blocks", channels=(1, 3)),
-    "efficientnet_lite0": Network(
-        "models.efficientnet:efficientnet_lite0",
-        "models.efficientnet:blocks",
-        has_convolutions=True,
-        has_batch_norm=True,
-        settings=("norm_layers",),
+    "efficientnet_lite0": _BATCH_NORM._replace(
+        make="models.efficientnet:efficientnet_lite0", block_of="models.efficientnet:blocks", settings=("norm_layers",)
     ),
     "gru": Network("models.gru:GRU", "core.groups:first_component", is_sequence=True),
 }

@@ -18,6 +18,7 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.declare import (
     ABOVE_0,
     BELOW_1,
+    BETWEEN_0_AND_1,
     COUNT,
     FRACTION,
     FROM_0,
@@ -137,9 +138,7 @@ class Privacy:
     noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,), also="sigma")
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
     aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
-    delta: float = setting(
-        1e-5, Range("in (0, 1)", 0, 1, excludes_low=True, excludes_high=True), "data", used=(_PRIVATE,)
-    )
+    delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
 
 
@@ -313,9 +312,7 @@ class Config(Methods):
     holdout: str = setting("client", ("client", "global", "stratified"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
-    test_ratio: float = setting(
-        0.25, Range("in (0, 1)", 0, 1, excludes_low=True, excludes_high=True), "data", also="test_split"
-    )
+    test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data", also="test_split")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
         0.1, Range("in [0, 1); 0 only with an external D_val", 0, 1, excludes_high=True), "data", also="val_split"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import former, presets, shorthands
 from fedvg_jax.config.checks import check, require_name
-from fedvg_jax.config.io import apply, apply_with_shorthands, dotted, flatten, name_hint, python_scalar, read_toml
+from fedvg_jax.config.io import apply, dotted, flatten, name_hint, python_scalar, read_toml
 from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, unmet
@@ -400,7 +400,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
         if "partition_seed" in settings:
             follows = settings["partition_seed"] == FOLLOW
             settings |= {"partition_seed": 0} if follows else {}
-        config = apply_with_shorthands(config, settings, layer.source, method)
+        config = apply(config, shorthands.with_meaning(settings, method), layer.source)
         method = settings.get("method", method)
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])

@@ -50,7 +50,7 @@ REFUSED = [
     ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
     ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
     ({"selection": "power_of_choice", "candidates": 9}, "from the cohort's 10 to the 20 clients, or 0; got 9"),
-    ({"selection": "power_of_choice", "departures": "cohorts"}, "departure cohorts"),
+    ({"selection": "power_of_choice", "departures": "cohorts"}, "--departures cohorts and a selection"),
     ({"selection": "power_of_choice", "placement": "host"}, "use placement device"),
     ({"algorithm": "ditto", "local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part"),
     ({"algorithm": "ditto", "departures": "server-stats"}, "ditto cannot be used with the departure server-stats"),

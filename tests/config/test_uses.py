@@ -5,7 +5,6 @@ import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.files import usage_error
@@ -15,7 +14,6 @@ from fedvg_jax import commands, config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition, referenced
 from fedvg_jax.data import SOURCES
-from fedvg_jax.runs.assemble import registry
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
 VALUES = {
@@ -62,15 +60,6 @@ def test_models_with_the_departure_server_stats_are_those_with_running_statistic
         variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))
         made = Config(model=model, norm_layers=norm, departures="server-stats")
         assert ("batch_stats" in variables) == (uses.unused(made, ["departures"]) == []), model
-
-
-def test_facts_say_which_algorithms_store_something_of_a_client():
-    for name in config.ALGORITHMS:
-        made = Config(algorithm=name)
-        variables = fedvg_jax.Variables({"w": jnp.zeros(2)}, {})
-        algorithm = registry.make_algorithm(made)
-        memory = algorithm.init(registry.make_hyper(made), variables.params)[1]
-        assert bool(jax.tree.leaves(memory) or algorithm.personal) == config.ALGORITHMS[name].has_memories, name
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():

@@ -45,6 +45,11 @@ def put(tree: Tree, index, entry: Tree) -> Tree:
     return jax.tree.map(lambda x, e: x.at[index].set(e, mode="drop"), tree, entry)
 
 
+def replaced(tree: Tree, index, entry: Tree) -> Tree:
+    """Returns `tree` with `entry` at `index`, one place within every leaf's leading axis: `put` without its checks."""
+    return jax.tree.map(lambda x, e: lax.dynamic_update_index_in_dim(x, e, index, 0), tree, entry)
+
+
 def where(mask, new: Tree, old: Tree) -> Tree:
     """Returns `new` where `mask` is True, else `old`; the mask's axes are the leading axes of every leaf."""
     return jax.tree.map(lambda n, o: jnp.where(mask.reshape(mask.shape + (1,) * (n.ndim - mask.ndim)), n, o), new, old)
@@ -60,7 +65,7 @@ def total(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def weighted_sum(weights: Array, stack: Array, origin: Array, sharding: NamedSharding | None = None) -> Array:
+def weighted_sum(weights: Tree, stack: Tree, origin: Tree, sharding: NamedSharding | None = None) -> Tree:
     """Returns sum_k w_k (x_k - origin) in the dtype of x, added up in at least float32, on a CPU in the order of k.
 
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
@@ -72,9 +77,9 @@ def weighted_sum(weights: Array, stack: Array, origin: Array, sharding: NamedSha
     An x_k of weight 0 adds 0, also where it is not finite.
 
     Args:
-        weights: [K].
-        stack: [K, ...], the x_k, floats.
-        origin: [...] or [].
+        weights: leaves [K].
+        stack: leaves [K, ...], the x_k, floats.
+        origin: leaves [...] or [].
         sharding: of axis K over devices; None if every device that computes the sum holds all x_k. XLA divides a
             product by itself, and would gather all x_k for a loop.
 
@@ -83,31 +88,42 @@ def weighted_sum(weights: Array, stack: Array, origin: Array, sharding: NamedSha
     """
     loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
     sums = {"loop": loop, "product": _product_sum}
-    summed = _weighted_sum(sums[hw.choices().weighted_mean], weights.astype(wide_dtype(stack)), stack, origin)
-    return summed.astype(stack.dtype)
+    weights = jax.tree.map(lambda w, x: w.astype(wide_dtype(x)), weights, stack)
+    return like(_weighted_sum(sums[hw.choices().weighted_mean], weights, stack, origin), stack)
 
 
-def _product_sum(weights: Array, stack: Array, origin: Array) -> Array:
-    """Returns the sum as one reduction, which a GPU computes in one kernel together with the differences."""
-    weights = weights.reshape(-1, *(stack.ndim - 1) * [1])
-    origin = wide(origin[None] if origin.ndim else origin)
-    return (weights * (jnp.where(weights == 0, origin, wide(stack)) - origin)).sum(0)
+def _product_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
+    """Returns the sums as one reduction each, which a GPU computes in one kernel together with the differences."""
+
+    def summed(weights: Array, stack: Array, origin: Array) -> Array:
+        weights = weights.reshape(-1, *(stack.ndim - 1) * [1])
+        origin = wide(origin[None] if origin.ndim else origin)
+        return (weights * (jnp.where(weights == 0, origin, wide(stack)) - origin)).sum(0)
+
+    return jax.tree.map(summed, weights, stack, origin)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _weighted_sum(sum_of, weights: Array, stack: Array, origin: Array) -> Array:
+def _weighted_sum(sum_of, weights: Tree, stack: Tree, origin: Tree) -> Tree:
     return sum_of(weights, stack, origin)
 
 
-@jax.jit  # traced once for all tensors of a shape
-def _loop_sum(weights: Array, stack: Array, origin: Array) -> Array:
-    def add_one(k, total):
+@jax.jit
+def _loop_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
+    """Returns the sums by one loop over k for all tensors: a loop of each tensor's own takes long to compile."""
+
+    def add_one(k, total: Array, weights: Array, stack: Array, origin: Array) -> Array:
         return total + weights[k] * (jnp.where(weights[k] == 0, wide(origin), wide(stack[k])) - wide(origin))
 
-    return lax.fori_loop(0, len(weights), add_one, jnp.zeros_like(stack[0], weights.dtype))
+    def add_client(k, totals: Tree) -> Tree:
+        return jax.tree.map(functools.partial(add_one, k), totals, weights, stack, origin)
+
+    zeros = jax.tree.map(lambda w, x: jnp.zeros_like(x[0], w.dtype), weights, stack)
+    count = max(map(len, jax.tree.leaves(weights)), default=0)
+    return lax.fori_loop(0, count, add_client, zeros)
 
 
-@functools.cache  # one function of a sharding, so that it is traced once for all tensors of a shape
+@functools.cache  # one function of a sharding, so that it is traced once
 def _loop_sum_over_devices(sharding: NamedSharding):
     """Returns `_loop_sum` for a stack that devices hold in equal parts, in the order of k.
 
@@ -116,17 +132,18 @@ def _loop_sum_over_devices(sharding: NamedSharding):
     """
     mesh, (axis,) = sharding.mesh, sharding.spec
 
-    def sum_on_device(weights: Array, stack: Array, origin: Array) -> Array:
+    def sum_on_device(weights: Tree, stack: Tree, origin: Tree) -> Tree:
         return lax.psum(_loop_sum(weights, stack, origin), axis)
 
     specs = {"in_specs": (P(axis), P(axis), P()), "out_specs": P()}
     sum_over_devices = jax.shard_map(sum_on_device, mesh=mesh, **specs, check_vma=False)
 
+    def padded(x: Array) -> Array:  # with dummies of weight 0
+        return jnp.pad(x, [(0, -len(x) % mesh.size), *(x.ndim - 1) * [(0, 0)]])
+
     @jax.jit
-    def sum_padded(weights: Array, stack: Array, origin: Array) -> Array:
-        num_dummies = -len(weights) % mesh.size  # of weight 0
-        weights, stack = (jnp.pad(x, [(0, num_dummies), *(x.ndim - 1) * [(0, 0)]]) for x in (weights, stack))
-        return sum_over_devices(weights, stack, origin)
+    def sum_padded(weights: Tree, stack: Tree, origin: Tree) -> Tree:
+        return sum_over_devices(*jax.tree.map(padded, (weights, stack)), origin)
 
     return sum_padded
 
@@ -134,13 +151,14 @@ def _loop_sum_over_devices(sharding: NamedSharding):
 @_weighted_sum.defjvp
 def _weighted_sum_jvp(sum_of, primals, tangents):
     (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
-    is_absent = (weights == 0).reshape(-1, *(stack.ndim - 1) * [1]) & ~jnp.isfinite(stack)
 
-    def product(w, x, start):
+    def product(w: Array, x: Array, start: Array, is_absent: Array) -> Array:
         difference = wide(x) - wide(start[None] if start.ndim else start)
         return jnp.tensordot(w, jnp.where(is_absent, 0, difference), 1, precision=lax.Precision.HIGHEST)
 
-    return _weighted_sum(sum_of, *primals), product(d_weights, stack, origin) + product(weights, d_stack, d_origin)
+    is_absent = jax.tree.map(lambda w, x: (w == 0).reshape(-1, *(x.ndim - 1) * [1]) & ~jnp.isfinite(x), weights, stack)
+    moved = jax.tree.map(product, weights, d_stack, d_origin, is_absent)
+    return _weighted_sum(sum_of, *primals), add(jax.tree.map(product, d_weights, stack, origin, is_absent), moved)
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:

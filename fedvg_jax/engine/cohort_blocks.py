@@ -100,13 +100,12 @@ def process_block(
         running: the clients processed earlier.
         block: the arrays of the cohort block, with the memories after the earlier ones.
     """
-    rows, clients, kept = steps.train_and_score(parts, block)
+    rows, arrived, clients, kept = steps.train_and_score(parts, block)
     table = tree.put(running.table, block.positions, rows)
     table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
     present, block_weights = tree.take((table.present, weights), block.positions)
 
-    clients = steps.replace_absent(block.state.variables, present, clients)
-    models = tuple(steps.aggregate_models(parts, block, clients, w) for w in block_weights)
+    models = tuple(steps.aggregate_models(parts, block, arrived, w) for w in block_weights)
 
     memories, summed, averaged = steps.report_clients(parts, block, clients, kept, present)
     messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
@@ -126,7 +125,7 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
     """
 
     def results() -> tuple[Tree, Tree]:
-        rows, clients, kept = steps.train_and_score(parts, block)
+        rows, _, clients, kept = steps.train_and_score(parts, block)
         rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
         _, summed, averaged = steps.report_clients(parts, block, clients, kept, rows.present)
         messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)

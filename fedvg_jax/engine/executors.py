@@ -162,7 +162,7 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
     def whole_client(s, stored: Tree) -> Tree:
         k = plan.client[s]
         trained = train(s, k, schedule.start[k], client.init(k))
-        return tree.put(stored, k, packing.pack(trained))
+        return tree.replaced(stored, k, packing.pack(trained))
 
     def segment(s, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         on_lanes, stored = carry

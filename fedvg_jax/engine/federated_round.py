@@ -46,12 +46,12 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
     """Returns the state after a round of a cohort that is held whole, and the round's metrics."""
     theta = inputs.state.variables  # theta_g
-    table, clients, kept = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
+    table, arrived, clients, kept = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
     table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k
 
     if parts.aggregate is not robust.mean:  # which takes nothing of a client of weight 0
-        clients = steps.replace_absent(theta, table.present, clients)
-    model = steps.aggregate_models(parts, inputs, clients, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
+        arrived = clients = steps.replace_absent(theta, table.present, clients)
+    model = steps.aggregate_models(parts, inputs, arrived, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
 
     memories, summed, averaged = steps.report_clients(parts, inputs, clients, kept, table.present)
     messages = steps.average_messages(parts, weights, averaged)
@@ -221,7 +221,7 @@ def make_chunk(round_step: RoundStep) -> Chunk:
     def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
         def next_round(r, carry: tuple[SimState, Metrics]) -> tuple[SimState, Metrics]:
             state, metrics = step(carry[0], schedules.round_at(rounds, r), data, hyper)
-            return state, tree.put(carry[1], r, metrics)
+            return state, tree.replaced(carry[1], r, metrics)
 
         _, metrics = jax.eval_shape(step, state, schedules.round_at(rounds, 0), data, hyper)
         empty = jax.tree.map(lambda s: jnp.zeros((len(rounds.clients), *s.shape), s.dtype), metrics)

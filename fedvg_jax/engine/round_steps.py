@@ -144,10 +144,10 @@ def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carr
 def receive_models(
     parts: RoundParts, inputs: RoundInputs, trained: local_training.Carry
 ) -> tuple[Variables, Array, Array, Tree]:
-    """Returns the models that the server receives, after attacks and clipping, and marks the absent clients.
+    """Returns the models that arrive at the server, after attacks and clipping, and marks the absent clients.
 
     Returns:
-        Variables [H, ...], theta_g for absent clients.
+        Variables [H, ...], of any values for absent clients.
         bool [H], whether model, personal model and loss are finite.
         bool [H], whether the client is present.
         The memories of `Algorithm.send`, leaves [H, ...].
@@ -161,7 +161,7 @@ def receive_models(
     finite = tree.is_finite((returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else [])))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
-    return replace_absent(theta, present, returned), finite, present, sent
+    return returned, finite, present, sent
 
 
 def send_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> tuple[Variables, Tree]:
@@ -195,33 +195,46 @@ def replace_absent(theta: Variables, present: Array, clients: Variables) -> Vari
     return tree.where(present, clients, tree.repeat(theta, len(present)))
 
 
-def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Tree:
-    """Returns the weighting's signal of each client, with its own local part, leaves [H, ...]."""
+def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array) -> Tree:
+    """Returns the weighting's signal of each client, with its own local part, leaves [H, ...]; of theta_g if absent."""
 
-    def measure(shared: Tree, returned: tuple[Variables, Array]) -> Tree:
-        (hyper, data, params), (variables, num_samples) = shared, returned
-        delta = tree.sub(params, parts.local.restored(variables.params, params))
+    def measure(shared: Tree, returned: tuple[Variables, Array, Array]) -> Tree:
+        (hyper, data, theta), (variables, is_present, num_samples) = shared, returned
+        variables = tree.where(is_present, variables, theta)  # here, where it is no copy of all models
+        delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
         client = ClientReturn(variables, num_samples, delta)
         return parts.weighting.signal(hyper, client, data)
 
-    shared = (inputs.hyper, inputs.data, inputs.state.variables.params)
-    entries = (clients, inputs.schedule.num_samples)
-    if not choices().is_packed:
+    measure = jax.jit(measure)  # one trace for its shapes and its computation
+    shared = (inputs.hyper, inputs.data, inputs.state.variables)
+    entries = (clients, present, inputs.schedule.num_samples)
+    signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
+    if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
-    packing = packings.of(jax.eval_shape(measure, shared, tree.entry_shapes(entries)))
+    packing = packings.of(signals)
     packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
     return jax.vmap(packing.unpack)(packed)
 
 
-def train_and_score(parts: RoundParts, inputs: RoundInputs) -> tuple[ClientTable, Variables, local_training.Kept]:
-    """Returns the table of the clients, their models theta_k as the server receives them, and what clients keep."""
+def train_and_score(
+    parts: RoundParts, inputs: RoundInputs
+) -> tuple[ClientTable, Variables, Variables, local_training.Kept]:
+    """Trains and scores the clients.
+
+    Returns:
+        The table of the clients.
+        Their models theta_k as they arrive at the server, of any values for absent clients.
+        The same with theta_g for absent clients: a copy of all of them, unless nothing reads it.
+        What clients keep.
+    """
     probes = probe_clients(parts, inputs)
     trained = train_clients(parts, inputs)
-    clients, finite, present, sent = receive_models(parts, inputs, trained)  # theta_k
-    measured = score_clients(parts, inputs, clients)  # of FedVG: ||g_k^(l)|| on D_val
+    arrived, finite, present, sent = receive_models(parts, inputs, trained)  # theta_k
+    measured = score_clients(parts, inputs, arrived, present)  # of FedVG: ||g_k^(l)|| on D_val
     table = ClientTable(measured, probes, trained.loss, finite, present)
-    kept = local_training.Kept((), trained.personal, sent)
-    return drop_nonfinite(table, (parts.weighting.decisive(measured), probes)), clients, kept
+    table = drop_nonfinite(table, (parts.weighting.decisive(measured), probes))
+    clients = replace_absent(inputs.state.variables, present, arrived)
+    return table, arrived, clients, local_training.Kept((), trained.personal, sent)
 
 
 def weigh_clients(
@@ -327,10 +340,9 @@ def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> T
     if not jax.tree.leaves(messages):
         return messages
 
-    def weighted_sum(s: Array, part: Tree) -> Tree:
-        return jax.tree.map(lambda m: tree.weighted_sum(s, m, jnp.zeros((), m.dtype), parts.executor.clients), part)
-
-    return jax.tree.map(weighted_sum, parts.algorithm_part(weights), messages)
+    shares = jax.tree.map(lambda s, part: jax.tree.map(lambda m: s, part), parts.algorithm_part(weights), messages)
+    zeros = jax.tree.map(lambda m: jnp.zeros((), m.dtype), messages)
+    return tree.weighted_sum(shares, messages, zeros, parts.executor.clients)
 
 
 def write_memories(inputs: RoundInputs, memories: Tree) -> SimState:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import checks, tree
@@ -44,10 +43,7 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: Nam
     )
     params, client_params, weights = tree.arrays((params, client_params, weights))
 
-    def step(theta: Array, clients: Array, weights: Array) -> Array:
-        return theta + tree.weighted_sum(weights, clients, theta, sharding)
-
-    return jax.tree.map(step, params, client_params, weights)
+    return tree.add(params, tree.weighted_sum(weights, client_params, params, sharding))
 
 
 def _refuse_unstacked(params: Tree, client_params: Tree, weights: Tree) -> None:

@@ -119,8 +119,8 @@ def test_each_device_keeps_its_part_of_the_trained_cohort():
     assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]
 
 
-def test_a_single_lane_holds_two_models():
-    """A step reads the model in a matmul and writes it. Between steps: the live model and the trained one."""
+def test_a_single_lane_holds_at_most_two_models():
+    """A step reads the model in a matmul and writes it. The only client's is trained in place of the stored one."""
     world = worlds.world([64], batch_size=16, cohort_size=1, local_epochs=1)
     inputs = jnp.ones((16, 300))
 
@@ -131,7 +131,7 @@ def test_a_single_lane_holds_two_models():
     train = jax.jit(lambda s: executors.lanes(1).train(lambda shared, s: client, (), s))
     held = train.lower(world.schedule(0)).compile().memory_analysis().temp_size_in_bytes
     model = 4 * 300 * 200
-    assert 2 * model <= held < 2.5 * model
+    assert model <= held < 2.5 * model
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,7 @@ def measure(sizes: Round, repeats: int) -> dict[str, Any]:
 
     arrays, partition = make_data(sizes)
     settings = {"clients": sizes.clients, "join_ratio": sizes.cohort / sizes.clients, "local_epochs": sizes.epochs}
-    config = configs.apply(
-        Config(), settings | {"devices": "1", "lr": 0.01, "val_ratio": 0.01, "test_ratio": 0.01}, "costs"
-    )
+    config = configs.apply(Config(), settings | {"devices": "1", "lr": 0.01}, "costs")
     task = tasks.classification(mlp.MLP(10, (sizes.width, sizes.width)), 10, (8, 8, 1))
     sim = simulation.simulation(config, data=arrays, partition=partition, task=task)
     planned = schedule.stack([sim.schedule(0)], simulation.MAX_ROUNDS)

@@ -100,10 +100,12 @@ def measure_run(folder: Path, pool: str) -> dict[str, Any]:
 
     watcher, start = threading.Thread(target=watch), time.perf_counter()
     watcher.start()
-    history = fv.run(config, data=data, task=linear_task())
-    seconds = time.perf_counter() - start
-    done.set()
-    watcher.join()
+    try:
+        history = fv.run(config, data=data, task=linear_task())
+    finally:
+        seconds = time.perf_counter() - start
+        done.set()
+        watcher.join()
     return {
         "pool": pool,
         "seconds_per_round": statistics.median(record["seconds"] for record in history.records[1:]),

@@ -38,7 +38,6 @@ from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.assemble.simulation import load_data
 from fedvg_jax.study import statistics
 
-RESULT = machine.RESULTS / "client_values.json"
 ALPHA = 0.05
 LR = 0.2
 """Learning rate of the committed results, unless the options give one."""
@@ -233,43 +232,32 @@ class Command(NamedTuple):
     """with FedVG's weights"""
     seeds: int
     out: Path
-    machine: dict[str, Any]
-    """see `machine.describe`"""
+    results: dict[str, Any]
+    """see `machine.begin`"""
 
 
-def parse_command(argv: Sequence[str] | None, name: str, description: str | None, seeds: int, out: Path) -> Command:
-    """Parses the command line of a benchmark over seeds.
-
-    Args:
-        argv: arguments without the program; None: those of this process.
-        name: of the module.
-        description: for --help.
-        seeds: default number.
-        out: default results file.
-    """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_command(argv: Sequence[str] | None, name: str, description: str | None, seeds: int) -> Command:
+    """Parses the command line of a benchmark over seeds, by its module's name, docstring and number of seeds."""
+    parser = machine.parser(description, f"{name}.json")
     parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--out", type=Path, default=out, metavar="FILE.json")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="options of fedvg_jax.sim")
     args = parser.parse_args(argv)
     options = [word for word in args.options if word != "--"]
     config = replace(commands.parse([f"--alpha={ALPHA}", f"--lr={LR}", *options]), weighting="fedvg", devices="1")
-    command = ["python", "-m", f"benchmarks.{name}", f"--seeds={args.seeds}", *(["--", *options] if options else [])]
-    return Command(config, args.seeds, args.out, machine.describe(command))
+    return Command(config, args.seeds, args.out, machine.begin(f"studies.{name}", argv))
 
 
 def write_result(command: Command, num_seeds: int, summary: dict[str, Any]) -> dict[str, Any]:
     """Writes and returns the summary of `num_seeds` seeds, with the machine and the settings."""
     names = ("dataset", "model", "alpha", "rounds")
     settings = {name: getattr(command.config, name) for name in names} | {"seeds": num_seeds}
-    result = {"machine": machine.add_final_load(command.machine), "settings": settings} | summary
-    machine.write(command.out, result)
-    return result
+    machine.finish(command.out, results := command.results | {"settings": settings} | summary)
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures all seeds and writes the results."""
-    command = parse_command(argv, "client_values", __doc__, 10, RESULT)
+    command = parse_command(argv, "client_values", __doc__, 10)
     config = replace(command.config, record=RECORD)
     measured = [measure(config, seed) for seed in track(range(command.seeds), console=Console(stderr=True))]
     result = write_result(command, command.seeds, summary(measured))

@@ -28,15 +28,12 @@ from rich.console import Console
 from rich.progress import track
 
 import fedvg_jax as fv
-from benchmarks import machine
 from benchmarks.studies.client_values import interval, parse_command, write_result
 from benchmarks.studies.paper.validity import rank_correlation
 from fedvg_jax.core.types import Hyper, ServerView, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.assemble.simulation import load_data
-
-RESULT = machine.RESULTS / "lasting_weights.json"
 
 WEIGHTS = {
     "fedvg": "FedVG",
@@ -239,7 +236,7 @@ def summary(measured: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains all seeds and writes the results after each."""
-    command = parse_command(argv, "lasting_weights", __doc__, 20, RESULT)
+    command = parse_command(argv, "lasting_weights", __doc__, 20)
     arrays = load_data(command.config)
     measured, program, result = [], None, {}
     for seed in track(range(command.seeds), console=Console(stderr=True)):

@@ -3,6 +3,9 @@
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +142,32 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
     assert session.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
     assert (tmp_path / "study.tar.xz").stat().st_size > 0
+
+
+SMALLEST = {
+    "speed.convolutions": "--layers lenet5_conv2 --repeats 1",
+    "speed.costs": "--only width planning --points 1 --repeats 1",
+    "speed.experiments": "--nets mlp --repeats 1",
+    "speed.host_pool": "--gib 0.25",
+    "speed.limits": "--sections help start --repeats 1",
+    "speed.own_networks": "--networks two_layers --repeats 1",
+    "studies.client_values": "--seeds 1 -- --rounds 3",
+    "studies.lasting_weights": "--seeds 1 -- --rounds 3",
+}
+"""Module of a measurement -> its arguments at a small size."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_measurement_runs_and_writes_its_machine_and_command(name, tmp_path):
+    own, _, others = SMALLEST[name].partition("-- ")
+    words = [*own.split(), "--out", str(tmp_path / "results.json"), *(["--", *others.split()] if others else [])]
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("JAX_NUM")}
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *words], check=True, env=environment, cwd=machine.ROOT)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (
+        results["machine"]["command"].startswith(f"python -m benchmarks.{name} ") and results["machine"]["load_after"]
+    )
 
 
 # --- recorded rounds

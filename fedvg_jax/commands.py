@@ -87,7 +87,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
     if "config" in file:
         raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
     dataset = values.get("dataset") or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.of_dataset(str(dataset)), f"preset {dataset}")
+    config = configs.apply(Config(), presets.dataset_preset(str(dataset)), f"preset {dataset}")
     resumed = values.get("resume") or configs.registered("resume", file.get("resume", run_folder.AUTO))
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)

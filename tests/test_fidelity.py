@@ -18,7 +18,7 @@ from support.cases import naming
 from fedvg_jax import commands, config
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, options, presets
-from fedvg_jax.core.types import Anchor, Cohort, Report
+from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.paper import fidelity
@@ -101,7 +101,7 @@ def sizes_of_kind(kind):
 
 def native_signal(sim):
     """Returns what the weights of a client of 7 rows are proportional to."""
-    return float(sim.weighting.signal(sim.hyper, Report(sim.state.variables, jnp.int32(7), ONE), sim.data))
+    return float(sim.weighting.signal(sim.hyper, ClientReturn(sim.state.variables, jnp.int32(7), ONE), sim.data))
 
 
 def stored_memory(sim):

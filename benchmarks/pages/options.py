@@ -72,17 +72,19 @@ def fidelity() -> str:
     defaults = config.flatten(config.Config())
     rows = [
         [
-            *(escape(cell) for cell in (row.subject, row.paper, row.published, row.ours)),
+            escape(row.subject),
+            escape(row.paper) + DOUBT[row.paper_evidence],
+            escape(row.published) + DOUBT[row.published_evidence],
+            escape(row.ours),
             published_behaviour(row, defaults),
-            ", ".join(
-                f"{side}: {evidence}"
-                for side, evidence in (("paper", row.paper_evidence), ("code", row.published_evidence))
-                if evidence not in ("read", "run")
-            ),
         ]
         for row in DEPARTURES
     ]
-    return table(["", "paper", "published code", "default here", "published behaviour", "doubt"], rows)
+    return table(["", "paper", "published code", "default here", "published behaviour"], rows)
+
+
+DOUBT = {"run": "", "read": "", "memory": " *(memory)*", "uncertain": " *(uncertain)*"}
+"""How a statement was checked -> what its cell says of it."""
 
 
 def published_behaviour(row, defaults: dict[str, Any]) -> str:

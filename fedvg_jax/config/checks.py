@@ -12,7 +12,7 @@ from fedvg_jax.config.departures import departs, departures, listed
 from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, AlgorithmFacts
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
-from fedvg_jax.config.presets import DATASETS, OUTSIDE, of_dataset
+from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import parse_weighting, streams
@@ -115,7 +115,7 @@ def require_personal_models(config: Config, has_personal_models: bool) -> None:
 
 
 def _unused(config: Config) -> Iterator[str]:
-    preset = of_dataset(config.dataset)  # which other settings may leave without use
+    preset = dataset_preset(config.dataset)  # which other settings may leave without use
     for name in NEVER_UNUSED:
         is_chosen = SETTINGS[name].get(config) not in (SETTINGS[name].default, preset.get(name))
         if is_chosen and (message := no_use(config, name)):

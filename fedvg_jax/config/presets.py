@@ -81,10 +81,10 @@ SHORTHANDS = {"method": METHODS, "fidelity": FIDELITY}
 """Flag -> its names -> settings. Later flags override earlier ones."""
 
 
-def of_dataset(name: str) -> dict:
+def dataset_preset(name: str) -> dict:
     """Returns the preset of a data set; empty for an unknown one.
 
-    >>> of_dataset("covid19")["clients"], of_dataset("tfds:mnist")["model"], of_dataset("nosuch")
+    >>> dataset_preset("covid19")["clients"], dataset_preset("tfds:mnist")["model"], dataset_preset("nosuch")
     (20, 'lenet5', {})
     """
     return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name.lower(), {})

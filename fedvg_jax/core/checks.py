@@ -107,11 +107,11 @@ def same_arrays(pytree: Tree, like: Tree, what: str, whose: str) -> None:
     _refuse_other(pytree, like, what, whose, jnp.result_type, "is")
 
 
-def _refuse_other(pytree: Tree, like: Tree, what: str, whose: str, of: Callable[[Any], Any], verb: str) -> None:
+def _refuse_other(pytree: Tree, like: Tree, what: str, whose: str, kind: Callable[[Any], Any], verb: str) -> None:
     """Raises UsageError for the first leaf that differs in shape or dtype."""
     for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
-        if of(leaf) != of(model):
-            raise UsageError(f"{what} leaf '{path}' {verb} {of(leaf)}; expected {of(model)}, as {whose}")
+        if kind(leaf) != kind(model):
+            raise UsageError(f"{what} leaf '{path}' {verb} {kind(leaf)}; expected {kind(model)}, as {whose}")
 
 
 def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:

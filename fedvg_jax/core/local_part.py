@@ -26,12 +26,12 @@ class LocalPart(NamedTuple):
     """Share of a client's local steps, the first ones, that train only the local part, and then only the other tensors.
     Both have a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
 
-    def of(self, variables: Variables) -> dict[str, Array]:
+    def select(self, variables: Variables) -> dict[str, Array]:
         """Returns the local tensors by path."""
         is_local, named = self.is_local, tree.by_path(variables)
         return {path: leaf for path, leaf in named.items() if is_local and is_local(_without_kind(path))}
 
-    def within(self, variables: Variables, part: dict[str, Array]) -> Variables:
+    def merge(self, variables: Variables, part: dict[str, Array]) -> Variables:
         """Returns the variables with the tensors of `part` in place of their own."""
         if not part:
             return variables
@@ -47,11 +47,11 @@ class LocalPart(NamedTuple):
         """Returns the variables with what arrives of `sent`'s tensors in place of their own."""
         if self.is_local is None:
             return variables._replace(params=sent)
-        return self.within(variables, {f"params/{path}": leaf for path, leaf in sent.items()})
+        return self.merge(variables, {f"params/{path}": leaf for path, leaf in sent.items()})
 
     def restored(self, params: Tree, original: Tree) -> Tree:
         """Returns trees like the parameters with the local tensors of `original`."""
-        return self.within(Variables(params, {}), self.of(Variables(original, {}))).params
+        return self.merge(Variables(params, {}), self.select(Variables(original, {}))).params
 
     def steps_alone(self, num_steps: Array) -> Array | int:
         """Returns how many of a client's local steps train only the local part: round(first * n), from 1 to n - 1.
@@ -63,7 +63,7 @@ class LocalPart(NamedTuple):
         share = jnp.round(self.first * num_steps.astype(jnp.float32)).astype(num_steps.dtype)
         return jnp.minimum(jnp.maximum(share, 1), num_steps - 1)
 
-    def of_phase(self, step: Array, num_steps: Array, updates: Tree) -> Tree:
+    def mask_phase(self, step: Array, num_steps: Array, updates: Tree) -> Tree:
         """Returns gradients or updates of the parameters, with zeros for those that this local step does not train."""
         if not self.first:
             return updates
@@ -89,9 +89,9 @@ def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> Loca
 
     >>> part = local_part(r"^head/")
     >>> variables = Variables({"body": {"w": jnp.ones(2)}, "head": {"w": jnp.zeros(1)}}, {})
-    >>> part.of(variables)
+    >>> part.select(variables)
     {'params/head/w': Array([0.], dtype=float32)}
-    >>> part.within(variables, {"params/head/w": jnp.ones(1)}).params["head"]
+    >>> part.merge(variables, {"params/head/w": jnp.ones(1)}).params["head"]
     {'w': Array([1.], dtype=float32)}
     """
     if not 0 <= first < 1:

@@ -80,15 +80,15 @@ JOINED = {"l1": l1, "l2": l2, "spectral": largest, "spectral_l2": largest}
 
 
 SEGMENT_ROW = 1024
-"""Entries that one block of a GPU adds up in `of_tensors`; every tensor is padded to a multiple of it."""
+"""Entries that one block of a GPU adds up in `tensor_norms`; every tensor is padded to a multiple of it."""
 
 
-def of_tensors(norm: Norm) -> Callable[[Tree], Tree]:
+def tensor_norms(norm: Norm) -> Callable[[Tree], Tree]:
     """Returns the function from a pytree of tensors to the norm [] of each.
 
     L1 and L2 norms of all tensors can be one reduction, see `hardware.Choices.norms`.
 
-    >>> of_tensors(l1)({"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0]])})
+    >>> tensor_norms(l1)({"a": jnp.array([1.0, -2.0]), "b": jnp.array([[3.0]])})
     {'a': Array(3., dtype=float32), 'b': Array(3., dtype=float32)}
     """
     is_segmented = norm in (l1, l2) and hw.choices().norms == "segmented"

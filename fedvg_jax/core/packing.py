@@ -21,13 +21,13 @@ class Packing(NamedTuple):
     unpack: Callable[[dict[str, Array]], Tree]
 
 
-def of(shapes: Tree) -> Packing:
+def packing_of(shapes: Tree) -> Packing:
     """Returns the packing of pytrees of these shapes.
 
     Args:
         shapes: arrays or their shapes.
 
-    >>> packing = of({"a": jnp.zeros(2), "b": jnp.zeros((), jnp.int32), "c": jnp.zeros((1, 1))})
+    >>> packing = packing_of({"a": jnp.zeros(2), "b": jnp.zeros((), jnp.int32), "c": jnp.zeros((1, 1))})
     >>> packed = packing.pack({"a": jnp.ones(2), "b": jnp.int32(3), "c": jnp.full((1, 1), 4.0)})
     >>> {dtype: vector.tolist() for dtype, vector in packed.items()}
     {'float32': [1.0, 1.0, 4.0], 'int32': [3]}

@@ -37,7 +37,7 @@ class _Keyed:
     """Arguments with their key at the time of a call."""
 
     def __init__(self, arguments: tuple):
-        self.arguments, self.key = arguments, value_keys.of(arguments)
+        self.arguments, self.key = arguments, value_keys.key_of(arguments)
 
     def __hash__(self) -> int:
         return hash(self.key)

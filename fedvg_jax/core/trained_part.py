@@ -91,7 +91,7 @@ def whole(trained: Tree, base: Tree) -> Any:
     return trained if base is None else _map(lambda b, own: own if b is None else b, base, trained)
 
 
-def of_whole(model: Tree, base: Tree) -> Any:
+def select_trained(model: Tree, base: Tree) -> Any:
     """Returns the trained part of a whole model with this base."""
     return _map(lambda b, leaf: leaf if b is None else None, base, model)
 
@@ -110,12 +110,12 @@ def bind(task: Task, base: Variables) -> Task:
         @functools.wraps(f)
         def run(*args, **key):
             value, stats = of_part(f)(*args, **key)
-            return value, of_whole(stats, base.stats)
+            return value, select_trained(stats, base.stats)
 
         return run
 
     def init(key: Array) -> Variables:
-        return of_whole(task.init(key), base)
+        return select_trained(task.init(key), base)
 
     forward = task.forward and with_stats(task.forward)
     predict, measure = of_part(task.predict), of_part(task.measure)

@@ -53,7 +53,7 @@ class _Itself:
         return isinstance(other, _Itself) and self.value is other.value
 
 
-def of(value: Any) -> Hashable:
+def key_of(value: Any) -> Hashable:
     """Returns a key that is equal for values that are equal now, with what functions among them read.
 
     JAX traces a function once. Where a function reads other values than at the latest call, what JAX has traced and
@@ -61,7 +61,7 @@ def of(value: Any) -> Hashable:
 
     >>> def factory(rate):
     ...     return lambda x: rate * x
-    >>> of(factory(0.5)) == of(factory(0.5)), of(factory(0.5)) == of(factory(1.0))
+    >>> key_of(factory(0.5)) == key_of(factory(0.5)), key_of(factory(0.5)) == key_of(factory(1.0))
     (True, False)
     """
     return _key(value, frozenset(), None)

@@ -166,7 +166,7 @@ def stack(
     return x
 
 
-def of_files(files: Sequence[Path], **how: Unpack[Decoding]) -> np.ndarray:
+def decode_files(files: Sequence[Path], **how: Unpack[Decoding]) -> np.ndarray:
     """Returns `stack` of image files."""
     return stack(len(files), lambda i: (contents(files[i]), files[i]), **how)
 

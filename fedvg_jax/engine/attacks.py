@@ -34,7 +34,7 @@ def none(hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Va
     return clients
 
 
-def by(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Disturb:
+def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Disturb:
     """Returns the models after `attack` by some clients, at the hyperparameter `attack_scale`.
 
     Args:
@@ -88,8 +88,8 @@ def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
 
 BY_KIND: dict[str, Callable[[np.ndarray, int], Disturb]] = {
     "none": lambda corrupt, num_clients: none,
-    "sign_flip": partial(by, sign_flip),
-    "scaling": partial(by, scaling),
-    "noise": partial(by, noise),
+    "sign_flip": partial(disturbance, sign_flip),
+    "scaling": partial(disturbance, scaling),
+    "noise": partial(disturbance, noise),
 }
 """Kind -> (ids of the corrupt clients, N) -> disturb."""

@@ -153,7 +153,7 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
     untrained = jax.eval_shape(client.init, jnp.int32(0))
-    packing = packings.of(untrained) if choices().is_packed else packings.UNPACKED
+    packing = packings.packing_of(untrained) if choices().is_packed else packings.UNPACKED
 
     def train(s, k, begin, on_lanes: Tree) -> Tree:
         with jax.named_scope(LOCAL_STEPS):

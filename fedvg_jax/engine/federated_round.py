@@ -100,7 +100,7 @@ def init_state(
     local = local or local_part.NOTHING
     local_part.check(local, variables, "local")
     if local.is_local or algorithm.personal or algorithm.send:
-        own = variables if algorithm.personal else local.of(variables) or ()
+        own = variables if algorithm.personal else local.select(variables) or ()
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
         client = local_training.Kept(client, own, sent)
     return SimState(first_round, variables, server, tree.repeat(client, num_clients))

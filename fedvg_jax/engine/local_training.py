@@ -101,7 +101,7 @@ def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalP
     """Returns the model that client k of the cohort starts from."""
     if local.is_local is None:
         return state.variables
-    return local.within(state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k]))
+    return local.merge(state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -206,16 +206,16 @@ def make_client(
             (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
         corrected = algorithm.correct(hyper, grads, params, received)
         place = minibatch - schedule.start[k], schedule.num_steps[k]
-        grads = local.of_phase(*place, local.restored(corrected, grads))
+        grads = local.mask_phase(*place, local.restored(corrected, grads))
         trained, personal_stats = params, ()
         if algorithm.personal:
             (_, personal_stats), own = task_gradients(carry.personal, batch, mask, k, minibatch)
             own = algorithm.personal(hyper, own, carry.personal.params, received)
             grads, trained = (grads, own), (params, carry.personal.params)
         with standard_promotion():
-            decayed = local.of_phase(*place, trained)  # decay enters the momentum
+            decayed = local.mask_phase(*place, trained)  # decay enters the momentum
             updates, memory = rule.update(grads, carry.optimiser, decayed)
-        updates = local.of_phase(*place, updates)  # momentum and decay move all tensors
+        updates = local.mask_phase(*place, updates)  # momentum and decay move all tensors
         params: Tree = optax.apply_updates(trained, updates)
         personal = ()
         if algorithm.personal:

@@ -211,7 +211,7 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, pr
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
     if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
-    packing = packings.of(signals)
+    packing = packings.packing_of(signals)
     packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
     return jax.vmap(packing.unpack)(packed)
 
@@ -296,8 +296,8 @@ def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables,
 
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns what clients send of their models [H, ...]: theta_g's values in place of their local parts."""
-    theta = parts.local.of(inputs.state.variables)
-    return parts.local.within(clients, tree.repeat(theta, len(inputs.positions)))
+    theta = parts.local.select(inputs.state.variables)
+    return parts.local.merge(clients, tree.repeat(theta, len(inputs.positions)))
 
 
 def report_clients(
@@ -329,7 +329,7 @@ def report_clients(
     if parts.local.is_local and parts.algorithm.loss:  # which may compare with the client's whole model
         memories, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if isinstance(state.clients, local_training.Kept):
-        memories = kept._replace(memory=memories, local=parts.local.of(clients) or kept.local)
+        memories = kept._replace(memory=memories, local=parts.local.select(clients) or kept.local)
     summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.memory_rows(schedule))
     return tree.where(present, tree.like(memories, earlier), earlier), summed, averaged
@@ -385,7 +385,7 @@ def server_step(
         # without any client's update, momentum and dual variables would still move the model
         variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
-    variables = parts.local.within(variables, parts.local.of(state.variables))
+    variables = parts.local.merge(variables, parts.local.select(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     return state, _metrics(parts, inputs.schedule, table, averages)
 

@@ -59,7 +59,7 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
         program = programs.static_settings(sim.config), jax.tree.map(programs.abstract, (state, rounds, data))
         with compilation.announced(sim.config.cache_dir or default_cache_dir(), program, say):
             chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
-        memory.refuse_unfitting(sim.config, memory.of_program(chunk))
+        memory.refuse_unfitting(sim.config, memory.program_bytes(chunk))
         if sim.host_pool:
             tables, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
             evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.model, variables, tables)

@@ -144,7 +144,7 @@ def _make(
             shared = (theta, pool)
             counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
         if PERSONAL in wanted:
-            models[PERSONAL] = jax.vmap(local.within, (None, 0))(theta, own) if local.is_local else own
+            models[PERSONAL] = jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
         if FINETUNED in wanted:
             state = SimState(round, theta, (), local_training.Kept((), own))
             trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)

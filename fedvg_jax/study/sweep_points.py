@@ -392,7 +392,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     if config is None:
         datasets = [layer.settings["dataset"] for layer in layers if "dataset" in layer.settings]
         dataset = str(datasets[-1] if datasets else Config.dataset)
-        config = apply(Config(), presets.of_dataset(dataset), f"preset {dataset}")
+        config = apply(Config(), presets.dataset_preset(dataset), f"preset {dataset}")
     else:
         _refuse_contradiction(config, layers[-1].settings)
     for layer in layers:

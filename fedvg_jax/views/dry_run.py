@@ -208,4 +208,4 @@ def _memory(programs: Any) -> int:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-    return sum(memory.of_program(programs.chunk).values())
+    return sum(memory.program_bytes(programs.chunk).values())

@@ -91,14 +91,14 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     [7.0, 0.0]
     """
     checks.stacked(grads, "grads")
-    return jax.vmap(norms.of_tensors(checks.named(norms.BY_NAME, norm, "norm")))(grads)
+    return jax.vmap(norms.tensor_norms(checks.named(norms.BY_NAME, norm, "norm")))(grads)
 
 
 def normed(measure: Signal, norm: Norm) -> Signal:
     """Returns the signal of the norms of the tensors that `measure` returns."""
 
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
-        return norms.of_tensors(norm)(measure(hyper, client, data))
+        return norms.tensor_norms(norm)(measure(hyper, client, data))
 
     return signal
 

@@ -73,7 +73,7 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper(tmp_path):
 def test_runs_with_the_papers_settings_have_its_scale(dataset, fidelity):
     runs = {}
     for i, method in enumerate(presets.METHODS):
-        settings = presets.of_dataset(dataset) | {"dataset": dataset, "alpha": 0.05, "seed": i}
+        settings = presets.dataset_preset(dataset) | {"dataset": dataset, "alpha": 0.05, "seed": i}
         made = Config(method=method, fidelity=fidelity, record="client_drift", **settings)
         loaded = history.History([], {}, lambda: None, None, config=made)
         runs[method] = Cell(method, (), {(i, 42): Run(Path(method), loaded, {}, {}, ())})

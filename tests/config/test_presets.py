@@ -112,7 +112,7 @@ def test_names_have_any_case_as_papers_print_them(tmp_path):
         'method = "SCAFFOLD+FedVG"\ndataset = "Wine"\nrecord = "Confusion"\nfedvg.norm="L2"'
     )
     expected = commands.parse(registered)
-    assert commands.parse(printed) == expected and expected.clients == presets.of_dataset("wine")["clients"]
+    assert commands.parse(printed) == expected and expected.clients == presets.dataset_preset("wine")["clients"]
     assert dataclasses.replace(commands.parse(["--config", str(tmp_path / "a.toml")]), config=None) == expected
     assert settings_from_python(
         method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}

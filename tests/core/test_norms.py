@@ -39,7 +39,7 @@ def test_norms_of_half_precision_are_in_single_precision(platform, dtype, monkey
     monkeypatch.setattr(hw, "choices", lambda: platform)
     x = jnp.full((400, 500), 0.5, dtype)
     for norm, expected in ((norms.l1, 1e5), (norms.l2, 50000**0.5), (norms.spectral, 50000**0.5)):
-        of_tensor = norms.of_tensors(norm)({"w": x})["w"]
+        of_tensor = norms.tensor_norms(norm)({"w": x})["w"]
         assert of_tensor.dtype == jnp.float32
         np.testing.assert_allclose(of_tensor, expected, rtol=1e-5)
 
@@ -117,7 +117,7 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
 
     def total(tensors, hardware):
         with hw.assumed(hardware):
-            values = norms.of_tensors(norms.BY_NAME[norm])(tensors)
+            values = norms.tensor_norms(norms.BY_NAME[norm])(tensors)
         return sum(jax.tree.leaves(values)), values
 
     measured = worlds.jit(lambda tensors: [jax.value_and_grad(total, has_aux=True)(tensors, h) for h in (cpu, gpu)])
@@ -132,7 +132,7 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
 def test_the_norm_of_a_tensor_with_nan_is_nan(norm, platform):
     hardware = hw.Hardware(platform, platform, num_devices=1, cores=1, memory_bytes=None)
     with hw.assumed(hardware):
-        measured = norms.of_tensors(norms.BY_NAME[norm])({"bad": jnp.array([1.0, jnp.nan]), "good": jnp.ones(1)})
+        measured = norms.tensor_norms(norms.BY_NAME[norm])({"bad": jnp.array([1.0, jnp.nan]), "good": jnp.ones(1)})
     assert np.isnan(measured["bad"]) and measured["good"] == 1
 
 

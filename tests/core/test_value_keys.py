@@ -102,20 +102,20 @@ def of_module():
 )
 def test_a_changed_value_changes_the_key_wherever_a_function_reads_it(place):
     function, change = place()
-    before = value_keys.of(function)
-    assert value_keys.of(function) == before
+    before = value_keys.key_of(function)
+    assert value_keys.key_of(function) == before
     change(0.25)
-    assert value_keys.of(function) != before
+    assert value_keys.key_of(function) != before
     change(0.5)
-    assert value_keys.of(function) == before
+    assert value_keys.key_of(function) == before
 
 
 def test_what_a_function_does_not_read_does_not_change_its_key():
     scale, reads = Scale(), of_namespace()[0]
-    before = value_keys.of(scale), value_keys.of(reads)
+    before = value_keys.key_of(scale), value_keys.key_of(reads)
     scale.log.append(1)
     OTHER.log.append(1)
-    assert (value_keys.of(scale), value_keys.of(reads)) == before
+    assert (value_keys.key_of(scale), value_keys.key_of(reads)) == before
 
 
 def linen(width=2):
@@ -131,11 +131,11 @@ def of_nnx():
 
 @pytest.mark.parametrize("factory", [linen, of_nnx, fv.algorithms.scaffold], ids=["linen", "nnx", "scaffold"])
 def test_a_factory_returns_equal_values(factory):
-    assert value_keys.of(factory()) == value_keys.of(factory())
+    assert value_keys.key_of(factory()) == value_keys.key_of(factory())
 
 
 def test_other_arguments_of_a_factory_are_others():
-    keys = {value_keys.of(value) for value in (linen(2), linen(3), 1, 1.0, True, 0.0, -0.0, (1,), [1], {1}, "1")}
+    keys = {value_keys.key_of(value) for value in (linen(2), linen(3), 1, 1.0, True, 0.0, -0.0, (1,), [1], {1}, "1")}
     assert len(keys) == 11
 
 
@@ -146,7 +146,7 @@ def test_functions_that_refer_to_each_other_have_keys():
     def odd(n):
         return n != 0 and even(n - 1)
 
-    assert value_keys.of(even) == value_keys.of(even) != value_keys.of(odd)
+    assert value_keys.key_of(even) == value_keys.key_of(even) != value_keys.key_of(odd)
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])

@@ -131,7 +131,7 @@ ALL_CLIENTS = np.arange(len(WORLD.train))
 
 
 def test_noise_is_reproduced_by_the_same_seed_only():
-    disturb = attacks.by(attacks.noise, ALL_CLIENTS, len(ALL_CLIENTS))
+    disturb = attacks.disturbance(attacks.noise, ALL_CLIENTS, len(ALL_CLIENTS))
     first, again, other = (after(disturb, seed) for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert not np.array_equal(*(s.variables.params["left"]["x"] for s, _ in (first, other)))
@@ -140,7 +140,7 @@ def test_noise_is_reproduced_by_the_same_seed_only():
 def test_a_client_whose_attack_overflows_counts_as_diverged():
     schedule = WORLD.schedule(0)
     attacker = schedule.num_steps.argmax()
-    disturb = attacks.by(attacks.scaling, schedule.clients[[attacker]], len(ALL_CLIENTS))
+    disturb = attacks.disturbance(attacks.scaling, schedule.clients[[attacker]], len(ALL_CLIENTS))
     state, metrics = after(disturb, scale=math.inf)
     assert np.flatnonzero(~metrics.finite).tolist() == [attacker] and metrics.weights[attacker] == 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))

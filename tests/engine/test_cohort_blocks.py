@@ -112,7 +112,7 @@ def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics
     """Corrupt clients return noise of their own in both; FedVG by tensor leaves statistics uniform weights."""
     net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
     rule = worlds.weighting("fedvg", algorithm, task, granularity="layerwise", norm="delta")
-    options = {"disturb": attacks.by(attacks.noise, np.array([0, 2, 5]), 6), "stats_too": True}
+    options = {"disturb": attacks.disturbance(attacks.noise, np.array([0, 2, 5]), 6), "stats_too": True}
 
     def after(executor, size):
         plan = [net.schedule(1, executor.num_lanes, dropout=0.3, block_size=size)]

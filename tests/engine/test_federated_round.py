@@ -377,7 +377,7 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
 
 ALL_PARTS = {
     "optimiser": worlds.with_momentum,
-    "disturb": attacks.by(attacks.noise, np.array([0]), 5),
+    "disturb": attacks.disturbance(attacks.noise, np.array([0]), 5),
     "refine": server_tuning.sgd(TASK, 2),
 }
 HALVES = {name: (worlds.algorithm(name), "uniform", {}) for name in worlds.ON_QUADRATICS} | {

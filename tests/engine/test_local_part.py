@@ -139,7 +139,7 @@ def test_every_share_of_the_local_steps_trains_the_local_tensors_and_the_others(
 def test_both_phases_have_a_step_and_a_single_step_trains_all_tensors(num_steps, expected):
     """Steps of the local tensor and of the other one, at half of the steps."""
     part, ones = local_part.local_part("^head/", 0.5), {"body": jnp.ones(()), "head": {"w": jnp.ones(())}}
-    steps = [part.of_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)]
+    steps = [part.mask_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)]
     assert (sum(step["head"]["w"] for step in steps), sum(step["body"] for step in steps)) == expected
 
 
@@ -180,7 +180,7 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
     sim, states = simulation.simulation(made), []
     record = fv.run(made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]).records[-1]
     for client, rows in enumerate(sim.partition.test):
-        own = HEAD.within(states[-1].variables, tree.take(states[-1].clients.local, client))
+        own = HEAD.merge(states[-1].variables, tree.take(states[-1].clients.local, client))
         if len(rows):
             expected = fv.evaluate(sim.task, own, (sim.arrays.x[rows], sim.arrays.y[rows]))["accuracy"]
             assert record["personal_accuracy"][client] == pytest.approx(expected)
@@ -268,7 +268,7 @@ def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule):
 
 
 def test_attack_changes_no_tensor_that_stays_with_the_client():
-    attack = attacks.by(attacks.scaling, np.arange(2), 2)
+    attack = attacks.disturbance(attacks.scaling, np.arange(2), 2)
     (plain, heads, _), (state, own, _) = (first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack}))
     np.testing.assert_allclose(state.variables.params["body"]["w"], 10 * plain.variables.params["body"]["w"], rtol=1e-6)
     np.testing.assert_array_equal(own, heads)
@@ -276,7 +276,7 @@ def test_attack_changes_no_tensor_that_stays_with_the_client():
 
 def test_noise_of_the_sent_tensors_has_the_length_of_their_update():
     """A local tensor of a hundred entries does not share in it."""
-    attack = attacks.by(attacks.noise, np.arange(2), 2)
+    attack = attacks.disturbance(attacks.noise, np.arange(2), 2)
     moved = [first_round(fv.algorithms.fedavg(), task=linear(shape), disturb=attack)[0] for shape in ((), (100,))]
     assert moved[0].variables.params["body"]["w"] == moved[1].variables.params["body"]["w"] != 0
 

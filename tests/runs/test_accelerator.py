@@ -149,7 +149,7 @@ def menu(task):
 
     def signal(*report):
         of_client = gradient(*report)
-        return [norms.of_tensors(norms.BY_NAME[name])(of_client) for name in NORMS]
+        return [norms.tensor_norms(norms.BY_NAME[name])(of_client) for name in NORMS]
 
     return worlds.any_of(rules)._replace(signal=signal)
 

@@ -133,7 +133,7 @@ def make_plan(sim: simulation.Simulation, target: Target, programs: target_progr
         scored=num_scored / num_padded,
     )
     parts = _parts(chunk, evaluate, work)
-    sizes = memory.of_program(programs.chunk)
+    sizes = memory.program_bytes(programs.chunk)
     return TargetPlan(
         target=target.name,
         device=target.model.kind,

@@ -147,7 +147,7 @@ def _scale(study: Study) -> list[str]:
     runs = [run for run in study.runs if published(run.config, run.given)]
     for dataset in dict.fromkeys(run.config.dataset for run in runs):
         used = [used_settings(Point("", run.config)) for run in runs if run.config.dataset == dataset]
-        preset, official = flatten(Config()) | presets.of_dataset(dataset), presets.FIDELITY["official"]
+        preset, official = flatten(Config()) | presets.dataset_preset(dataset), presets.FIDELITY["official"]
         differing = []
         for name in dict.fromkeys(name for ours in used for name in ours if name in preset):
             theirs = preset[name], official.get(name, preset[name])

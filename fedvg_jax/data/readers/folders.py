@@ -55,7 +55,7 @@ def decode(
     files, y = zip(*itertools.chain(*rows), strict=True)
 
     def read() -> Arrays:
-        return check(Arrays(name, images.of_files(files, **how), np.array(y), tuple(names), len(rows[0])), root)
+        return check(Arrays(name, images.decode_files(files, **how), np.array(y), tuple(names), len(rows[0])), root)
 
     arrays = cache.cached("folder", [cache.Folder(root, files), f"{how.get('size')}"], read, cache_dir)
     return arrays._replace(name=name)
@@ -212,7 +212,7 @@ def _read_tinyimagenet(data_dir: Path, cache_dir: Path | None, **how: Unpack[ima
     y = np.array([label for _, label in train + val])
 
     def read() -> Arrays:
-        x = images.of_files(files, **how)
+        x = images.decode_files(files, **how)
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
     texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")

@@ -43,7 +43,7 @@ class Traffic(NamedTuple):
     """of all candidates together: their losses"""
 
 
-def of_round(
+def round_traffic(
     config: Config, program: Program, state: SimState, data: Data, hyper: Hyper, chosen: Selection | None
 ) -> Traffic:
     """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
@@ -72,7 +72,7 @@ def of_round(
             return num_bytes(part)
         return sum(jax.tree.leaves(local.sent(of_tensors)))
 
-    model = num_bytes(state.variables) - num_bytes(local.of(state.variables))
+    model = num_bytes(state.variables) - num_bytes(local.select(state.variables))
     num_candidates = chosen.num_candidates if chosen else 0
     others, up = max(0, num_candidates - cohort_size(config)), model
     if send := program.algorithm.send:

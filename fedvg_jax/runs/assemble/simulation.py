@@ -214,7 +214,7 @@ def simulation(
     """
     own = _Own(task, algorithm, weighting)
     contracts.check_kinds(*own)
-    value_keys.of(own)  # drops what JAX has traced of other values
+    value_keys.key_of(own)  # drops what JAX has traced of other values
     config = _check_settings(config)
     population = _make_population(config, data, partition, progress, reading)
     program = _make_program(config, population, own)
@@ -258,7 +258,7 @@ def simulation(
         given=frozenset(name for name, value in given.items() if value is not None),
         host_pool=resident,
         memories=memories,
-        traffic=communication.of_round(config, program, state, tables, values, chosen),
+        traffic=communication.round_traffic(config, program, state, tables, values, chosen),
         epsilon=epsilon,
         **program._asdict(),
     )

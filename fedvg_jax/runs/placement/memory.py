@@ -81,7 +81,7 @@ def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
 
 
 @functools.lru_cache(16)
-def of_program(compiled: Any) -> dict[str, int]:
+def program_bytes(compiled: Any) -> dict[str, int]:
     """Returns the bytes of a compiled program by part, as XLA plans them; empty where the back end has no plan."""
     analysis = compiled.memory_analysis()
     if analysis is None:

@@ -46,7 +46,7 @@ def test_run_is_refused_on_a_smaller_machine_unless_forced():
 def test_temporaries_of_the_compiled_program_count():
     sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
     compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
-    actual = memory.of_program(compiled)
+    actual = memory.program_bytes(compiled)
     assert actual["temporaries"] >= 512 * 512 * 4 and actual["arguments"] == 512 * 8 * 4
     with hw.assumed(hw.current()._replace(memory_bytes=2**19)):
         with pytest.raises(UsageError, match="temporaries"):

@@ -96,8 +96,10 @@ def select_trained(model: Tree, base: Tree) -> Any:
     return _map(lambda b, leaf: leaf if b is None else None, base, model)
 
 
-def bind(task: Task, base: Variables) -> Task:
-    """Returns the task whose parameters are the trained part of those of `task`, with these frozen tensors."""
+def bind(task: Task, base: Variables | None) -> Task:
+    """Returns the task of the trained part of a model with these frozen tensors; as it is where the base is None."""
+    if base is None:
+        return task
 
     def of_part(f: Callable) -> Callable:
         @functools.wraps(f)  # with its signature, which says whether it takes a key

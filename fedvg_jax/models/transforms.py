@@ -14,7 +14,9 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Outputs, Task, Tree
 
 
-def accumulate_gradients(task: Task, max_rows: int) -> Task:
+def accumulate_gradients(
+    task: Task, max_rows: int, base: Tree = (), bind: Callable[[Task, Tree], Task] = lambda task, base: task
+) -> Task:
     """Returns `task` with a loss whose gradient is added up over microbatches of at most `max_rows` rows.
 
         grad L = sum_m (n_m / n) grad L_m        n_m, n: real rows of microbatch m and of the minibatch
@@ -26,7 +28,10 @@ def accumulate_gradients(task: Task, max_rows: int) -> Task:
     Args:
         task: its batches' leaves have leading axis B.
         max_rows: the microbatches have the largest number of rows up to this that divides B.
+        base: frozen tensors, which may be traced. The rule takes them as an argument: it must close over no tracer.
+        bind: (task, base) -> the task of the trained part, by default of the whole model.
     """
+    part = bind(task, base)
 
     def loss(params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
         mask = mask.reshape(-1)  # groups of rows are nothing to models in which no row depends on another
@@ -34,18 +39,19 @@ def accumulate_gradients(task: Task, max_rows: int) -> Task:
         # the rule below differentiates by the parameters only: float inputs need gradients, uint8 images do not
         has_float_inputs = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch))
         if size == len(mask) or has_float_inputs:
-            return task.loss(params, stats, batch, mask, train)
-        return _mean_by_microbatches(task, stats, train, size)(params, batch, mask), stats
+            return part.loss(params, stats, batch, mask, train)
+        mean = _mean_by_microbatches(lambda base: bind(task, base).loss, stats, train, size)
+        return mean(params, base, batch, mask), stats
 
-    return task._replace(loss=loss)
+    return part._replace(loss=loss)
 
 
-def _mean_by_microbatches(task: Task, stats: Tree, train: bool, size: int):
-    """Returns (params, batch, mask) -> mean loss over the real rows, differentiable by the parameters only."""
+def _mean_by_microbatches(loss_of: Callable[[Tree], Callable], stats: Tree, train: bool, size: int):
+    """Returns (params, base, batch, mask) -> mean loss over the real rows, differentiable by the parameters only."""
 
     @jax.custom_jvp
-    def mean(params: Tree, batch: Tree, mask: Array) -> Array:
-        return task.loss(params, stats, batch, mask, train)[0]
+    def mean(params: Tree, base: Tree, batch: Tree, mask: Array) -> Array:
+        return loss_of(base)(params, stats, batch, mask, train)[0]
 
     @mean.defjvp
     def directional_derivative(primals, tangents):
@@ -53,13 +59,13 @@ def _mean_by_microbatches(task: Task, stats: Tree, train: bool, size: int):
         products = jax.tree.map(lambda g, d: (g * d).sum(), grads, tangents[0])
         return value, sum(jax.tree.leaves(products), start=jnp.zeros((), value.dtype))
 
-    def value_and_grad(params: Tree, batch: Tree, mask: Array) -> tuple[Array, Tree]:
+    def value_and_grad(params: Tree, base: Tree, batch: Tree, mask: Array) -> tuple[Array, Tree]:
         num_real = jnp.maximum(mask.sum(), 1)
 
         def add_microbatch(total, microbatch):
             def weighted_loss(params):
                 weight = (microbatch[1].sum() / num_real).astype(tree.dtype(params))
-                return weight * task.loss(params, stats, *microbatch, train)[0]
+                return weight * loss_of(base)(params, stats, *microbatch, train)[0]
 
             has_rows = microbatch[1].any()
             term = lax.cond(has_rows, lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import programs, worlds
 
+from fedvg_jax.core import trained_part
 from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models import transforms
@@ -38,6 +39,19 @@ def test_loss_and_gradient_equal_those_of_the_whole_minibatch(model, max_rows, r
     mask = jnp.arange(6) < real
     actual, expected = (value_and_grad(task)(*model, BATCH, mask) for task in (by_microbatches(max_rows), WHOLE))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected)
+
+
+def test_the_rule_closes_over_no_frozen_tensor(model):
+    """A program has the base as an argument: its gradients by microbatches are those of the part of the whole model."""
+    part, base = trained_part.split(model, lambda path: path.startswith("classifier/"))
+
+    def gradient(params, base):
+        task = transforms.accumulate_gradients(WHOLE, 4, base, trained_part.bind)
+        loss = jax.jit(task.loss, static_argnums=4)  # as a run's
+        return jax.grad(lambda params: loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0])(params)
+
+    expected = jax.grad(lambda params: WHOLE.loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0])(model.params)
+    worlds.assert_close(worlds.jit(gradient)(part.params, base)["classifier"], expected["classifier"], 1e-12)
 
 
 def test_microbatch_of_padding_is_skipped():

@@ -153,7 +153,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
         return Bound(task, own, step)
 
     def bound_to(base: Tree) -> Bound:
-        return bound(*_tasks(config, model, lambda task: trained_part.bind(task, base)))
+        return bound(*_tasks(config, model, base))
 
     first = bound(whole, scored) if base is None else bound_to(base)
     bind = bound_to if base is not None else lambda base: first
@@ -177,12 +177,12 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     )
 
 
-def _tasks(config: Config, model: Images | Task, bind: Callable[[Task], Task] = lambda task: task) -> tuple[Task, Task]:
-    """Returns the task of training and that of scoring, with jitted losses; `bind` turns a whole model into a part."""
+def _tasks(config: Config, model: Images | Task, base: Variables | None = None) -> tuple[Task, Task]:
+    """Returns the task of training and that of scoring, with jitted losses; with `base`, of the trained part."""
     if isinstance(model, Task):
-        task, scored = bind(model), None
+        task, scored = trained_part.bind(model, base), None
     else:
-        task, scored = registry.named_task(config, *model, bind), registry.scoring_task(config, *model, bind)
+        task, scored = registry.named_task(config, *model, base), registry.scoring_task(config, *model, base)
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
     return task, task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
 

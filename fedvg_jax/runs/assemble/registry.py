@@ -106,15 +106,13 @@ def check_images(config: Config, arrays: Arrays) -> None:
         )
 
 
-def named_task(
-    config: Config, shape: tuple[int, ...], num_classes: int, bind: Callable[[Task], Task] = lambda task: task
-) -> Task:
+def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: Variables | None = None) -> Task:
     """Returns the config's model as a task.
 
     Args:
         shape: of a row: [H, W, D] of an image, [D] of a table, or [L] of a sequence for a sequence model.
         num_classes: C, classes or characters.
-        bind: whole model -> its trained part; before microbatches, whose rule computes the gradient of all parameters.
+        base: frozen tensors of the model, arrays or shapes; the task is then of its trained part.
     """
     network = MODELS[config.model]
     settings = {name.removesuffix("_layers"): getattr(config, name) for name in network.settings}
@@ -127,9 +125,9 @@ def named_task(
     task = transforms.compute_in(task, config.precision)
     if config.lora_rank:
         task = adapters.with_adapters(task, config.lora_rank, config.lora or adapters.EXCEPT_HEAD)
-    task = bind(task)
-    max_rows = hw.choices().microbatch_rows.get(config.model)
-    return transforms.accumulate_gradients(task, max_rows) if max_rows else task
+    if max_rows := hw.choices().microbatch_rows.get(config.model):
+        return transforms.accumulate_gradients(task, max_rows, base, trained_part.bind)
+    return trained_part.bind(task, base)
 
 
 def scoring_task(config: Config, *arguments: Any) -> Task | None:

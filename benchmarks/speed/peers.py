@@ -149,7 +149,7 @@ class Lean:
         self.workload = _convert_layout(self.workload, variant.channels_last)
         self.compiled = _compile(self.workload) if variant.compiled else None
         if variant.processes > 1:
-            self.pool = torch_pool.start(self.workload, variant)
+            self.pool = torch_pool.start(Lean, self.workload, variant)
 
     def close(self) -> None:
         """Ends the processes of this variant."""

@@ -7,15 +7,14 @@ are sent between processes. The largest clients are trained first.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from multiprocessing.pool import Pool
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from benchmarks.speed.peers import Variant, Workload
-    from benchmarks.speed.torch_nets import Tensors
+from benchmarks.speed.torch_nets import Tensors
 
 
 class WorkerPool(NamedTuple):
@@ -30,14 +29,19 @@ class WorkerPool(NamedTuple):
     """the clients' models after training, by position in the cohort"""
 
 
-def start(workload: Workload, variant: Variant) -> WorkerPool:
-    """Starts the processes and waits until each is ready."""
+def start(make: Callable[[Any], Any], workload: Any, variant: Any) -> WorkerPool:
+    """Starts the processes and waits until each is ready.
+
+    Args:
+        make: the contestant of a workload, `peers.Lean`.
+        workload, variant: of `peers`.
+    """
     context = torch.multiprocessing.get_context("spawn")
     workload = workload._replace(x=workload.x.share_memory_(), y=workload.y.share_memory_())
     size = max(map(len, workload.rounds))
     models = [_copy(workload) for _ in range(size + 1)]
     barrier = context.Barrier(variant.processes + 1)
-    processes = context.Pool(variant.processes, _init_worker, (workload, variant, models[0], models[1:], barrier))
+    processes = context.Pool(variant.processes, _init_worker, (make, workload, variant, models[0], models[1:], barrier))
     barrier.wait(300)
     return WorkerPool(processes, variant.processes, models[0], models[1:])
 
@@ -66,11 +70,9 @@ _STATE: dict[str, Any] = {}
 """In a worker process: its contestant and the shared models."""
 
 
-def _init_worker(workload: Workload, variant: Variant, start, ends, barrier) -> None:
-    from benchmarks.speed import peers
-
+def _init_worker(make, workload, variant, start, ends, barrier) -> None:
     torch.set_num_threads(1)
-    peer = peers.Lean(workload)
+    peer = make(workload)
     peer.set_up(variant._replace(processes=1, threads=1))
     _STATE.update(peer=peer, start=start, ends=ends)
     barrier.wait(300)
@@ -96,7 +98,7 @@ def _copy_into(target: tuple[Tensors, Tensors], source: tuple[Tensors, Tensors])
             tensor.copy_(sources[name])
 
 
-def _copy(workload: Workload) -> tuple[Tensors, Tensors]:
+def _copy(workload: Any) -> tuple[Tensors, Tensors]:
     """Returns a copy of the initial model in shared memory, in the same memory format."""
     params, stats = (
         {name: t.clone().share_memory_() for name, t in part.items()} for part in (workload.params, workload.stats)

@@ -1,1 +1,1 @@
-"""Studies that a sweep file alone does not make, and the pictures and claims from committed results."""
+"""Studies that a sweep file alone does not make, and the claims of the paper."""

@@ -1,6 +1,6 @@
 """Draws the pictures of committed results.
 
-    python -m benchmarks.studies.pictures [forest] [uses] [methods]
+    python -m benchmarks.pages.pictures [forest] [uses] [methods]
 
 forest     FedVG minus its controls in every study
 uses       every use of a validation set minus FedAvg

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import numpy as np
@@ -19,12 +19,10 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import checks
 from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
-    Algorithm,
     Batch,
     Data,
     Executor,
     Schedule,
-    Selection,
     Task,
     Tree,
     UsageError,
@@ -35,9 +33,10 @@ from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, evaluation_records, loop, shared_start
-from fedvg_jax.runs.assemble import hyperparameters, programs, simulation
+from fedvg_jax.runs.assemble import hyperparameters, simulation
+from fedvg_jax.runs.assemble.given import Given, takes_given
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.placement import host_pool
+from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History
@@ -47,22 +46,16 @@ if TYPE_CHECKING:
     from fedvg_jax.study.sweeps import SweepResult
 
 
+@takes_given
 def run(
     config: Config | None = None,
     *,
-    data=None,
-    partition=None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: programs.WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    hyper: Mapping[str, float] | None = None,
-    initial: Variables | None = None,
     callbacks: Sequence[loop.Callback] = (),
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
     train: str | None = None,
+    **given: Unpack[Given],
 ) -> History:
     """Returns the history of one federated run.
 
@@ -123,15 +116,13 @@ def run(
         checks.takes(metric, ("model", "data"), f"metric '{name}'")
         if history.is_reserved(name) or name in evaluation_records.names(config):
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
-    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm, "weighting": weighting}
-    replacements |= {"selection": selection, "hyper": hyper, "initial": initial}
     if progress:
-        finished = _run_with_progress(config, replacements, metrics, callbacks)
+        finished = _run_with_progress(config, given, metrics, callbacks)
     else:
-        sim = simulation.simulation(config, **replacements)
+        sim = simulation.simulation(config, **given)
         finished = tracking.run_simulation(sim._replace(metrics=metrics), callbacks=callbacks)
     if config.export and processes.is_first():
-        pretrained.save(config.export, finished.variables, None if task else config.model)
+        pretrained.save(config.export, finished.variables, None if given.get("task") else config.model)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -165,14 +156,14 @@ def _check_flags(config: Config) -> None:
             files.export_target(config.export_partition, "export_partition")
 
 
-def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics, callbacks) -> History:
+def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
 
     from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, **replacements)._replace(metrics=metrics)
+    sim = display.prepare(console, config, **given)._replace(metrics=metrics)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
         observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
@@ -181,20 +172,15 @@ def _run_with_progress(config: Config, replacements: Mapping[str, Any], metrics,
     return finished
 
 
+@takes_given
 def run_sweep(
     config: Config | None = None,
     axes: Mapping[str | tuple[str, ...], Any] = {},
     out: Path | str | None = None,
     *,
-    data=None,
-    partition=None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: programs.WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    hyper: Mapping[str, float] | None = None,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
+    **given: Unpack[Given],
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -206,9 +192,10 @@ def run_sweep(
             "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
             Functions are compared by name only: after a change of one, name another folder.
-        data, partition, task, algorithm, weighting, selection, hyper: as those of `run`, for all runs.
         progress: whether to print a line for every run, or bars on a terminal.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
+        given: data, partition, task, algorithm, weighting, selection, hyper and initial, as those of `run`, for all
+            runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -227,12 +214,10 @@ def run_sweep(
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     folder = configs.check(Config(out=out)).out  # pyright: ignore[reportArgumentType]  a text becomes a path
-    hyperparameters.check_kind(hyper)
-    replacements = {"data": data, "partition": partition, "task": task, "algorithm": algorithm}
-    replacements |= {"weighting": weighting, "selection": selection, "hyper": hyper}
+    hyperparameters.check_kind(given.get("hyper"))
     from fedvg_jax.study import sweeps
 
-    return sweeps.run_sweep(start, axes, replacements, folder, progress, _check_flags)
+    return sweeps.run_sweep(start, axes, given, folder, progress, _check_flags)
 
 
 def make_schedule(
@@ -335,8 +320,8 @@ def evaluate(
         data = model.data
     if isinstance(data, Data):
         tables, measure = chunks.evaluation_tables(data), _jitted_evaluate(task)
-        if isinstance(model, Simulation) and model.host_pool and data is model.data:
-            measure = host_pool.compile_evaluation(model.host_pool, task, variables, list(tables.values()))
+        if isinstance(model, Simulation) and model.host_rows and data is model.data:
+            measure = pool_rows.compile_read(model.host_rows, task, variables, list(tables.values()))
         metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     kind = type(data).__name__

@@ -21,7 +21,7 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import processes
 from fedvg_jax.runs import client_models, compilation, evaluation_records
 from fedvg_jax.runs.assemble import communication, programs, simulation
-from fedvg_jax.runs.placement import client_memories, host_pool, memory
+from fedvg_jax.runs.placement import client_memories, memory, pool_rows
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
@@ -54,15 +54,15 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
     with processes.together():
         _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
         rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-        data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
+        data = pool_rows.shapes(sim.host_rows, sim.data)
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
         program = programs.static_settings(sim.config), jax.tree.map(programs.abstract, (state, rounds, data))
         with compilation.announced(sim.config.cache_dir or default_cache_dir(), program, say):
             chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
         memory.refuse_unfitting(sim.config, memory.program_bytes(chunk))
-        if sim.host_pool:
+        if sim.host_rows:
             tables, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
-            evaluate_compiled = host_pool.compile_evaluation(sim.host_pool, sim.model, variables, tables)
+            evaluate_compiled = pool_rows.compile_read(sim.host_rows, sim.model, variables, tables)
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -99,7 +99,7 @@ def run_chunks(
             num_ahead = min(len(running), sim.config.rounds - num_done)
             with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
                 planned = _draw(sim, planned[len(running) :], num_done, num_ahead, state)
-                if sim.host_pool and planned:
+                if sim.host_rows and planned:
                     num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
                     planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)), state)
                     ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned)), state))
@@ -135,12 +135,10 @@ class ReadyChunk(NamedTuple):
 
 
 def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyChunk:
-    """Returns a chunk of rounds; where the pool is on the host, it starts to copy their rows to the devices."""
+    """Returns a chunk of rounds; from a pool on the host, it starts to copy their rows to the devices."""
     clients, planned = client_memories.number_rows(sim.memories, planned)
     rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-    if sim.host_pool is None:
-        return ReadyChunk(planned, rounds, sim.data, clients)
-    return ReadyChunk(planned, *host_pool.copy_rows(sim.host_pool, planned, rounds), clients)
+    return ReadyChunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
 
 
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
@@ -168,8 +166,8 @@ def plan_chunk(
     """
     planned = _draw(sim, planned[:num_rounds], num_done, num_rounds, state)
     steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
-    planned = planned[: min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))]
-    return host_pool.fitting(sim.host_pool, planned) if sim.host_pool else planned
+    count = min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))
+    return pool_rows.fit(sim.host_rows, planned[:count])
 
 
 def until_evaluation(config: Config, num_done: int) -> int:

@@ -54,7 +54,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     next_round = np.int32(int(state.round) - is_over)
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
         needs_own = PERSONAL in wanted or FINETUNED in wanted
-        own = client_memories.own_parts(sim.memories, store, state, clients) if needs_own else ()
+        own = client_memories.read(sim.memories, store, state, clients) if needs_own else ()
         placed = (*processes.place(inputs, sim.executor.placement), sim.base)
         for name, values in jax.device_get(count(state.variables, own, next_round, sim.hyper, *placed)).items():
             correct[name][clients] = values

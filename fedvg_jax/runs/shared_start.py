@@ -56,7 +56,7 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
 def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
     """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
     if processes.count() > 1:
-        places = {"rows": sim.host_pool, "memories": sim.memories.is_on_host}
+        places = {"rows": sim.host_rows, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         refuse_different(values | sources(), "give all the same files and --placement")
 

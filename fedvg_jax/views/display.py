@@ -7,7 +7,7 @@ import html
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Unpack
 
 import jax
 from rich.console import Console
@@ -22,6 +22,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
 from fedvg_jax.runs.assemble import registry, simulation
+from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
@@ -45,18 +46,20 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(console: Console, config: Config, unused: Sequence[str] = (), **replacements: Any) -> simulation.Simulation:
+def prepare(
+    console: Console, config: Config, unused: Sequence[str] = (), **given: Unpack[Given]
+) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
         console: where to print.
         config: settings of the run.
         unused: as in `start_text`.
-        replacements: other arguments of `simulation.simulation`.
+        given: what takes the place of what the config names.
     """
     with preparation_progress(console) as bar:
         drawing, reading = bar("drawing a partition"), bar("decoding images")
-        sim = simulation.simulation(config, **replacements, progress=drawing, reading=reading)
+        sim = simulation.simulation(config, progress=drawing, reading=reading, **given)
     say(console, start_text(sim, unused))
     return sim
 
@@ -80,7 +83,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({devices}{shared}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)};"
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test"
-        + (", kept on the host" if sim.host_pool else ""),
+        + (", kept on the host" if sim.host_rows else ""),
         f"clients {config.clients}, partition {partition}"
         + (", their memories kept on the host" if sim.memories.is_on_host else "")
         + f"; {cohort_size(config)} a round,"

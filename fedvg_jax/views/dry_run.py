@@ -80,7 +80,7 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
     work = np.array([_work(sim, sim.schedule(r)) for r in counted])  # schedules are too large to be kept
     longest, steps = work.T
     seconds_per_round = float(np.mean(rates.empty_round + rates.step * longest + rates.group * groups))
-    if sim.host_pool:  # rows are copied while the round before is computed
+    if sim.host_rows:  # rows are copied while the round before is computed
         first = sim.schedule(0)
         copying = _seconds(lambda: run_chunks.prepare_chunk(sim, [first]).data.training)
         seconds_per_round = max(seconds_per_round, copying)

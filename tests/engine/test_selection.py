@@ -63,8 +63,8 @@ def test_power_of_choice_takes_clients_without_rows_last():
     """Losses of one's own may be negative."""
     task = types.SimpleNamespace(metrics=lambda sums: {"loss": -1.0})
     program, state = types.SimpleNamespace(evaluate=lambda *_: {}, task=task), types.SimpleNamespace(variables=None)
-    rows = [np.arange(0), *np.arange(7).reshape(7, 1)]
-    cohort = cohorts.make_cohorts(POWER, fv.selection.power_of_choice(8), program, None, rows)
+    rows, data = [np.arange(0), *np.arange(7).reshape(7, 1)], types.SimpleNamespace(base=None, pool=None)
+    cohort = cohorts.make_cohorts(POWER, fv.selection.power_of_choice(8), program, data, rows)
     assert all(0 not in cohort(round, state) for round in range(20))
 
 

@@ -10,7 +10,7 @@ from jax.extend import core
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.placement import host_pool
+from fedvg_jax.runs.placement import pool_rows
 
 
 def equations(function, *arguments) -> Iterator:
@@ -40,7 +40,7 @@ def trace_only(sim: simulation.Simulation, say=None) -> chunks.Programs:
     As a compiled program, it takes no arguments of other shapes.
     """
     rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
-    data = host_pool.data_shapes(sim.host_pool) if sim.host_pool else sim.data
+    data = pool_rows.shapes(sim.host_rows, sim.data)
     first = sim.state, np.int32(1), rounds, data, sim.hyper
     _, metrics = _ones(sim.chunk, *first)
     tables = chunks.evaluation_tables(sim.data).values()

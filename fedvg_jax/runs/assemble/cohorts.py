@@ -11,7 +11,7 @@ import numpy as np
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.departures import departs
 from fedvg_jax.core import checks, trained_part
-from fedvg_jax.core.types import Population, Selection, SimState, Tree, UsageError, Variables
+from fedvg_jax.core.types import Data, Population, Selection, SimState, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, schedule, selection
 from fedvg_jax.runs.assemble import programs
@@ -45,9 +45,8 @@ def make_cohorts(
     config: Config,
     chosen: Selection,
     program: programs.Program,
-    pool: Tree,
+    data: Data,
     rows: Sequence[np.ndarray],
-    base: Tree = None,
 ) -> Cohorts:
     """Returns the cohorts of a selection.
 
@@ -55,16 +54,15 @@ def make_cohorts(
         config: of the run.
         chosen: the selection.
         program: evaluates the model.
-        pool: leaves [T, ...], on the devices.
+        data: on the devices.
         rows: training rows of every client.
-        base: `Data.base`.
     """
     sizes, count = client_rows.sizes(rows), cohort_size(config)
     most = -(-int(sizes.max()) // evaluate.ROWS)
 
     def loss(variables: Variables, client: int) -> float:
         table = schedule.table(rows[client], evaluate.ROWS, most)
-        sums = program.evaluate(trained_part.whole(variables, base), pool, table)
+        sums = program.evaluate(trained_part.whole(variables, data.base), data.pool, table)
         return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else -np.inf
 
     def cohort(number: int, state: SimState | None) -> np.ndarray:

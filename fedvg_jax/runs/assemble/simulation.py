@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -48,9 +49,10 @@ from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import compilation, endings, evaluation_records
 from fedvg_jax.runs.assemble import cohorts, communication, contracts, privacy, programs, registry
+from fedvg_jax.runs.assemble.given import Given, takes_given
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
-from fedvg_jax.runs.placement import client_memories, host_pool, memory
+from fedvg_jax.runs.placement import client_memories, memory, pool_rows
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 
@@ -77,7 +79,7 @@ class Simulation(NamedTuple):
     state: SimState
     """before the first round; where memories stay on the host, those of no client, NumPy arrays"""
     data: Data
-    """the pool and the tables of rows, on the devices; NumPy arrays where `host_pool` is set"""
+    """the pool and the tables of rows, on the devices; NumPy arrays where `host_rows` is set"""
     hyper: Hyper
     schedule: Callable[..., Schedule]
     """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
@@ -96,7 +98,7 @@ class Simulation(NamedTuple):
     """`data.base` -> task, weighting and round step with these frozen tensors"""
     given: frozenset[str]
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
-    host_pool: host_pool.HostPool | None
+    host_rows: pool_rows.HostRows | None
     """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
     memories: client_memories.Placement
     """where the clients' memories are (`--placement`)"""
@@ -124,7 +126,7 @@ class Simulation(NamedTuple):
         >>> int(state.round), metrics.weights.shape
         (1, (2,))
         """
-        if self.host_pool or self.memories.is_on_host:
+        if self.host_rows or self.memories.is_on_host:
             raise UsageError("sim.step needs rows and memories on the device; use placement device, or fv.run")
         rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
@@ -133,7 +135,7 @@ class Simulation(NamedTuple):
     @property
     def base(self) -> Tree:
         """The frozen tensors, on the devices; None where the whole model is trained."""
-        return (self.host_pool.resident if self.host_pool else self.data).base
+        return self.data.base
 
     def whole(self, variables: Variables) -> Variables:
         """Returns the variables of the whole model, from those of its trained part; whole ones as they are."""
@@ -148,7 +150,7 @@ class Simulation(NamedTuple):
         Raises:
             UsageError: the rows stay on the host.
         """
-        if self.host_pool:
+        if self.host_rows:
             raise UsageError("sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate")
         variables = model.variables if isinstance(model, SimState) else model
         rows = self.data.val if self.data.selection is None else self.data.selection
@@ -167,43 +169,17 @@ class _Population(NamedTuple):
         return Batch(self.shared.x, self.shared.y)
 
 
-class _Own(NamedTuple):
-    """What the caller passed in place of what the config names."""
-
-    task: Task | None
-    algorithm: Algorithm | None
-    weighting: programs.WeightingOrFactory | None
-
-
+@takes_given
 def simulation(
-    config: Config,
-    *,
-    data: Arrays | tuple | None = None,
-    partition: tuple | Sequence[np.ndarray] | None = None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: programs.WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    hyper: Mapping[str, float] | None = None,
-    initial: Variables | None = None,
-    progress: Progress | None = None,
-    reading: Progress | None = None,
+    config: Config, *, progress: Progress | None = None, reading: Progress | None = None, **given: Unpack[Given]
 ) -> Simulation:
-    """Returns everything that a run of these settings needs. Arguments replace what the config names.
+    """Returns everything that a run of these settings needs.
 
     Args:
         config: settings; they are checked.
-        data: `Arrays`, or a pair (x, y) of arrays of any rank; see `data.user_data.as_arrays`.
-        partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
-            which are then split as the config says.
-        task: a model and its loss.
-        algorithm: a federated algorithm.
-        weighting: aggregation weights, or a function task -> `Weighting`.
-        selection: of the cohorts.
-        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
-        initial: variables to start from, in place of `task.init` and `init`.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
+        given: data, partition, task, algorithm, weighting, selection, hyper and initial, as those of `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -212,53 +188,47 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    own = _Own(task, algorithm, weighting)
-    contracts.check_kinds(*own)
-    value_keys.key_of(own)  # drops what JAX has traced of other values
+    objects = given.get("task"), given.get("algorithm"), given.get("weighting")
+    contracts.check_kinds(*objects)
+    value_keys.key_of(objects)  # drops what JAX has traced of other values
     config = _check_settings(config)
-    population = _make_population(config, data, partition, progress, reading)
-    program = _make_program(config, population, own)
-    passed = (own.algorithm and program.algorithm, own.weighting and program.weighting)
-    epsilon = privacy.epsilon_after(config, program.algorithm, is_own=weighting is not None)
-    values = merge_hyperparameters(config, program.algorithm, program.weighting, hyper, tuple(filter(None, passed)))
+    population = _make_population(config, given, progress, reading)
+    program = _make_program(config, population, *objects)
+    epsilon = privacy.epsilon_after(config, program.algorithm, is_own=given.get("weighting") is not None)
+    own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if given.get(name))
+    hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.get("hyper"), own)
     arrays, parts, executor = population.arrays, population.partition, program.executor
-    is_on_host = host_pool.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
-    chosen = cohorts.choose_selection(config, selection, is_on_host)
-    tables = make_data(config, arrays, parts, population.shared, program.model, is_on_host)
-    variables = registry.make_variables(config, program.model.init, initial)
-    if is_trained := registry.make_is_trained(config, program.model):
-        variables, base = trained_part.split(variables, is_trained)
-        program, tables = _bound(program, base), tables._replace(base=base)
-    host = host_pool.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
-    of_round = host.resident if host else tables
-    _check_own(config, own, program, population, of_round, values)
+    is_on_host = pool_rows.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
+    chosen = cohorts.choose_selection(config, given.get("selection"), is_on_host)
+    variables, base = _initial_model(config, program.model, given.get("initial"))
+    program = _bound(program, base)
+    tables = make_data(config, arrays, parts, population.shared, program.model, is_on_host)._replace(base=base)
+    host = pool_rows.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
+    _check_own(config, given, program, population, host.resident if host else tables, hyper)
     endings.check_target(config, program.task, population.pool)
-    on_devices = host_pool.shapes_on_device(host) if host else tables.pool
-    largest = int(client_rows.sizes(parts.train).max())
-    state, memories = make_state(config, program, values, len(arrays.y), on_devices, largest, variables, tables.base)
-    privacy.check(config, program.algorithm, state, values, selection)
-    memories = memories._replace(has_given=bool(config.init or initial))
     evaluation_records.check_clients(config, parts, program.algorithm)
-    placed = tables if host else processes.place(tables, executor.placement)
-    resident = host and host._replace(resident=processes.place(of_round, executor.placement))
-    base = (resident.resident if resident else placed).base
-    program = program if base is None else _bound(program, base)
-    select = cohorts.make_cohorts(config, chosen, program, placed.pool, parts.train, base) if chosen else None
-    given = {"data": data, "partition": partition, "selection": selection} | own._asdict()
+    table = table_shape(config, len(arrays.y), int(client_rows.sizes(parts.train).max()), program.algorithm)
+    estimate = functools.partial(memory.estimate, config, pool_rows.on_device(host, tables), table, base=base)
+    state, memories = make_state(config, program, hyper, variables, estimate)
+    privacy.check(config, program.algorithm, state, hyper, given.get("selection"))
+    host, data = pool_rows.place(host, tables, executor)
+    program = _bound(program, data.base)
+    select = cohorts.make_cohorts(config, chosen, program, data, parts.train) if chosen else None
+    replaced = frozenset(name for name, value in given.items() if value is not None) - {"hyper", "initial"}
     return Simulation(
         config=config,
         arrays=arrays,
         partition=parts,
-        statistics=describe(config, arrays, parts, population.shared, partition is not None),
+        statistics=describe(config, arrays, parts, population.shared, "partition" in replaced),
         state=state,
-        data=placed,
-        hyper=values if processes.count() == 1 else jax.tree.map(np.asarray, values),  # on no process's device
+        data=data,
+        hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program, select=select),
         selection=chosen,
-        given=frozenset(name for name, value in given.items() if value is not None),
-        host_pool=resident,
-        memories=memories,
-        traffic=communication.round_traffic(config, program, state, tables, values, chosen),
+        given=replaced,
+        host_rows=host,
+        memories=memories._replace(has_given=bool(config.init or given.get("initial"))),
+        traffic=communication.round_traffic(config, program, state, tables, hyper, chosen),
         epsilon=epsilon,
         **program._asdict(),
     )
@@ -275,14 +245,9 @@ def _check_settings(config: Config) -> Config:
     return config
 
 
-def _make_population(
-    config: Config,
-    data: Arrays | tuple | None,
-    partition: tuple | Sequence[np.ndarray] | None,
-    progress: Progress | None,
-    reading: Progress | None,
-) -> _Population:
-    """Reads the data set and draws the partition, unless the caller passed them."""
+def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> _Population:
+    """Reads the data set and draws the partition, unless they are given."""
+    data, partition = given.get("data"), given.get("partition")
     arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
     arrays = spaced(arrays, config.max_rows)
     user_data.check_pixel_settings(arrays, config)
@@ -292,17 +257,30 @@ def _make_population(
     return _Population(arrays, parts, make_shared(config, arrays, parts))
 
 
-def _make_program(config: Config, population: _Population, own: _Own) -> programs.Program:
-    """Returns the program of a run, after checking that the data fit the caller's task, or the config's model."""
+def _make_program(
+    config: Config,
+    population: _Population,
+    task: Task | None,
+    algorithm: Algorithm | None,
+    weighting: programs.WeightingOrFactory | None,
+) -> programs.Program:
+    """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
     arrays = population.arrays
-    if own.task is None:
+    if task is None:
         registry.check_images(config, arrays)
         model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     else:
-        contracts.check_task(own.task, population.pool)
-        model = fast_task(own.task)
-        _check_settings_of_task(config, model, population.pool, has_named_algorithm=own.algorithm is None)
-    return programs.make_program(config, model, own.algorithm, own.weighting)
+        contracts.check_task(task, population.pool)
+        model = fast_task(task)
+        _check_settings_of_task(config, model, population.pool, has_named_algorithm=algorithm is None)
+    return programs.make_program(config, model, algorithm, weighting)
+
+
+def _initial_model(config: Config, model: Task, initial: Variables | None) -> tuple[Variables, Variables | None]:
+    """Returns the trained part of the initial model, and its frozen tensors; None where all are trained."""
+    variables = registry.make_variables(config, model.init, initial)
+    is_trained = registry.make_is_trained(config, model)
+    return trained_part.split(variables, is_trained) if is_trained else (variables, None)
 
 
 def _bound(program: programs.Program, base: Tree) -> programs.Program:
@@ -312,25 +290,26 @@ def _bound(program: programs.Program, base: Tree) -> programs.Program:
 
 
 def _check_own(
-    config: Config, own: _Own, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
+    config: Config, given: Given, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
 ) -> None:
-    """Raises UsageError if the caller's weighting or algorithm breaks its contract, or accuracies cannot be computed.
+    """Raises UsageError if a given weighting or algorithm breaks its contract, or accuracies cannot be computed.
 
     Args:
         tables: the rows that a round reads.
     """
-    if own.weighting:
+    task, own_algorithm = given.get("task"), given.get("algorithm")
+    if given.get("weighting"):
         if config.robust.rule not in ("mean", "clipped_mean"):
             raise UsageError(f"robust.rule {config.robust.rule} ignores weighting=; use clipped_mean, or leave one out")
         in_blocks = block_size(config) < cohort_size(config)
         bind = None if tables.base is None else program.bind
         contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks, bind=bind)
-    algorithm = None if own.weighting else program.algorithm
-    _check_accuracies(config, algorithm, own.task and program.task, population.pool, population.arrays)
-    sees_minibatches = own.task is not None and program.algorithm.loss is not None
+    algorithm = None if given.get("weighting") else program.algorithm
+    _check_accuracies(config, algorithm, task and program.task, population.pool, population.arrays)
+    sees_minibatches = task is not None and program.algorithm.loss is not None
     if sees_minibatches:
         contracts.check_forward(program.task, tables.pool)
-    if own.algorithm or sees_minibatches:
+    if own_algorithm or sees_minibatches:
         messages = contracts.check_algorithm(
             program.algorithm,
             program.task,
@@ -341,9 +320,9 @@ def _check_own(
         )
         sends, keeps = bool(jax.tree.leaves(messages)), program.algorithm.personal is not None
         facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
-        for message in problems_of_algorithm(config, "the algorithm", facts) if own.algorithm else ():
+        for message in problems_of_algorithm(config, "the algorithm", facts) if own_algorithm else ():
             raise UsageError(message)
-    name = "the algorithm" if own.algorithm else f"algorithm {config.algorithm}"
+    name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
     contracts.check_features(program.algorithm, program.task, tables.pool, hyper, name)
 
 
@@ -402,20 +381,14 @@ def make_state(
     config: Config,
     program: programs.Program,
     hyper: Hyper,
-    num_rows: int,
-    pool: Tree,
-    largest: int,
     variables: Variables,
-    base: Tree = None,
+    estimate: Callable[[SimState, Executor], dict[str, int]],
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
 
     Args:
-        num_rows: T, rows of the data set.
-        pool: the rows that the devices hold, arrays or shapes.
-        largest: training rows of the largest client.
         variables: before the first round, of the trained part.
-        base: the frozen tensors.
+        estimate: (shapes of the state, executor) -> bytes of the run by part.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
@@ -426,15 +399,11 @@ def make_state(
         """Returns the state with the memories of one client."""
         return federated_round.init_state(program.task, program.algorithm, 1, hyper, variables=variables, **options)
 
-    one_client = jax.eval_shape(init)
+    one_client, divided = jax.eval_shape(init), program.executor.rows
     client_bytes = memory.num_bytes(one_client.clients)
-    rows = program.executor.rows
-    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, rows)
-    shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, rows)
-    width = fitting_width(config.batch_size, largest)
-    parts = memory.estimate(config, pool, num_rows, shapes, width, program.executor, largest, program.algorithm)
-    parts |= {"frozen tensors": memory.num_bytes(base)}
-    memory.refuse_unfitting(config, parts)
+    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, divided)
+    shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, divided)
+    memory.refuse_unfitting(config, estimate(shapes, program.executor))
     if memories.is_on_host:
         client_memories.refuse_unfitting(config, client_bytes)
     one = processes.place(init(), program.executor.placement)
@@ -523,6 +492,19 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
+def table_shape(config: Config, num_rows: int, largest: int, algorithm: Algorithm) -> tuple[int, int]:
+    """Returns F and B of a chunk's table of minibatches, its rows and columns.
+
+    Args:
+        num_rows: T, rows of the data set.
+        largest: training rows of the largest client.
+        algorithm: whose probe may read further minibatches.
+    """
+    width = fitting_width(config.batch_size, largest)
+    epochs = epochs_range(config)[1] + (registry.probe_ratio(config, algorithm) > 0)
+    return schedule.capacity(max(num_rows, largest), cohort_size(config), epochs, width, largest), width
+
+
 def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Program | Simulation) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
@@ -563,16 +545,11 @@ def make_schedule(
     """
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, sizes, program)
-    size, epochs = cohort_size(config), epochs_range(config)
-    largest = largest or int(sizes.max())
-    batch_size = fitting_width(config.batch_size, largest)
+    size = cohort_size(config)
+    capacity, batch_size = table_shape(config, len(arrays.y), largest or int(sizes.max()), program.algorithm)
     is_official = departs(config, "cohorts")
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
-    probed = registry.probe_ratio(config, program.algorithm)
-
-    most_epochs = epochs[1] + (probed > 0)
-    capacity = schedule.capacity(max(len(arrays.y), largest), size, most_epochs, batch_size, largest)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         return schedule.make(
@@ -580,12 +557,12 @@ def make_schedule(
             parts.train,
             seed=config.seed,
             cohort_size=size,
-            local_epochs=epochs,
+            local_epochs=epochs_range(config),
             batch_size=batch_size,
             num_lanes=program.executor.num_lanes,
             lanes_together=program.executor.lanes_together,
             capacity=capacity,
-            probe_ratio=probed,
+            probe_ratio=registry.probe_ratio(config, program.algorithm),
             keep_single=keep_single,
             probe_apart=departs(config, "elastic-rows"),
             single_batches=program.algorithm.single_batches,

@@ -32,7 +32,7 @@ from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
 from fedvg_jax.engine import cohort_memories, local_training
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.host import processes
-from fedvg_jax.runs.placement import host_pool
+from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import checkpoint
 
 DENSE_BYTES = 2**26
@@ -90,7 +90,7 @@ def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSh
     if client_bytes == 0 or config.placement == "device" or (config.placement == "auto" and not is_too_large):
         return Placement(None, max_rounds, sharding)
     of_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
-    capacity = padded(min(config.clients, host_pool.round_up(of_chunk)), sharding)
+    capacity = padded(min(config.clients, pool_rows.round_up(of_chunk)), sharding)
     fitting = max_rounds if capacity >= config.clients else max(1, capacity // size)
     return Placement(capacity, min(max_rounds, fitting), sharding)
 
@@ -300,7 +300,7 @@ def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | No
     return store._replace(clients=np.concatenate([store.clients, new]))
 
 
-def own_parts(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> Tree:
+def read(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> Tree:
     """Returns clients' local tensors or personal models, leaves [n, ...] on every device; () without any.
 
     Those of a client that was not sampled yet are the initial ones. All processes must call it.

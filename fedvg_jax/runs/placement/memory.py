@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.core.types import Algorithm, Executor, SimState, Tree, UsageError
-from fedvg_jax.engine import schedule
+from fedvg_jax.config import Config, block_size, cohort_size
+from fedvg_jax.core.types import Executor, SimState, Tree, UsageError
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble.registry import probe_ratio
 from fedvg_jax.runs.placement import client_memories
 
 STATE = "state of the server and the clients"
@@ -27,28 +26,17 @@ def num_bytes(tree: Tree) -> int:
 
 
 def estimate(
-    config: Config,
-    pool: Tree,
-    pool_size: int,
-    state: SimState,
-    width: int,
-    executor: Executor,
-    largest: int | None = None,
-    algorithm: Algorithm | None = None,
+    config: Config, pool: Tree, table: tuple[int, int], state: SimState, executor: Executor, base: Tree = None
 ) -> dict[str, int]:
     """Returns a lower bound of the bytes of a run, by part: without activations and XLA's copies.
 
     Args:
         pool: pytree of arrays [T, ...] or shapes, as the device holds the data set.
-        pool_size: T, rows of the data set.
+        table: F and B, rows and columns of a chunk's table of minibatches.
         state: of the simulation, arrays or shapes; of memories, each device holds its part.
-        width: B, columns of the table of minibatches.
         executor: gives the number of clients in training at once.
-        largest: training rows of the largest client; None if it is unknown.
-        algorithm: of the run; defaults to the config's.
+        base: the frozen tensors of the model.
     """
-    epochs = epochs_range(config)[1] + (probe_ratio(config, algorithm) > 0)
-    capacity = schedule.capacity(pool_size, cohort_size(config), epochs, width, largest)
     model = num_bytes(state.variables)
     memories = num_bytes(state.clients)
     own_memories = memories // client_memories.num_parts(executor.rows)
@@ -62,7 +50,8 @@ def estimate(
         **of_cohort,
         "models of a cohort": block_size(config) * model,
         "models in training": 2 * executor.num_lanes * model,  # parameters and their gradient
-        "minibatches of a chunk": 2 * capacity * width * np.dtype(np.int32).itemsize,  # on the host and on the device
+        "minibatches of a chunk": 2 * math.prod(table) * np.dtype(np.int32).itemsize,  # on the host and on the device
+        "frozen tensors": num_bytes(base),
     }
 
 

@@ -165,6 +165,8 @@ def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
         elif name == "partition":
             is_split = isinstance(value, tuple) and all(isinstance(part, Sequence) for part in value)
             described[name] = cache.digest(*(itertools.chain(*value) if is_split else value))
+        elif name == "initial":
+            described[name] = cache.digest(*jax.tree.leaves(value))
         elif name == "hyper":
             described[name] = ", ".join(f"{key}={python_scalar(value[key])!r}" for key in sorted(value))
         else:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
@@ -19,9 +20,10 @@ SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0
 def test_estimate_counts_state_arrays_and_minibatches():
     settings = replace(SETTINGS, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
-    width = simulation.fitting_width(settings.batch_size, max(map(len, made.partition.train)))
-    sizes = made.data.pool, len(made.arrays.y), made.state, width
-    actual = memory.estimate(settings, *sizes, registry.make_executor(settings))
+    table = simulation.table_shape(
+        settings, len(made.arrays.y), max(map(len, made.partition.train)), fv.algorithms.scaffold()
+    )
+    actual = memory.estimate(settings, made.data.pool, table, made.state, registry.make_executor(settings))
     variables = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state.variables))
     leaves = [x for x in jax.tree.leaves(made.state) if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
     assert actual["state of the server and the clients"] == pytest.approx(2 * sum(x.nbytes for x in leaves), abs=64)

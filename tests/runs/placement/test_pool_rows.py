@@ -17,7 +17,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.data import datasets
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.placement import host_pool
+from fedvg_jax.runs.placement import pool_rows
 
 SETTINGS = Config(
     **{"clients": 8, "join_ratio": 0.5, "alpha": 0.5, "min_samples": 4, "batch_size": 4, "local_epochs": 2},
@@ -32,8 +32,8 @@ IMAGES = worlds.random_images()
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Chunks of few rows and evaluations in several pieces, as those of large data sets are."""
-    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 2**10)
-    monkeypatch.setattr(host_pool, "PIECE_BYTES", 2**10)
+    monkeypatch.setattr(pool_rows, "CHUNK_BYTES", 2**10)
+    monkeypatch.setattr(pool_rows, "PIECE_BYTES", 2**10)
 
 
 @functools.cache
@@ -43,23 +43,23 @@ def run(**changes):
 
 def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
     """Of two devices that train on single minibatches, where the probe's rows are further ones."""
-    monkeypatch.setattr(host_pool, "CHUNK_BYTES", 1)  # room for one round
+    monkeypatch.setattr(pool_rows, "CHUNK_BYTES", 1)  # room for one round
 
     def capacity(algorithm):
         settings = replace(SETTINGS, algorithm="scaffold", departures="scaffold-steps", placement="host")
         settings = replace(settings, record="", devices="2")
-        return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_pool.capacity
+        return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_rows.capacity
 
     assert capacity(fv.algorithms.elastic()) > capacity(None)
 
 
 def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
-    copied, copy_rows = [], host_pool.copy_rows
-    monkeypatch.setattr(host_pool, "copy_rows", lambda host, *r: copied.append(host) or copy_rows(host, *r))
+    copied, take = [], pool_rows.take
+    monkeypatch.setattr(pool_rows, "take", lambda host, *r: copied.append(host) or take(host, *r))
     assert_equal_runs(run(placement="host"), run(placement="device"))
     host = copied[0]
     assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
-    assert len(host_pool._pieces(host, np.zeros((9, 64), np.int32))) > 1
+    assert len(pool_rows._pieces(host, np.zeros((9, 64), np.int32))) > 1
 
 
 def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
@@ -75,9 +75,9 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
     variables = run(placement="device").variables
     on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
     assert on_device == on_host
-    before = host_pool._compiled.store.cache_info()
+    before = pool_rows._compiled.store.cache_info()
     assert fv.evaluate(made[1], variables) == on_host
-    after = host_pool._compiled.store.cache_info()
+    after = pool_rows._compiled.store.cache_info()
     assert (after.hits, after.misses) == (before.hits + 1, before.misses), "another evaluation compiles nothing"
 
 
@@ -96,11 +96,11 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     sizes = (40 * 2**30, 60 * 2**30)
     with hw.assumed(gpu):
-        assert [host_pool.is_chosen(Config(), size) for size in sizes] == [False, True]
-        assert not host_pool.is_chosen(Config(placement="device"), sizes[1])
+        assert [pool_rows.is_chosen(Config(), size) for size in sizes] == [False, True]
+        assert not pool_rows.is_chosen(Config(placement="device"), sizes[1])
     with hw.assumed(gpu._replace(memory_bytes=None)):
-        assert host_pool.is_chosen(Config(placement="host"), 1)
-        assert not host_pool.is_chosen(Config(), sizes[1])
+        assert pool_rows.is_chosen(Config(placement="host"), 1)
+        assert not pool_rows.is_chosen(Config(), sizes[1])
 
 
 # --- files read in place
@@ -127,7 +127,7 @@ def test_a_folder_of_npy_files_is_read_in_place(tmp_path, monkeypatch):
 def test_only_two_chunks_of_rows_are_on_the_device():
     sim = fv.simulation(replace(SETTINGS, placement="host"), data=IMAGES, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
-    shape = sim.host_pool.capacity, *worlds.IMAGE
+    shape = sim.host_rows.capacity, *worlds.IMAGE
     for _ in chunks.run_chunks(sim, compiled, sim.state, 0, single=True):
         most = max(most, sum(array.shape == shape for array in jax.live_arrays()))
     assert most <= 2

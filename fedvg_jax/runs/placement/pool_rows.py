@@ -1,7 +1,8 @@
-"""A pool of rows that stays on the host: each chunk's rows are copied to the devices while the chunk before it runs.
+"""The rows of a run's pool: on the devices, or on the host.
 
-D_val, which every round scores on, stays on the devices. Evaluations copy their rows piece by piece. All shapes are
-fixed before the first round, so nothing is compiled between chunks.
+From the host, each chunk's rows are copied to the devices while the chunk before it runs. D_val, which every round
+scores on, stays on the devices. Evaluations copy their rows piece by piece. All shapes are fixed before the first
+round, so nothing is compiled between chunks. `fit`, `take` and `shapes` give a chunk its rows wherever they are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import evaluate, executors
 from fedvg_jax.host import hardware as hw
+from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.registry import probe_ratio
 from fedvg_jax.runs.placement import training_rows
@@ -34,8 +36,8 @@ PIECE_BYTES = 2**26
 """Bytes of a piece of an evaluation on one device."""
 
 
-class HostPool(NamedTuple):
-    """Where the rows of a run are."""
+class HostRows(NamedTuple):
+    """The rows of a pool that stays on the host."""
 
     pool: Tree
     """NumPy arrays or memory maps [T, ...]"""
@@ -73,16 +75,16 @@ def resident_data(config: Config, data: Data) -> Data:
     rows = np.unique(entries[entries >= 0])
     num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
     numbers = {name: training_rows.renumber(table, np.zeros(len(table)), [rows]) for name, table in tables.items()}
-    pool = take(data.pool, rows, num_rows)
+    pool = _take(data.pool, rows, num_rows)
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
 
-def make(config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm) -> HostPool:
-    """Returns the pool of a run whose rows stay on the host, before its resident rows are placed on the devices.
+def make(config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm) -> HostRows:
+    """Returns the rows of a run whose pool stays on the host, before `place` puts some on the devices.
 
     Args:
         config: the run's settings.
-        data: the whole pool and its tables, on the host.
+        data: the whole pool and its tables, NumPy arrays.
         parts: the partition.
         executor: of the run.
         algorithm: of the run, whose probe may read rows.
@@ -103,7 +105,15 @@ def make(config: Config, data: Data, parts: Partition, executor: Executor, algor
     tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
     most_evaluated = max(-(-table.size // num_devices) for table in tables)
     piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
-    return HostPool(data.pool, resident_data(config, data), capacity, piece, executor)
+    return HostRows(data.pool, resident_data(config, data), capacity, piece, executor)
+
+
+def place(host: HostRows | None, data: Data, executor: Executor) -> tuple[HostRows | None, Data]:
+    """Returns the rows with what the devices hold of them on the executor's devices, and the data of the run."""
+    if host is None:
+        return None, processes.place(data, executor.placement)
+    host = host._replace(resident=processes.place(host.resident, executor.placement))
+    return host, data._replace(base=host.resident.base)
 
 
 def round_up(number: int) -> int:
@@ -116,7 +126,7 @@ def round_up(number: int) -> int:
     return -(-number // unit) * unit
 
 
-def take(pool: Tree, rows: np.ndarray, num_rows: int | None = None) -> Tree:
+def _take(pool: Tree, rows: np.ndarray, num_rows: int | None = None) -> Tree:
     """Returns copies of rows of the pool in the dtypes that devices have, followed by zeros.
 
     Args:
@@ -138,46 +148,53 @@ def take(pool: Tree, rows: np.ndarray, num_rows: int | None = None) -> Tree:
     return jax.tree.map(taken, pool)
 
 
-def fitting(host: HostPool, planned: list[Schedule]) -> list[Schedule]:
+def fit(host: HostRows | None, planned: list[Schedule]) -> list[Schedule]:
     """Returns the first rounds whose rows fit the devices; one round always does."""
-    if host.capacity >= len(host.pool.y):
+    if host is None or host.capacity >= len(host.pool.y):
         return planned
     return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
 
 
-def copy_rows(host: HostPool, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
-    """Starts to copy the rows of a chunk to the devices.
+def take(host: HostRows | None, data: Data, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
+    """Returns the schedules of a chunk and its data; from a pool on the host, it starts to copy the rows.
 
     With several processes, each reads the rows of its own devices' clients only.
 
     Args:
-        host: of the run.
+        host: the rows of the run; None where the devices hold all.
+        data: of the run.
         planned: the rounds' schedules.
         rounds: the same, stacked.
 
     Returns:
         The stacked schedules with numbers of the copied rows, and the data of the chunk.
     """
+    if host is None:
+        return rounds, data
     devices = [training_rows.minibatch_devices(schedule, host.executor.lanes_together) for schedule in planned]
     devices = np.concatenate(devices)
     used = rounds.rows[: len(devices)]
     rows = training_rows.rows_by_device(used, devices, host.num_devices)
     table = rounds.rows.copy()
     table[: len(devices)] = training_rows.renumber(used, devices, rows)
-    training = _by_device(host, lambda d: take(host.pool, rows[d], host.capacity))
+    training = _by_device(host, lambda d: _take(host.pool, rows[d], host.capacity))
     return rounds._replace(rows=table), host.resident._replace(training=training)
 
 
-def data_shapes(host: HostPool) -> Data:
-    """Returns the data of a chunk as `copy_rows` does, with shapes for the rows to train on."""
+def shapes(host: HostRows | None, data: Data) -> Data:
+    """Returns the data of a chunk as `take` does, with shapes for the rows that are copied."""
+    if host is None:
+        return data
     return host.resident._replace(training=_shapes(host.pool, host.num_devices * host.capacity, _sharding(host)))
 
 
-def shapes_on_device(host: HostPool) -> Tree:
-    """Returns the shapes of the rows that a device's memory holds at once: of two chunks, and of an evaluation.
+def on_device(host: HostRows | None, data: Data) -> Tree:
+    """Returns the rows, arrays or shapes, that a device's memory holds at once.
 
-    The devices of a CPU share one memory.
+    From the host, these are of two chunks and of an evaluation. The devices of a CPU share one memory.
     """
+    if host is None:
+        return data.pool
     count = host.num_devices if hw.current().is_cpu else 1
     return _shapes(host.pool, count * 2 * (host.capacity + host.piece)), host.resident.pool
 
@@ -193,8 +210,8 @@ def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) ->
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
-def compile_evaluation(
-    host: HostPool, task: Task, variables: Variables, tables: Iterable[np.ndarray]
+def compile_read(
+    host: HostRows, task: Task, variables: Variables, tables: Iterable[np.ndarray]
 ) -> Callable[[Variables, Tree, np.ndarray], Any]:
     """Returns a function like that of `evaluate.make_evaluate`, compiled once, for tables on the host.
 
@@ -236,19 +253,19 @@ def _compiled(
     return total, {width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()}
 
 
-def _empty_totals(host: HostPool, task: Task, variables: Variables) -> Tree:
+def _empty_totals(host: HostRows, task: Task, variables: Variables) -> Tree:
     """Returns zeros for the totals of every device, leaves [D, ...]."""
     row, mask = _shapes(host.pool, 1), jax.ShapeDtypeStruct((1,), bool)
     shapes = jax.eval_shape(task.measure, *variables, row, mask)
     return _by_device(host, lambda _: jax.tree.map(lambda s: np.zeros((1, *s.shape), s.dtype), shapes))
 
 
-def _piece_length(host: HostPool, width: int) -> int:
+def _piece_length(host: HostRows, width: int) -> int:
     """Returns n, the minibatches of `width` rows that a device gets at a time."""
     return max(1, host.piece // width)
 
 
-def _pieces(host: HostPool, table: np.ndarray) -> list[np.ndarray]:
+def _pieces(host: HostRows, table: np.ndarray) -> list[np.ndarray]:
     """Returns the minibatches of a table in pieces int32 [D, n, B], dealt to the devices in turn."""
     used, length = table[: int((table >= 0).any(1).sum())], _piece_length(host, table.shape[1])
     size = host.num_devices * length
@@ -258,19 +275,19 @@ def _pieces(host: HostPool, table: np.ndarray) -> list[np.ndarray]:
     return list(pieces.swapaxes(1, 2))
 
 
-def _piece(host: HostPool, rows: np.ndarray) -> tuple[Tree, jax.Array]:
+def _piece(host: HostRows, rows: np.ndarray) -> tuple[Tree, jax.Array]:
     """Returns the minibatches of a piece and their masks on the devices; leaves [D, n, B, ...]."""
-    batches = _by_device(host, lambda d: take(host.pool, np.maximum(rows[d : d + 1], 0)))
+    batches = _by_device(host, lambda d: _take(host.pool, np.maximum(rows[d : d + 1], 0)))
     return batches, _by_device(host, lambda d: rows[d : d + 1] >= 0)
 
 
 # --- placement --------------------------------------------------------------------------------------------------------
-def _sharding(host: HostPool) -> NamedSharding | None:
+def _sharding(host: HostRows) -> NamedSharding | None:
     placement = host.executor.placement
     return NamedSharding(placement.mesh, P(executors.DEVICES)) if placement is not None else None
 
 
-def _by_device(host: HostPool, part_of: Callable[[int], Tree]) -> Tree:
+def _by_device(host: HostRows, part_of: Callable[[int], Tree]) -> Tree:
     """Returns arrays whose leading axis is shared by the devices.
 
     Args:

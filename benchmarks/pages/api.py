@@ -97,7 +97,7 @@ WITHOUT_ARGUMENTS = {"Config": "**settings"}
 
 
 def sections() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Every public name that is no module, by page."""
+    """Returns every public name that is no module, by page."""
     public = [name for name in fedvg_jax.__all__ if not isinstance(getattr(fedvg_jax, name), ModuleType)]
     placed = {name for _, names in SECTIONS.values() for name in names}
     others = tuple(name for name in public if name not in placed)
@@ -106,12 +106,12 @@ def sections() -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def namespaces() -> list[str]:
-    """Public names that are modules."""
+    """Returns the public names that are modules."""
     return [name for name in fedvg_jax.__all__ if isinstance(getattr(fedvg_jax, name), ModuleType)]
 
 
 def pages() -> dict[str, str]:
-    """Name of the page -> Markdown."""
+    """Returns name of a page -> Markdown."""
     made = {page: heading(title) + entries("fedvg_jax", names) for page, (title, names) in sections().items()}
     for name in namespaces():
         module = getattr(fedvg_jax, name)
@@ -123,7 +123,7 @@ def pages() -> dict[str, str]:
 
 
 def index() -> str:
-    """Every public name: those of `fv` with the first line of the docstring, those of its namespaces by name."""
+    """Returns every public name: those of `fv` with their docstring's first line, those of its namespaces by name."""
     parts = []
     for title, names in sections().values():
         parts += [f"## {title}", "", *(f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names), ""]
@@ -135,18 +135,18 @@ def index() -> str:
 
 
 def heading(title: str) -> str:
-    """A page's first line."""
+    """Returns a page's first line."""
     return f"# {title}\n\n"
 
 
 def entries(module: str, names) -> str:
-    """Autodoc directives."""
+    """Returns autodoc directives."""
     home = importlib.import_module(module)
     return "\n".join(["```{eval-rst}", *(directive(module, name, getattr(home, name)) for name in names), "```", ""])
 
 
 def directive(module: str, name: str, thing) -> str:
-    """One autodoc directive, by what the name stands for. The target of links is the entry of the public name."""
+    """Returns one autodoc directive, by what the name stands for. Links lead to the entry of the public name."""
     options = "   :no-index:\n" if module != "fedvg_jax" and name in fedvg_jax.__all__ else ""
     if inspect.isclass(thing):
         signature = f"({WITHOUT_ARGUMENTS[name]})" if name in WITHOUT_ARGUMENTS else ""
@@ -158,13 +158,13 @@ def directive(module: str, name: str, thing) -> str:
 
 
 def attributes(thing: type) -> list[str]:
-    """Names that a class's own docstring describes under Attributes."""
+    """Returns the names that a class's own docstring describes under Attributes."""
     listed = (inspect.getdoc(thing) or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
     return re.findall(r"^    (\w+):", listed, re.M)
 
 
 def summary(thing) -> str:
-    """The first sentence of a docstring, as Markdown."""
+    """Returns the first sentence of a docstring, as Markdown."""
     doc = inspect.getdoc(thing) or ""
     if doc == inspect.getdoc(type(thing)):
         return f"A {type(thing).__name__}: {', '.join(map(str, thing))}."
@@ -172,13 +172,13 @@ def summary(thing) -> str:
 
 
 def public_names(module: ModuleType) -> tuple[str, ...]:
-    """What a namespace promises, except modules: `__all__`, or else the names that a package imports."""
+    """Returns what a namespace promises, except modules: `__all__`, or else the names that a package imports."""
     names = getattr(module, "__all__", sorted(name for name in vars(module) if not name.startswith("_")))
     return tuple(name for name in names if not isinstance(getattr(module, name), ModuleType))
 
 
 def contracts() -> tuple[str, ...]:
-    """Named tuples of `core.types` that are no public names themselves."""
+    """Returns the named tuples of `core.types` that are no public names themselves."""
     types = importlib.import_module("fedvg_jax.core.types")
     return tuple(
         name
@@ -188,5 +188,5 @@ def contracts() -> tuple[str, ...]:
 
 
 def exists(module: str) -> bool:
-    """Whether a module is there."""
+    """Returns whether a module is there."""
     return importlib.util.find_spec(module) is not None

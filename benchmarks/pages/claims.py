@@ -27,7 +27,7 @@ SCALES = {
 
 
 def claims() -> str:
-    """The paper's claims with the evidence of the largest study and its verdict."""
+    """Returns the paper's claims with the evidence of the largest study and its verdict."""
     rows = []
     for claim, results in claims_of_paper.by_claim(results_of_claims()).items():
         largest = claims_of_paper.largest(results)
@@ -38,14 +38,14 @@ def claims() -> str:
 
 
 def claims_by_data_set() -> str:
-    """The paper's claims with the verdict of every data set, and the commands that computed them."""
+    """Returns the paper's claims with the verdict of every data set, and the commands that computed them."""
     columns, rows = claims_of_paper.table(results_of_claims())[2:4]
     shown = [[escape(entry.text) for entry in row[:-1]] for row in rows]
     return f"{table([column.title for column in columns[:-1]], shown)}\n{source_of_folder('claims')}\n"
 
 
 def claims_in_detail() -> str:
-    """What decides each of the paper's claims, and the numbers of every study."""
+    """Returns what decides each of the paper's claims, and the numbers of every study."""
     lines = []
     for statement, (rule, *numbers, command) in claims_of_paper.details(results_of_claims()):
         lines += ["", f"**{escape(statement)}.** {escape(rule)}", ""]
@@ -54,13 +54,13 @@ def claims_in_detail() -> str:
 
 
 def results_of_claims() -> list[Any]:
-    """What committed runs show of the paper's claims."""
+    """Returns what committed runs show of the paper's claims."""
     text = (RESULTS / "claims" / "claims.csv").read_text(encoding="utf-8")
     return claims_of_paper.from_csv(text) + results_of_controls()
 
 
 def results_of_controls() -> list[Any]:
-    """FedVG minus FedAvg at alpha 0.05 in the comparisons of `SCALES`, for the claim about it."""
+    """Returns FedVG minus FedAvg at alpha 0.05 in the comparisons of `SCALES`, for the claim about it."""
     of_dirichlet = [s for s in studies() if not s.what.startswith("equal sizes")]
     gaps = {s.folder: s.gaps["FedAvg"] for s in of_dirichlet if s.folder in SCALES and s.alpha == "0.05"}
     for folder in (*uses.SETS, *uses.WHOLE):

@@ -21,7 +21,7 @@ def load_all(results: Path) -> list[dict[str, Any]]:
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
+    """Returns the rows of a CSV file."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -33,7 +33,7 @@ def source(machine: dict[str, Any]) -> str:
 
 
 def source_of_folder(name: str) -> str:
-    """Command, commit, machine and date of a folder of results, or of each of its parts."""
+    """Returns the command, commit, machine and date of a folder of results, or of each of its parts."""
     written = load(f"{name}/run")
     parts = written if isinstance(written, list) else [written]
     lines = [f"`{p['command']}` at commit {short(p['commit'])} on {p['machine']}, {p['date']}." for p in parts]
@@ -41,12 +41,12 @@ def source_of_folder(name: str) -> str:
 
 
 def source_of_seeds(settings: dict[str, Any], machine: dict[str, Any]) -> str:
-    """Command, settings, commit, machine and date of an experiment over seeds."""
+    """Returns the command, settings, commit, machine and date of an experiment over seeds."""
     size = f"{settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}"
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
     return f"`{machine['command']}`: {size}; at commit {machine['commit'][:7]} on {where}."
 
 
 def short(commits: str) -> str:
-    """The first digits of a commit; several, which are named in words, as they are."""
+    """Returns the first digits of a commit; several, which are named in words, as they are."""
     return commits[:7] if len(commits) == 40 else commits

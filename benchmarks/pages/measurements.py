@@ -9,7 +9,7 @@ from benchmarks.speed.costs import AXES, TITLES
 
 
 def cohort_memory() -> str:
-    """MiB of a round's temporaries, by cohort and `--hold`."""
+    """Returns MiB of a round's temporaries, by cohort and `--hold`."""
     measured = load("cohort_memory")
     points = {(p["cohort"], p["hold"]): p["bytes"] / 2**20 for p in measured["points"]}
     cohorts = sorted({cohort for cohort, _ in points})
@@ -23,7 +23,7 @@ def cohort_memory() -> str:
 
 
 def convolutions() -> str:
-    """Microseconds per image of a convolution with its gradients, by layer and `--conv`."""
+    """Returns the microseconds per image of a convolution with its gradients, by layer and `--conv`."""
     measured = load("amd-epyc-2-cores-convolutions")
     layers, machine = measured["layers"], measured["machine"]
     names = list(next(iter(layers.values())))
@@ -33,7 +33,7 @@ def convolutions() -> str:
 
 
 def own_networks() -> str:
-    """Milliseconds of a local step of networks that a user writes, beside the shipped ones."""
+    """Returns the milliseconds of a local step of networks that a user writes, beside the shipped ones."""
     measured = load("own_networks")
     machine, rows = measured["machine"], []
     for name, times in measured["networks"].items():
@@ -47,7 +47,7 @@ def own_networks() -> str:
 
 
 def host_pool() -> str:
-    """Time and memory of a run by `--placement`."""
+    """Returns the time and memory of a run by `--placement`."""
     measured = load("host_pool")
     gib = 2**30
     rows = [
@@ -64,7 +64,7 @@ def host_pool() -> str:
 
 
 def faults() -> str:
-    """Faults that were injected, how many runs were lost, and where that was measured."""
+    """Returns the faults that were injected, how many runs were lost, and where that was measured."""
     measured = load("faults")
     found, machine = measured["found"], measured["machine"]
     kills, damage, caches = found["kill -9"], found["damage"], found["caches"]
@@ -82,7 +82,7 @@ def faults() -> str:
 
 
 def targets() -> str:
-    """Memory, kernels and bytes of shipped configs, compiled for other hardware."""
+    """Returns the memory, kernels and bytes of shipped configs, compiled for other hardware."""
     rows = []
     for name, case in load("targets")["plans"].items():
         plan = case["plan"]
@@ -93,7 +93,7 @@ def targets() -> str:
 
 
 def hypergradient_memory() -> str:
-    """MiB that a hypergradient through k rounds holds."""
+    """Returns MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]
     counts = list(next(iter(sizes.values())))
     rows = [[name, *(f"{by_rounds[c] / 2**20:,.1f}" for c in counts)] for name, by_rounds in sizes.items()]
@@ -101,7 +101,7 @@ def hypergradient_memory() -> str:
 
 
 def parity() -> str:
-    """What `benchmarks/parity.py` measured, by method and round."""
+    """Returns what `benchmarks/parity.py` measured, by method and round."""
     methods = load("parity")["methods"]
     count = max(len(method["rounds"]) for method in methods.values())
     rows = []
@@ -119,7 +119,7 @@ COSTS = "amd-epyc-2-cores-costs"
 
 
 def costs() -> str:
-    """How a round's time grows between the last two points of every axis."""
+    """Returns how a round's time grows between the last two points of every axis."""
     measured = load(COSTS)
     rows = []
     for axis in AXES:
@@ -133,7 +133,7 @@ def costs() -> str:
 
 
 def planning() -> str:
-    """CPU time and memory of planning a round, by clients and cohort."""
+    """Returns CPU time and memory of planning a round, by clients and cohort."""
     measured = load(COSTS)["planning"]
     rows = [
         [f"{p['clients']:,}", f"{p['cohort']:,}", f"{1e3 * p['seconds']['median']:.3g} ms"]
@@ -145,7 +145,7 @@ def planning() -> str:
 
 
 def experiments() -> str:
-    """Experiments per hour of a sweep, by network and by how its points are computed."""
+    """Returns the experiments per hour of a sweep, by network and by how its points are computed."""
     files = [load("experiments"), load("experiments_resnet18")]
     rows = []
     for name, modes in (item for measured in files for item in measured["nets"].items()):
@@ -162,7 +162,7 @@ def experiments() -> str:
 
 
 def index_of_measurements() -> str:
-    """Every JSON file of results with its command."""
+    """Returns every JSON file of results with its command."""
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
         file = load(path.stem)

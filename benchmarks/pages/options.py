@@ -16,7 +16,7 @@ KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 
 
 def options() -> str:
-    """Every option, under headings by topic."""
+    """Returns every option, under headings by topic."""
     texts, topics = descriptions(Config), {}
     for name, setting in SETTINGS.items():
         topics.setdefault(setting.facts.topic, []).append(entry(name, setting, texts[name]))
@@ -24,7 +24,7 @@ def options() -> str:
 
 
 def entry(name: str, setting: Setting, text: str) -> str:
-    """`--flag` TYPE, DEFAULT: the description and the allowed values."""
+    """Returns `--flag` TYPE, DEFAULT: the description and the allowed values."""
     flag = "--" + name.replace("_", "-")
     kinds = [KINDS[kind] for kind in setting.types if kind in KINDS]
     kind = f" *{' or '.join(kinds)}*" if kinds else ""
@@ -36,18 +36,18 @@ def entry(name: str, setting: Setting, text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A default as it is written on a command line."""
+    """Returns a default as it is written on a command line."""
     return "off" if value is False else f"`{value}`"
 
 
 def methods() -> str:
-    """`--method NAME` -> the settings it stands for, of the base methods and FedVG."""
+    """Returns `--method NAME` -> the settings it stands for, of the base methods and FedVG."""
     bases = {name: settings for name, settings in presets.METHODS.items() if "+" not in name}
     return settings_table("`--method`", bases)
 
 
 def presets_of_data_sets() -> str:
-    """`--dataset NAME` -> the settings that differ from the defaults; a row for all data sets with the same ones."""
+    """Returns `--dataset NAME` -> the settings other than the defaults; data sets with the same ones share a row."""
     names = [name for name in SETTINGS if any(name in settings for settings in presets.DATASETS.values())]
     default = Config()
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -59,7 +59,7 @@ def presets_of_data_sets() -> str:
 
 
 def settings_table(title: str, named: dict[str, dict]) -> str:
-    """A row for every name, with its settings."""
+    """Returns a row for every name, with its settings."""
     rows = [
         [f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in settings.items())]
         for name, settings in named.items()
@@ -68,7 +68,7 @@ def settings_table(title: str, named: dict[str, dict]) -> str:
 
 
 def fidelity() -> str:
-    """One row for every difference between the paper, the published code and the defaults here."""
+    """Returns one row for every difference between the paper, the published code and the defaults here."""
     defaults = config.flatten(config.Config())
     rows = [
         [
@@ -88,7 +88,7 @@ DOUBT = {"run": "", "read": "", "memory": " *(memory)*", "uncertain": " *(uncert
 
 
 def published_behaviour(row, defaults: dict[str, Any]) -> str:
-    """The flags of a row, whether they are the default or in the profile, and the row's reason."""
+    """Returns the flags of a row, whether they are the default or in the profile, and the row's reason."""
     settings = {"departures": row.id} if row.is_switch else row.settings
     flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in settings.items())
     is_default = row.by_default or (flags and all(defaults.get(name) == value for name, value in settings.items()))

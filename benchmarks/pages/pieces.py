@@ -17,7 +17,7 @@ USES = (*uses.SETS, *uses.WHOLE, *uses.HIDDEN, *uses.RANDOM)
 
 
 def pieces() -> dict[str, str]:
-    """Text of every piece, by the name of its markers."""
+    """Returns the text of every piece, by the name of its markers."""
     return {
         "speed": cpu.render(),
         "gpu": gpu.render(),

@@ -36,7 +36,7 @@ BASELINES = ("fedvg", "fedavg", "uniform")
 
 
 def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting: str = "") -> str:
-    """Accuracy under several weightings, and differences: FedVG minus each, or each minus another baseline.
+    """Returns the accuracy under several weightings, and differences: FedVG minus each, or each minus another baseline.
 
     Args:
         name: folder of results.
@@ -65,7 +65,7 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
 
 
 def of_fedvg(difference: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
-    """Turns the difference of a method to FedVG into that of FedVG to the method."""
+    """Returns the difference of FedVG to a method from that of the method to FedVG."""
     gap, low, high, p = difference
     return -gap, -high, -low, p
 
@@ -113,7 +113,7 @@ uniform."""
 
 
 def studies() -> list[Study]:
-    """FedVG minus its controls in every study."""
+    """Returns FedVG minus its controls in every study."""
     listed = []
     for what, folder, settings in STUDIES:
         rows = rows_of_results(folder)
@@ -126,7 +126,7 @@ def studies() -> list[Study]:
 
 
 def overview() -> str:
-    """FedVG minus FedAvg, uniform weights and the placebo in every study, in the final round."""
+    """Returns FedVG minus FedAvg, uniform weights and the placebo in every study, in the final round."""
     rows = [
         [s.what, s.alpha, str(s.seeds)]
         + [_shown_difference(*s.gaps[name])[0] if name in s.gaps else "–" for name in CONTROLS]
@@ -136,13 +136,13 @@ def overview() -> str:
 
 
 def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
-    """A difference with its interval, and p; a dash for what one pair or equal differences do not give."""
+    """Returns a difference with its interval, and p; a dash for what one pair or equal differences do not give."""
     interval = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
     return [f"{gap:+.2f} ({interval})", "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
 
 
 def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -> list[Row]:
-    """Rows of a folder of results, see `controls`.
+    """Returns the rows of a folder of results, see `controls`.
 
     Raises:
         ValueError: the tables of a report, which have another baseline.
@@ -157,7 +157,7 @@ def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -
 
 
 def name_of_today(method: str) -> str:
-    """Name that a report gives today to a method of a committed file, where it may be "ALGORITHM, WEIGHTING".
+    """Returns the name of a method today; a committed file may have "ALGORITHM, WEIGHTING".
 
     >>> name_of_today("fedavg, samples, tuning.steps 5"), name_of_today("fedavg, permuted(fedvg)")
     ('fedavg, tuning.steps 5', 'permuted(fedvg)')
@@ -171,12 +171,12 @@ def name_of_today(method: str) -> str:
 
 
 def has_runs(folder: Path) -> bool:
-    """Whether a folder of results has a line for every run instead of the tables of a report."""
+    """Returns whether a folder of results has a line for every run instead of the tables of a report."""
     return (folder / "runs.csv").exists()
 
 
 def rows_of_report(folder: Path) -> list[Row]:
-    """Rows from the tables of a report, accuracy.csv and effects.csv."""
+    """Returns the rows from the tables of a report, accuracy.csv and effects.csv."""
     accuracy, effects = (csv_rows(folder / f"{part}.csv") for part in ("accuracy", "effects"))
     settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
     has_settings = "setting" in effects[0]
@@ -194,7 +194,7 @@ def rows_of_report(folder: Path) -> list[Row]:
 
 
 def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg") -> list[Row]:
-    """Rows from the lines of runs.csv, by the statistics of a report; `baseline` is a method."""
+    """Returns the rows from the lines of runs.csv, by the statistics of a report; `baseline` is a method."""
     names = list(runs[0])
     settings = names[: names.index("method")]
     cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
@@ -222,7 +222,7 @@ def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg
 
 
 def index_of_studies() -> str:
-    """Every folder of results with its title, its number of runs and its commands."""
+    """Returns every folder of results with its title, its number of runs and its commands."""
     lines = []
     for page in (run.with_name("README.md") for run in sorted(RESULTS.glob("*/run.json"))):
         title, name = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), page.parent.name

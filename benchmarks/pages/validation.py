@@ -16,7 +16,7 @@ from fedvg_jax.views.labels import method_label
 
 
 def outcomes(sets: Mapping[str, str]) -> str:
-    """The outcome of every hypothesis in folders of results, folder -> title."""
+    """Returns the outcome of every hypothesis in folders of results, folder -> title."""
     rows = []
     for folder, title in sets.items():
         found = uses.primary(uses.read(folder, "final"))
@@ -26,7 +26,7 @@ def outcomes(sets: Mapping[str, str]) -> str:
 
 
 def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = True) -> str:
-    """FedVG minus its four controls in folders of results, folder -> title.
+    """Returns FedVG minus its four controls in folders of results, folder -> title.
 
     If it decides, with the outcome of every contrast; otherwise exploratory, without correction.
     """
@@ -41,7 +41,7 @@ def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = Tr
 
 
 def pretraining() -> str:
-    """The four contrasts with pretrained weights minus the same with random ones."""
+    """Returns the four contrasts with pretrained weights minus the same with random ones."""
     rows = []
     for folder, title in uses.RANDOM.items():
         effects = uses.effects_of_pretraining(folder)
@@ -51,13 +51,13 @@ def pretraining() -> str:
 
 
 def _hypotheses() -> list[str]:
-    """Titles of the columns of the primary contrasts."""
+    """Returns the titles of the columns of the primary contrasts."""
     controls = ("FedAvg", "uniform", "placebo", "FedAvg with server steps")
     return [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
 
 
 def uses_of_validation(folder: str) -> str:
-    """Accuracies of every use of D_val on one data set, and their differences to FedAvg, with the source."""
+    """Returns accuracies of every use of D_val on one data set, their differences to FedAvg, and the source."""
     values, balanced, inequality, rates = (
         uses.read(folder, column) for column in ("final", "balanced", "inequality", "lr")
     )
@@ -85,7 +85,7 @@ def uses_of_validation(folder: str) -> str:
 
 
 def methods_on_features(folder: str) -> str:
-    """Accuracies of the paper's methods on one data set, and what FedVG's weights add to each, with the source."""
+    """Returns accuracies of the paper's methods on one data set, what FedVG's weights add to each, and the source."""
     values, rates = (uses.read(folder, column) for column in ("final", "lr"))
     rows, alphas = [], list(dict.fromkeys(alpha for alpha, _ in values))
     for method in dict.fromkeys(method for _, method in values if method != uses.CHOSEN):
@@ -103,7 +103,7 @@ def methods_on_features(folder: str) -> str:
 
 
 def client_values(name: str = "client_values") -> str:
-    """Rank correlations with the value of a client, and accuracies after one round of other weights."""
+    """Returns the rank correlations with the value of a client, and accuracies after one round of other weights."""
     measured = load(name)
     head, spans = ["measurement of the client", *values.SPANS], values.SPANS
     correlations = [
@@ -124,7 +124,7 @@ def client_values(name: str = "client_values") -> str:
 
 
 def lasting_weights() -> str:
-    """Final accuracies under the lasting and the changing part of FedVG's weights."""
+    """Returns the final accuracies under the lasting and the changing part of FedVG's weights."""
     measured = load("lasting_weights")
     rows = []
     for name, title in lasting.WEIGHTS.items():

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.programs import compilations
 import fedvg_jax as fv
 from fedvg_jax.host import hardware
 from fedvg_jax.models import pretrained
+from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.study import sweeps
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
@@ -272,6 +274,23 @@ def test_run_refuses_arguments_and_settings_that_cannot_work_in_one_line(setting
 def test_a_sweep_refuses_arguments_of_another_kind_in_one_line(arguments, message):
     with pytest.raises(fv.UsageError, match=message):
         fv.run_sweep(SMALL, **{"axes": {"seed": [0]}, **arguments})
+
+
+@pytest.mark.parametrize("function", [fv.run, fv.run_sweep, fv.simulation])
+def test_runs_sweeps_and_simulations_take_the_same_objects(function):
+    assert {*Given.__annotations__} <= {*inspect.signature(function).parameters}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wieghting'"):
+        function(SMALL, wieghting=None)
+
+
+def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
+    """A sweep of another one is another sweep."""
+    given = linear.GIVEN | {"initial": fv.Variables({"w": np.full(3, 5, np.float32)}, {})}
+    config = replace(SMALL, weighting="uniform", partition="iid")
+    (swept,) = fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **given)
+    assert swept.result.records[-1]["val_loss"] == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
+    with pytest.raises(fv.UsageError, match="initial"):
+        fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
 
 
 def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatch):

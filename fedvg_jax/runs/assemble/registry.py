@@ -76,14 +76,13 @@ def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(send=SENDS[config.send.kind](config))
 
 
-def probe_ratio(config: Config, algorithm: Algorithm | None = None) -> float:
+def probe_ratio(config: Config, algorithm: Algorithm) -> float:
     """Returns the share of a client's rows that the algorithm's probe reads; 0 for an algorithm without one.
 
     Args:
         config: its `elastic.ratio` is that of every probe, also of a user's own.
-        algorithm: of the run; defaults to the config's.
+        algorithm: of the run.
     """
-    algorithm = algorithm or make_algorithm(config)
     return 0.0 if algorithm.probe is algorithms.no_probe else config.elastic.ratio
 
 

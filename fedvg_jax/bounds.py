@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     return commands.guarded(lambda: _show(_parse(argv)))
 
 
-_FEDERATION = ("algorithm", "weighting", "selection", "candidates", "dropout")
+_FEDERATION = ("algorithm", "weighting", "selection", "send", "dropout")
 _FEDERATION += ("local", "local_first", "record", "finetune_epochs", "stop_at", "patience", "eval_every", "devices")
 _FEDERATION += ("lanes", "hold", "placement", "attack", *declare.method_groups(Config))
 """Settings, and groups of them, without effect on one model, which has no server and no cohort."""
@@ -107,7 +107,6 @@ _ALONE: dict[str, Any] = {
     "validation": Validation(),
     **{name: getattr(Config, name) for name in ("test_ratio", "val_ratio", "min_samples", "min_samples_rule")},
     "partition": "iid",
-    "partition_file": None,
 }
 """Settings of one client. Corrupt rows, partition and validation set are those of the federation."""
 

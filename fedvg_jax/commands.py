@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, command_line, presets
+from fedvg_jax.config import Config, command_line, former, presets
 from fedvg_jax.config.shorthands import with_meaning
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
@@ -106,7 +106,7 @@ def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) 
         allowed: settings of the command. A file may hold others, because all commands share it.
         command: its name and what it does.
     """
-    if other := next((name for name in given if name not in allowed), None):
+    if other := next((name for name in given if former.name_of(name) not in allowed), None):
         raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 

@@ -42,8 +42,8 @@ OF_DATA = ("data_dir", "splits", "max_rows", "image_column", "label_column", "gr
 OF_DATA += ("cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
-OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "partition_file", "alpha")
-OF_PREPARE += ("shards_per_client", "classes_per_client", "export_partition", "min_samples", "min_samples_rule")
+OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "alpha")
+OF_PREPARE += ("export_partition", "min_samples", "min_samples_rule")
 OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 

@@ -24,7 +24,7 @@ FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """A zero byte; or half of a pair of UTF-16, which a byte of a command line that is not UTF-8 becomes."""
 
-NEVER_UNUSED = ("stem", "norm_layers", "momentum", "image_size", "min_samples_rule", "partition_file")
+NEVER_UNUSED = ("stem", "norm_layers", "momentum", "image_size", "min_samples_rule")
 NEVER_UNUSED += ("validation.data_dir", "validation.clients")
 """Settings that are refused where a run does not use them, also in a file and from Python: without them it would
 silently train another model, or on other data, than their user expects."""
@@ -61,13 +61,24 @@ def _check_values(config: Config) -> None:
         is_writable = not UNWRITABLE.search(str(value))
         _require(is_writable, name, ascii(str(value)), "text that UTF-8 can encode, without a zero byte")
         if setting.names:
-            require_name(name, str(value), setting.names)
+            _check_choice(name, str(value))
         if setting.range:
             kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
             _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
         if setting.facts.hyper:
             fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
             _require(fits, name, value, "a number that float32 can hold")
+
+
+def _check_choice(name: str, text: str) -> None:
+    """Raises UsageError for a text that is no allowed name, or no name with a value that it may have."""
+    try:
+        chosen, value = SETTINGS[name].split(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {error}; got {_shorten(text)}") from None
+    require_name(name, chosen, SETTINGS[name].names)
+    if value == "":
+        raise UsageError(f"{name} {chosen} needs a file: --{name} {chosen}:FILE, a .npz or .json of rows")
 
 
 def _check_texts(config: Config) -> None:
@@ -124,9 +135,9 @@ def _unused(config: Config) -> Iterator[str]:
 
 def _training_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the model, its cohorts, its local training and its devices."""
-    least, given = options.cohort_size(config), config.candidates
-    if config.selection == "power_of_choice" and given > 0 and not least <= given <= config.clients:
-        yield f"candidates must be from the cohort's {least} to the {config.clients} clients, or 0; got {given}"
+    least, (selection, given) = options.cohort_size(config), options.choice(config, "selection")
+    if selection == "power_of_choice" and given and not least <= given <= config.clients:
+        yield f"selection power_of_choice:D takes the cohort's {least} to the {config.clients} clients; got {given}"
     if config.norm_layers == "frozen" and not config.init:
         yield "norm_layers frozen keeps statistics of a trained model; name one by --init, or use --norm-layers batch"
     if config.stop_at and options.stop_target(config) is None:
@@ -222,11 +233,13 @@ def _hold_problems(config: Config) -> Iterator[str]:
 
 def _partition_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the partition, exported files, and the clients that are corrupt."""
-    kind, is_held_out_first, file = config.partition, config.holdout != "client", config.export_partition
+    (kind, _), is_held_out_first, file = (
+        options.choice(config, "partition"),
+        config.holdout != "client",
+        config.export_partition,
+    )
     if config.export is not None and config.export.suffix != ".safetensors":
         yield f"export must end in .safetensors; got {config.export}"
-    if kind == "file" and not config.partition_file:
-        yield "partition file needs --partition-file FILE, a .npz or .json of rows"
     if file is not None and file.suffix not in (".npz", ".json"):
         yield f"export_partition must end in .npz or .json; got {file}"
     if is_held_out_first and kind in ("file", "official"):
@@ -235,13 +248,10 @@ def _partition_problems(config: Config) -> Iterator[str]:
         yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
     if kind == "balanced_client" and config.clients < 2:
         yield "partition balanced_client needs at least 2 clients; got 1"
-    corrupt = {"corrupt": config.corrupt, "attack": config.attack}
-    clients = {name: group.clients for name, group in corrupt.items() if group.kind != "none"}
-    for name, fraction in clients.items():
-        if round(fraction * config.clients) == 0:
-            yield f"{name}.clients {fraction} of {config.clients} clients is none; use > {0.5 / config.clients:g}"
-    if len(set(clients.values())) == 2:
-        yield f"corrupt.clients and attack.clients are the same clients; got {[*clients.values()]}; make them equal"
+    is_corrupt = (config.corrupt.kind, config.attack.kind) != ("none", "none")
+    if is_corrupt and options.num_corrupt(config) == 0:
+        fraction, least = config.corrupt.clients, 0.5 / config.clients
+        yield f"corrupt.clients {fraction} of {config.clients} clients is none; use > {least:g}"
 
 
 def _validation_problems(config: Config) -> Iterator[str]:

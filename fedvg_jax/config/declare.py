@@ -17,7 +17,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -74,6 +74,14 @@ SEED = Range("in [0, 2**32)", 0, 2**32, excludes_high=True)
 UNIT = Range("in [0, 1]", 0, 1)
 
 
+class Value(NamedTuple):
+    """What may stand behind an allowed name and a colon, as 0.01 in topk:0.01."""
+
+    default: Any
+    """Of the type of the value; "" where a text must be given."""
+    range: Range | None = None
+
+
 class Condition(NamedTuple):
     """Condition on another setting, under which a setting is used."""
 
@@ -88,7 +96,7 @@ class Condition(NamedTuple):
 def is_one(name: str, *values: str) -> Condition:
     """Holds where a setting has one of the values."""
     value_of = operator.attrgetter(name)
-    return Condition(name, lambda config: value_of(config) in values, " or ".join(values))
+    return Condition(name, lambda config: value_of(config).partition(":")[0] in values, " or ".join(values))
 
 
 def is_not(name: str, value: str, by: str = "every other kind") -> Condition:
@@ -159,6 +167,26 @@ class Setting(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The allowed names; empty for other settings."""
         return () if isinstance(self.facts.allowed, Range | None) else tuple(self.facts.allowed)
+
+    def split(self, text: str) -> tuple[str, Any]:
+        """Returns the name in a text NAME or NAME:VALUE, and the value, by default that of the name.
+
+        Raises:
+            ValueError: the value has another type, or is out of range.
+        """
+        name, _, given = text.partition(":")
+        value = self.facts.allowed.get(name) if isinstance(self.facts.allowed, Mapping) else None
+        if not isinstance(value, Value):
+            return text, None
+        if not value.range:
+            return name, given
+        try:
+            number = type(value.default)(given or value.default)
+        except ValueError:
+            number = math.nan
+        if not value.range.holds(number):
+            raise ValueError(f"{name}:VALUE takes a number {value.range.words}")
+        return name, number
 
     @property
     def range(self) -> Range | None:

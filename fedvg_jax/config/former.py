@@ -20,6 +20,8 @@ RENAMED = {
     "fedvg.mix": "generalised.mix",
     "fedvg.fit_steps": "fitted.steps",
     "fedvg.fit_rate": "fitted.rate",
+    "send.kind": "send",
+    "attack.clients": "corrupt.clients",
 }
 """Former name -> name."""
 
@@ -46,12 +48,22 @@ SWITCHED = {
 REMOVED = {"robust.noise": 0.0, "validation.pixel_noise": 0.0, "validation.fraction": 1.0, "trust_cache": False}
 """Setting that is no more -> its default, which is ignored."""
 
-NAMES = (*RENAMED, *SWITCHED, *REMOVED)
+VALUES = {
+    "partition_file": ("partition", "file", ""),
+    "shards_per_client": ("partition", "shards", "2"),
+    "classes_per_client": ("partition", "classes", "2"),
+    "candidates": ("selection", "power_of_choice", "0"),
+    "send.fraction": ("send", "topk", "0.01"),
+    "send.levels": ("send", "qsgd", "4"),
+}
+"""Former name -> (setting, name of it behind which the value stands, default). Other names do not use the value."""
+
+NAMES = (*RENAMED, *SWITCHED, *REMOVED, *VALUES)
 
 
 def name_of(name: str) -> str:
     """Returns the name of a setting that may be given by its former one."""
-    return "departures" if name in SWITCHED else RENAMED.get(name, name)
+    return "departures" if name in SWITCHED else VALUES[name][0] if name in VALUES else RENAMED.get(name, name)
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,9 +91,12 @@ def current(settings: Mapping[str, Any], source: str, base: Mapping[str, Any]) -
         return dict(settings)
     result = {name: value for name, value in settings.items() if name not in NAMES}
     words = [str(settings.get("departures", base["departures"]))]
-    for name in [name for name in settings if name in NAMES]:
+    attack, corrupt = (result.get(f"{group}.kind", base.get(f"{group}.kind")) for group in ("attack", "corrupt"))
+    for name in sorted((name for name in settings if name in NAMES), key=lambda name: name in VALUES):
         value, new = settings[name], name_of(name)
-        if name in RENAMED:
+        if name == "attack.clients" and "none" in (attack, corrupt):  # without attacks no run uses it
+            result |= {} if attack == "none" else {new: value}
+        elif name in RENAMED:
             before, given = base[new], result.get(new, base[new])
             if given != before and value not in (before, given) and new != "placement":
                 raise UsageError(f"{source}: {name} is a former name of {new}; got both; give {new} alone")
@@ -91,6 +106,12 @@ def current(settings: Mapping[str, Any], source: str, base: Mapping[str, Any]) -
             if str(value).lower() not in (published, other):
                 raise UsageError(f"{source}: {name} is {published} or {other}; got {str(value)[:100]!r}")
             words.append(departure if str(value).lower() == published else f"no-{departure}")
+        elif name in VALUES:
+            chosen, given = str(result.get(new, base[new])).partition(":")[0], str(value or "")
+            if chosen == VALUES[name][1] and given != VALUES[name][2]:
+                result[new] = f"{chosen}:{given}"
+            elif name == "partition_file" and given:
+                raise UsageError(f"{source}: partition_file is for partition file, not {chosen}; use file:FILE")
         elif value != REMOVED[name]:
             raise UsageError(f"{source}: {name} is no setting any more; leave it out")
     return result | ({"departures": canonical(",".join(words))} if len(words) > 1 else {})

@@ -26,6 +26,7 @@ from fedvg_jax.config.declare import (
     UNIT,
     Condition,
     Range,
+    Value,
     as_name,
     group,
     is_not,
@@ -40,8 +41,13 @@ from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.shorthands import takes_shorthands
 from fedvg_jax.core.types import UsageError
 
-PARTITIONS = ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid", "shards", "classes")
-PARTITIONS += ("group", "file")
+PARTITIONS = {
+    **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
+    "shards": Value(2, COUNT),
+    "classes": Value(2, COUNT),
+    "group": None,
+    "file": Value(""),
+}
 DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
@@ -73,6 +79,11 @@ _FEDVG = weighs_by("fedvg", "generalised")
 _EXTERNAL = is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
 _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
 _IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
+_CORRUPT = Condition(
+    "corrupt.kind",
+    lambda config: (config.corrupt.kind, config.attack.kind) != ("none", "none"),
+    "every other kind, and by --attack.kind",
+)
 _GRADUAL = Condition(
     "corrupt.kind",
     lambda config: config.corrupt.kind not in ("none", "rotate90"),
@@ -118,18 +129,6 @@ class Robust:
 
 
 @dataclass(frozen=True)
-class Send:
-    """Compression of the updates that clients send; the server scores and averages what arrives."""
-
-    kind: str = setting("none", ("none", "topk", "qsgd"), also="compression sparsification quantization")
-    """Compression of updates. topk: the largest entries, with error feedback; qsgd: random rounding to few levels."""
-    fraction: float = setting(0.01, FRACTION, used=(is_one("send.kind", "topk"),))
-    """Fraction of the entries that topk sends, in (0, 1]."""
-    levels: int = setting(4, COUNT, used=(is_one("send.kind", "qsgd"),))
-    """Levels s of qsgd, of each tensor's norm."""
-
-
-@dataclass(frozen=True)
 class Privacy:
     """Client-level differential privacy: clipped updates, and Gaussian noise on their aggregate."""
 
@@ -149,8 +148,6 @@ class Attack:
     kind: str = setting("none", ("none", "sign_flip", "scaling", "noise"), also="attack")
     """Corruption of updates. sign_flip: times -scale; scaling: times scale; noise: replaced by noise of scale times
     their norm."""
-    clients: float = setting(0.2, FRACTION, "data", used=(is_not("attack.kind", "none"),))
-    """Fraction of all clients that are corrupt, in (0, 1]."""
     scale: float = setting(1.0, FROM_0, hyper="attack_scale", used=(is_not("attack.kind", "none"),))
     """Factor of the corrupt update."""
 
@@ -197,8 +194,8 @@ class Corrupt:
     """Corruption of training rows. label_flip: class c becomes C-1-c; label_noise: another class; pixel_noise: Gaussian
     noise. Feature shifts that differ between clients: feature_noise (levels up to the strength), rotate90, rotate
     (angles up to strength x 180 degrees)."""
-    clients: float = setting(0.2, FRACTION, "data", used=(is_not("corrupt.kind", "none"),))
-    """Fraction of all clients that are corrupt, selected by the seed, in (0, 1]."""
+    clients: float = setting(0.2, FRACTION, "data", used=(_CORRUPT,))
+    """Fraction of all clients that have corrupt rows, updates or both, selected by the seed, in (0, 1]."""
     strength: float = setting(1.0, FRACTION, "data", used=(_GRADUAL,))
     """Strength of the corruption, in (0, 1]: fraction of the labels, deviation of the noise, or fraction of a half
     turn."""
@@ -271,11 +268,10 @@ class Config(Methods):
     """Number of clients N."""
     join_ratio: float = setting(0.5, FRACTION, is_common=True, also="fraction participation")
     """Fraction of the clients sampled each round, in (0, 1]."""
-    selection: str = setting("uniform", ("uniform", "size", "power_of_choice"), "data")
-    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice: of candidates
-    drawn so, the clients on whose training rows the global model has the largest loss."""
-    candidates: int = setting(0, FROM_0, "data", used=(is_one("selection", "power_of_choice"),))
-    """Candidates d of selection power_of_choice, from the cohort's size to all clients. 0: twice the cohort's size."""
+    selection: str = setting("uniform", {"uniform": None, "size": None, "power_of_choice": Value(0, FROM_0)}, "data")
+    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D, of D clients
+    drawn so, those on whose training rows the global model has the largest loss. D is by default twice the cohort's
+    size."""
     dropout: float = setting(0.0, BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
@@ -283,7 +279,9 @@ class Config(Methods):
     is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
     partition: str = setting("dirichlet", PARTITIONS, "data", is_common=True, also="iid non_iid")
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
-    clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ."""
+    clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ;
+    shards:S, S pieces of the rows sorted by label, 2 by default; classes:C, at most C different classes, 2 by default;
+    file:FILE, the rows of a file .npz or .json."""
     alpha: float = setting(
         0.05,
         Range("> 0 and at most 1e30; 0.05 is very skewed, 100 almost even", 0, 1e30, excludes_low=True),
@@ -296,14 +294,8 @@ class Config(Methods):
     sizes."""
     partition_seed: int = setting(42, SEED, "data")
     """Seed of the partition, independent of the seed of the run."""
-    shards_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "shards"),))
-    """Shards that every client gets, of the rows sorted by label (partition shards)."""
-    classes_per_client: int = setting(2, COUNT, "data", used=(is_one("partition", "classes"),))
-    """Number of different classes that every client has, at most (partition classes)."""
-    partition_file: Path | None = setting(None, kind="data", used=(is_one("partition", "file"),), word="FILE")
-    """File of every client's rows, .npz or .json (partition file)."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
-    """File for the rows of every client, .npz or .json, which partition file reads."""
+    """File for the rows of every client, .npz or .json, which partition file:FILE reads."""
     min_samples: int = setting(10, COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
@@ -340,6 +332,14 @@ class Config(Methods):
     local_first: float = setting(0.0, BELOW_1, used=(_LOCAL,))
     """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others.
     Both get a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
+    send: str = setting(
+        "none",
+        {"none": None, "topk": Value(0.01, FRACTION), "qsgd": Value(4, COUNT)},
+        also="compression sparsification quantization",
+    )
+    """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest
+    entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S, random rounding to S levels of each
+    tensor's norm, 4 by default."""
     batch_size: int = setting(32, COUNT, is_common=True, also="bs")
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     lr: float = setting(0.1, ABOVE_0, hyper="lr", is_common=True, also="learning_rate eta")
@@ -427,7 +427,6 @@ class Config(Methods):
     """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
     dry_run: bool = setting(False, kind="host", is_common=True)
     """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
-    send: Send = group(Send, "Compression of updates")
     robust: Robust = group(Robust, "Robust aggregation")
     dp: Privacy = group(Privacy, "Client-level differential privacy")
     attack: Attack = group(Attack, "Corrupt updates", names_method=False)
@@ -463,6 +462,15 @@ def registered(setting: str, value: Any) -> Any:
     is_name = setting in _NAMED and isinstance(value, str)
     name = as_name(value) if is_name else value
     return canonical(name) if is_name and setting == "departures" else name
+
+
+def choice(config: Config, name: str) -> tuple[str, Any]:
+    """Returns the name and the value of a setting NAME or NAME:VALUE.
+
+    >>> choice(Config(send="topk:0.1"), "send"), choice(Config(partition="shards"), "partition")
+    (('topk', 0.1), ('shards', 2))
+    """
+    return SETTINGS[name].split(SETTINGS[name].get(config))
 
 
 def default_cache_dir() -> Path:
@@ -556,5 +564,4 @@ def block_size(config: Config) -> int:
 
 def num_corrupt(config: Config) -> int:
     """Returns how many of the N clients are corrupt, in their updates or their rows."""
-    kinds = (config.attack, config.corrupt)
-    return max(round(kind.clients * config.clients) if kind.kind != "none" else 0 for kind in kinds)
+    return round(config.corrupt.clients * config.clients) if _CORRUPT.holds(config) else 0

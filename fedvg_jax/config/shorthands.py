@@ -108,7 +108,7 @@ def fields_of(config: type, base: Mapping[str, Any], settings: Mapping[str, Any]
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(shorthands)}; give it to Config(...)")
     flat = {}
     for name, value in given.items():
-        if name in groups and isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (name in groups or f"{name}.kind" in former.NAMES):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         else:
             flat[name] = value

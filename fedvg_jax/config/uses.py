@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config import former
-from fedvg_jax.config.declare import Condition
+from fedvg_jax.config.declare import Condition, is_not, is_one
 from fedvg_jax.config.departures import departures, listed
 from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config
@@ -39,6 +39,10 @@ def unmet(config: Config, name: str) -> Condition | None:
         return conditions[0] if conditions and all(conditions) else None
     if name in former.SWITCHED:
         return _unmet(config, DEPARTURES[former.SWITCHED[name][2]])
+    if name in former.VALUES:
+        return _unmet(config, [is_one(*former.VALUES[name][:2])])
+    if name == "attack.clients":
+        return _unmet(config, [is_not("attack.kind", "none")])
     return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
 
 

@@ -21,7 +21,7 @@ folder of data that is an axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
 METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first", "departures")
-METHOD_GROUPS += ("train", "lora_rank", "lora")
+METHOD_GROUPS += ("train", "lora_rank", "lora", "send")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
 OF_BASE = ("algorithm", "weighting", "local", "local_first")
@@ -178,7 +178,9 @@ def _settings_of_values(point: Point) -> Mapping[str, Any]:
     if named.get("partition_seed") == "follow":
         named["partition_seed"] = named.get("seed", Config.seed)
     config = apply(
-        Config(), {name: value for name, value in named.items() if name in (*SETTINGS, *former.SWITCHED)}, "sweep.json"
+        Config(),
+        {name: value for name, value in named.items() if name in (*SETTINGS, *former.NAMES)},
+        "sweep.json",
     )
     of_others = {name for name in unused(config) if name.split(".")[0] in METHOD_GROUPS}
     by_name = {"departures", *former.SWITCHED} & named.keys()

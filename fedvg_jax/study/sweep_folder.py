@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import operator
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, former, uses
+from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
@@ -169,8 +169,9 @@ def check_sources(points: Sequence[Point]) -> None:
             checked.add(key)
             size = images.parse_size(config.image_size)
             datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
-        for name in ("init", "partition_file", "validation.data_dir"):
-            path = operator.attrgetter(name)(config)
+        kind, file = choice(config, "partition")
+        paths = {"init": config.init, "validation.data_dir": config.validation.data_dir}
+        for name, path in (paths | {"partition file": files.user_path(file) if kind == "file" else None}).items():
             if path and not path.exists():
                 raise UsageError(f"{name} {path}: no such file or folder")
 

@@ -230,7 +230,7 @@ def refuse_set(config: Config) -> None:
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 
-PATHS = ("data_dir", "init", "partition_file", "validation.data_dir")
+PATHS = ("data_dir", "init", "validation.data_dir")
 """Paths that the points of a sweep may have; an empty one is not set, for which TOML has no other value."""
 
 
@@ -405,7 +405,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
     if follows:
-        is_drawn = is_asked or config.partition != "file"
+        is_drawn = is_asked or not config.partition.startswith("file:")
         config = dataclasses.replace(config, partition_seed=config.seed if is_drawn else Config.partition_seed)
     try:
         return check(config)
@@ -443,7 +443,7 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    untyped = (*presets.SHORTHANDS, *former.SWITCHED)
+    untyped = (*presets.SHORTHANDS, *former.SWITCHED, *former.VALUES)
     kept = {name: value for name, value in values.items() if name in untyped or value in (FOLLOW, "native")}
     return {name: kept.get(name, flat.get(name)) for name in values}
 

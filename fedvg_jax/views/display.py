@@ -90,7 +90,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
         f"method  {method_text(config, sim.given)}"
-        + (f", updates sent by {config.send.kind}" if config.send.kind != "none" else "")
+        + (f", updates sent by {config.send}" if config.send != "none" else "")
         + (f", epsilon {sim.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.epsilon else ""),
         *([f"unused  {', '.join(unused)} of {config.config}"] if unused else []),
     ]

@@ -10,8 +10,8 @@ TEXT = {"dataset": "literature", "model": "gru", "partition": "group"}
 DP = {"dp.clip": 1.0, "weighting": "uniform"}
 TABLE = {"dataset": "iris", "clients": 3, "alpha": 10.0}
 REFUSED = [
-    ({"partition": "file"}, "--partition-file FILE"),
-    ({"partition_file": "a.npz"}, "--partition-file is not used by --partition dirichlet"),
+    ({"partition": "file"}, "--partition file:FILE"),
+    ({"partition_file": "a.npz"}, "partition_file is for partition file, not dirichlet; use file:FILE"),
     ({"partition": "official", "holdout": "global"}, "holdout global"),
     ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
     ({"val_ratio": 0.0}, "external --validation.source"),
@@ -19,7 +19,9 @@ REFUSED = [
     ({"validation.clients": 0.5, "validation.source": "npz", "validation.data_dir": "x"}, "--validation.clients"),
     ({"validation.size": 1}, "validation.size must be >= 2"),
     ({"clients": 6, "corrupt.kind": "rotate", "corrupt.clients": 0.01}, "clients is none; use > 0.0833333"),
-    ({"corrupt.kind": "rotate", "attack.kind": "noise", "attack.clients": 0.5}, "make them equal"),
+    ({"send": "topk:2"}, r"send topk:VALUE takes a number in \(0, 1\]; got topk:2"),
+    ({"send": "topk:many"}, "send topk:VALUE takes a number .*; got topk:many"),
+    ({"send": "none:1"}, "unknown send 'none:1'"),
     ({"robust.rule": "median"}, "median ignores the weights of fedvg"),
     (
         {"robust.rule": "median", "weighting": "uniform", "algorithm": "feddyn"},
@@ -49,7 +51,7 @@ REFUSED = [
     ({"model": "resnet18", "norm_layers": "frozen"}, "norm_layers frozen keeps .*name one by --init"),
     ({"model": "resnet18", "stem": "7x7"}, "unknown stem '7x7'; allowed: imagenet, cifar"),
     ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
-    ({"selection": "power_of_choice", "candidates": 9}, "from the cohort's 10 to the 20 clients, or 0; got 9"),
+    ({"selection": "power_of_choice:9"}, "takes the cohort's 10 to the 20 clients; got 9"),
     ({"selection": "power_of_choice", "departures": "cohorts"}, "--departures cohorts and a selection"),
     ({"selection": "power_of_choice", "placement": "host"}, "use placement device"),
     ({"algorithm": "ditto", "local": "^classifier/"}, "a personal model of each client, and local .classifier/ a part"),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.files import usage_error
+from support.files import one_line, usage_error
 
 from fedvg_jax import commands, config
 from fedvg_jax.config import SETTINGS, Config, former
@@ -14,7 +14,7 @@ from fedvg_jax.study.sweep_points import Sweep, make_points, parse_axes, read_fi
 
 OTHER = {"norm": "group", "split": "global", "select": "held_out", "pretrained": "w.safetensors", "pool": "host"}
 OTHER |= {"memories": "device", "fedvg.exponent": 2.0, "fedvg.temperature": 0.5, "fedvg.mix": 0.25}
-OTHER |= {"fedvg.fit_steps": 3, "fedvg.fit_rate": 0.5}
+OTHER |= {"fedvg.fit_steps": 3, "fedvg.fit_rate": 0.5, "send.kind": "topk"}
 """Former name of `RENAMED` -> a value that is not the default."""
 
 
@@ -59,6 +59,37 @@ def test_switched_setting_adds_its_departure_or_takes_it_out(name):
             assert from_python.departures == made.departures
 
 
+BEHIND = {"partition_file": "rows.npz", "shards_per_client": 3, "classes_per_client": 4, "candidates": 15}
+BEHIND |= {"send.fraction": 0.5, "send.levels": 8}
+"""Former name of `VALUES` -> a value that is not the default."""
+
+
+@pytest.mark.parametrize("name", former.VALUES)
+def test_former_name_of_a_value_puts_it_behind_the_name_that_has_it(name):
+    (setting, kind, _), value = former.VALUES[name], BEHIND[name]
+    expected = changed(Config(**{setting: f"{kind}:{value}"}))
+    old = "send.kind" if setting == "send" else setting
+    assert changed(config.apply(Config(), {name: value, old: kind}, "test")) == expected
+    assert changed(config.apply(Config(**{setting: kind}), {name: value}, "test")) == expected
+    settings = {setting: {"kind": kind, name.partition(".")[2]: value}} if "." in name else {setting: kind, name: value}
+    assert changed(Config(**settings)) == expected
+    parsed = config.command_line.parse([f"--{name.replace('_', '-')}", str(value), f"--{setting}={kind}"], "sim")
+    assert changed(config.apply(Config(), parsed, "test")) == expected
+    with one_line(f"--{name.replace('_', '-')} is not used by --{setting}|partition_file is for partition file"):
+        commands.parse([f"--{name.replace('_', '-')}", str(value)])
+
+
+def test_clients_of_an_attack_are_the_corrupt_clients():
+    made = config.apply(
+        Config(), {"attack.kind": "noise", "attack.clients": 0.5, "corrupt.clients": 0.3}, "config.json"
+    )
+    assert made.corrupt.clients == 0.5
+    assert config.apply(Config(), {"attack.kind": "none", "attack.clients": 0.5}, "config.json") == Config()
+    with usage_error("got both"):
+        both = {"attack.kind": "noise", "attack.clients": 0.5, "corrupt.kind": "rotate", "corrupt.clients": 0.3}
+        config.apply(Config(), both, "config.json")
+
+
 def test_departures_that_a_run_cannot_have_are_refused_as_flags():
     with usage_error("--scaffold.memory is not used by --algorithm fedavg"):
         commands.parse(["--scaffold.memory", "lost"])
@@ -82,13 +113,16 @@ def test_removed_setting_is_refused_unless_it_has_its_default(name):
 def test_settings_of_a_run_folder_of_former_names_are_read():
     """Those that differ from the defaults, as an earlier version wrote them, beside the others at their defaults."""
     written = json.loads(json.dumps(config.to_json(Config()) | {"init": None}))
-    del written["departures"], written["norm_layers"], written["placement"]
+    del written["departures"], written["norm_layers"], written["placement"], written["send"]
+    written |= {"send": {"kind": "topk", "fraction": 0.05, "levels": 4}, "partition": "classes", "partition_file": None}
+    written |= {"shards_per_client": 3, "classes_per_client": 2, "candidates": 0}
     written |= {"norm": "group", "pool": "host", "memories": "auto", "pretrained": None, "server_stats": "averaged"}
     written["scaffold"] |= {"steps": "single", "memory": "kept"}
     written["validation"] |= {"copies": "none", "classes": "paper", "fraction": 1.0, "pixel_noise": 0.0}
     made = config_from_json(written, "config.json")
     assert (made.norm_layers, made.placement, made.init) == ("group", "host", None)
     assert made.departures == "scaffold-steps,no-external-copies"
+    assert (made.send, made.partition, made.selection) == ("topk:0.05", "classes", "uniform")
 
 
 def test_former_names_are_axes_of_a_sweep(tmp_path):

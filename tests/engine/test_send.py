@@ -120,20 +120,20 @@ BYTES = {"topk": 65 * (4 + 4), "qsgd": -(-SIZE * (1 + 3) // 8) + 2 * 4}
 
 @pytest.mark.parametrize("kind", BYTES)
 def test_bytes_up_count_what_is_sent(kind):
-    config = dataclasses.replace(CONFIG, send={"kind": kind, "fraction": 0.1, "levels": 4}, algorithm="scaffold")
+    config = dataclasses.replace(CONFIG, send={"topk": "topk:0.1"}.get(kind, kind), algorithm="scaffold")
     sim = simulation.simulation(config)
     assert sim.traffic == (2 * 4 * SIZE, BYTES[kind] + 4 * SIZE, 0, 0)  # c goes down, its change up
-    assert f", updates sent by {kind}\n" in display.start_text(sim)
+    assert f", updates sent by {config.send}\n" in display.start_text(sim)
 
 
 def test_a_resumed_run_goes_on_with_its_errors(tmp_path):
-    config = dataclasses.replace(CONFIG, send={"kind": "topk", "fraction": 0.1})
+    config = dataclasses.replace(CONFIG, send="topk:0.1")
     whole = fv.run(config)
     fv.run(dataclasses.replace(config, rounds=1, out=tmp_path))
     resumed = fv.run(dataclasses.replace(config, resume=str(tmp_path)))
     assert timeless(resumed.records) == timeless(whole.records)
     assert whole.records[-1]["bytes_up"] == 2 * BYTES["topk"]
-    with pytest.raises(fv.UsageError, match=r"send.kind topk and algorithm.send both compress"):
+    with pytest.raises(fv.UsageError, match=r"send topk and algorithm.send both compress"):
         fv.run(config, algorithm=fv.algorithms.fedavg()._replace(send=compression.qsgd()))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.departures import departs
+from fedvg_jax.config.options import choice
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.types import Data, Population, Selection, SimState, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
@@ -26,9 +27,10 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
     Raises:
         UsageError: it breaks its contract, or the settings of the run do not allow it.
     """
-    num_candidates = config.candidates or min(config.clients, 2 * cohort_size(config))
+    name, num_candidates = choice(config, "selection")
+    num_candidates = num_candidates or min(config.clients, 2 * cohort_size(config))
     named = {"size": selection.by_size(), "power_of_choice": selection.power_of_choice(num_candidates)}
-    chosen = named.get(config.selection) if given is None else given
+    chosen = named.get(name) if given is None else given
     if chosen is None:
         return None
     if not isinstance(chosen, Selection) or not callable(chosen.choose):

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.departures import departs
+from fedvg_jax.config.options import choice
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
@@ -16,6 +17,7 @@ from fedvg_jax.data.partitions import exchange, statistics
 from fedvg_jax.data.partitions.client_rows import sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.host.files import user_path
 from fedvg_jax.runs.assemble.registry import corrupt_clients
 
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
@@ -36,12 +38,12 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
     Raises:
         UsageError: the partition cannot be drawn, or its file is missing or malformed.
     """
-    if config.partition == "file":
-        assert config.partition_file is not None, "config.check requires it"
-        return _checked(config, arrays, exchange.read(config.partition_file, len(arrays.y)), config.partition_file)
+    kind, value = choice(config, "partition")
+    if kind == "file":
+        return _checked(config, arrays, exchange.read(user_path(value), len(arrays.y)), value)
     return draw_partition(
         _labels(config, arrays),
-        kind=config.partition,
+        kind=kind,
         num_clients=config.clients,
         alpha=config.alpha,
         seed=config.partition_seed,
@@ -50,8 +52,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
         test_ratio=config.test_ratio,
         val_ratio=config.val_ratio,
         held_out=config.holdout,
-        shards_per_client=config.shards_per_client,
-        classes_per_client=config.classes_per_client,
+        **({f"{kind}_per_client": value} if kind in ("shards", "classes") else {}),
         groups=arrays.groups,
         cache_dir=config.cache_dir and config.cache_dir / "partitions",
         progress=progress,

@@ -63,7 +63,7 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
     if algorithm.report is not no_report or algorithm.probe is not no_probe:
         raise UsageError(f"dp covers the aggregate, and the algorithm has messages or memories of clients; {instead}")
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
-        raise UsageError("dp does not account for what clients keep, as errors of send.kind topk; use qsgd or none")
+        raise UsageError("dp does not account for what clients keep, as errors of send topk; use qsgd or none")
     weights = jax.tree.map(lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params)
     read, _ = dependence.reads(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):

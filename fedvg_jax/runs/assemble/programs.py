@@ -108,7 +108,7 @@ def static_settings(config: Config) -> Config:
     values = {name: SETTINGS[name].default for name in VALUES}
     values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
     if config.attack.kind != "none":  # the corrupt clients' ids are constants of the program
-        values |= {"seed": config.seed, "attack.clients": config.attack.clients}
+        values |= {"seed": config.seed, "corrupt.clients": config.corrupt.clients}
     return configs.apply(config, values, "static settings")
 
 

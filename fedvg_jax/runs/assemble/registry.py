@@ -26,6 +26,7 @@ from fedvg_jax.config import (
 )
 from fedvg_jax.config.declare import referenced
 from fedvg_jax.config.departures import departs
+from fedvg_jax.config.options import choice
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
@@ -60,20 +61,17 @@ def make_algorithm(config: Config) -> Algorithm:
     return methods.factory("algorithms", config.algorithm)(**arguments)
 
 
-SENDS: dict[str, Callable[[Config], Send | None]] = {
-    "none": lambda config: None,
-    "topk": lambda config: compression.top_k(config.send.fraction),
-    "qsgd": lambda config: compression.qsgd(config.send.levels),
-}
+SENDS: dict[str, Callable[[Any], Send]] = {"topk": compression.top_k, "qsgd": compression.qsgd}
 
 
 def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
     """Returns the algorithm with the compression that the config names; UsageError where it has one of its own."""
-    if config.send.kind == "none":
+    kind, value = choice(config, "send")
+    if kind == "none":
         return algorithm
     if algorithm.send is not None:
-        raise UsageError(f"send.kind {config.send.kind} and algorithm.send both compress updates; leave one out")
-    return algorithm._replace(send=SENDS[config.send.kind](config))
+        raise UsageError(f"send {kind} and algorithm.send both compress updates; leave one out")
+    return algorithm._replace(send=SENDS[kind](value))
 
 
 def probe_ratio(config: Config, algorithm: Algorithm) -> float:
@@ -98,10 +96,11 @@ def check_images(config: Config, arrays: Arrays) -> None:
     user_data.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], MODELS[config.model].smallest
     if min(shape[:2]) < least:
-        fitting = [name for name in MODELS if MODELS[name].smallest <= min(shape[:2])]
+        sizes = {name: network.smallest for name, network in MODELS.items() if network.smallest <= min(shape[:2])}
+        fitting = max(sizes, key=sizes.__getitem__)
         raise UsageError(
             f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
-            f" {shape[0]} x {shape[1]}; try --model {fitting[0]}"
+            f" {shape[0]} x {shape[1]}; try --model {fitting}"
         )
 
 

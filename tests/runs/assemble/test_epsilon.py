@@ -95,7 +95,7 @@ def residual_of_weights(hyper, server, params, cohort):
 OWN = {
     "messages or memories": ({"algorithm": "moon", "train": ""}, {}),
     "has messages": ({"algorithm": "scaffold"}, {}),
-    "what clients keep, as errors of send.kind topk": ({"send": {"kind": "topk"}}, {}),
+    "what clients keep, as errors of send topk": ({"send": "topk"}, {}),
     "residual reads the weights": ({}, {"algorithm": fv.algorithms.fedavg()._replace(residual=residual_of_weights)}),
     "running statistics of BatchNorm would get no noise": ({"train": ""}, {"task": worlds.TASK}),
     "leave selection= out": ({}, {"selection": fv.Selection(lambda population: [0, 1])}),

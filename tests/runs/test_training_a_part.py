@@ -163,3 +163,31 @@ def test_constants_of_a_module_are_frozen(make, net):
 def test_a_module_that_changes_its_constants_is_refused(make, net):
     with pytest.raises(fv.UsageError, match=r"(?i)cannot update variable|changes variables"):
         make(net, squared, ROWS[:1])
+
+
+def test_published_behaviours_apply_to_the_trained_part():
+    """Everything trained equals no setting; a frozen BatchNorm keeps its statistics, which the server has not."""
+    given = {"data": worlds.random_images(), "task": worlds.TASK}
+    official = fv.Config(fidelity="official", clients=4, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0)
+    whole, part = fv.run(official, **given), fv.run(dataclasses.replace(official, train="."), **given)
+    assert timeless(whole.records) == timeless(part.records)
+    worlds.assert_close(part.variables, whole.variables, 0)
+    head = dataclasses.replace(official, train="^classifier/")
+    start, ended = fv.simulation(official, **given).state.variables, fv.run(head, **given).variables
+    worlds.assert_close(ended.stats, start.stats, 0)
+    worlds.assert_close(ended.params["fc1"], start.params["fc1"], 0)
+    assert (ended.params["classifier"]["kernel"] != start.params["classifier"]["kernel"]).any()
+
+
+def test_all_bindings_of_a_base_share_one_trace_of_the_initial_model():
+    traced = []
+
+    def init(key):
+        traced.append(key)
+        return GIVEN["task"].init(key)
+
+    sim = fv.simulation(HEAD, **GIVEN | {"task": GIVEN["task"]._replace(init=init)})
+    before = len(traced)
+    for _ in range(2):
+        jax.eval_shape(sim.bind(sim.base).task.init, jax.random.key(0))
+    assert len(traced) == before

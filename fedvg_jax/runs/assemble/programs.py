@@ -152,8 +152,10 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
         step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure, private=private)
         return Bound(task, own, step)
 
+    init = trained_part.bind(whole, base).init  # one function, which JAX traces once for all bindings
+
     def bound_to(base: Tree) -> Bound:
-        return bound(*_tasks(config, model, base))
+        return bound(*(task._replace(init=init) for task in _tasks(config, model, base)))
 
     first = bound(whole, scored) if base is None else bound_to(base)
     bind = bound_to if base is not None else lambda base: first

@@ -44,13 +44,13 @@ def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
     for name, way, milliseconds in ((name, way, ms) for name, ways in steps.items() for way, ms in ways.items()):
         yield f"| {name}, {way.replace('lanes, ', 'lanes, --conv ').replace('1 lanes', '1 lane')} | {milliseconds} ms |"
     for conv, rates in sections.get("score", {}).get("rows per second", {}).items():
-        for precision, rows, rate in (
-            (p, rows, rate) for p, of_rows in rates.items() for rows, rate in of_rows.items()
-        ):
+        fastest = {precision: max(of_rows.items(), key=lambda row: row[1]) for precision, of_rows in rates.items()}
+        for precision, (rows, rate) in fastest.items():
             yield f"| scoring one client, --conv {conv}, {precision}, {rows} rows a pass | {rate:,.0f} rows a second |"
-    for way, seconds in sections.get("torch", {}).get("ways", {}).items():
-        result = f"{number(seconds['round'])} s" if "round" in seconds else "no result"
-        yield f"| a round of PyTorch: {way} | {result} |"
+    ways = sections.get("torch", {}).get("ways", {})
+    if rounds_of := {way: seconds["round"] for way, seconds in ways.items() if "round" in seconds}:
+        way = min(rounds_of, key=rounds_of.__getitem__)
+        yield f"| a round of PyTorch, the fastest of {len(ways)} ways: {way} | {number(rounds_of[way])} s |"
     if agree := sections.get("agree"):
         yield "\n| a CNN on digits | largest relative difference of a weight from the CPU's | the same bits twice |"
         yield "|---|---|---|"

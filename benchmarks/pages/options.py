@@ -24,14 +24,13 @@ def options() -> str:
 
 
 def entry(name: str, setting: Setting, text: str) -> str:
-    """Returns `--flag` TYPE, DEFAULT: the description and the allowed values."""
+    """Returns `--flag` TYPE and its range, DEFAULT: the description and the allowed names."""
     flag = "--" + name.replace("_", "-")
     kinds = [KINDS[kind] for kind in setting.types if kind in KINDS]
-    kind = f" *{' or '.join(kinds)}*" if kinds else ""
+    limits = f" {escape(setting.range.words)}" if setting.range and not setting.names else ""
+    kind = f" *{' or '.join(kinds)}{limits}*" if kinds and not setting.names else ""
     default = "" if setting.default in (None, "") else f", {shown(setting.default)}"
     allowed = ", ".join(f"`{value}`" for value in setting.names) if setting.names else ""
-    if setting.range and not allowed:
-        allowed = escape(setting.range.words)
     return f"- `{flag}`{kind}{default}: {escape(text)}" + f" Allowed: {allowed}." * bool(allowed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import numbers
 import os
 import signal
@@ -119,8 +120,9 @@ def run(
     if progress:
         finished = _run_with_progress(config, given, metrics, callbacks)
     else:
-        sim = simulation.simulation(config, **given)
-        finished = tracking.run_simulation(sim._replace(metrics=metrics), callbacks=callbacks)
+        sim = simulation.simulation(config, **given)._replace(metrics=metrics)
+        on_compiling = logging.getLogger(__name__).warning if processes.is_first() else lambda line: None
+        finished = tracking.run_simulation(sim, callbacks=callbacks, on_compiling=on_compiling)
     if config.export and processes.is_first():
         pretrained.save(config.export, finished.variables, None if given.get("task") else config.model)
     stopped_by = finished.summary["stopped_by"]

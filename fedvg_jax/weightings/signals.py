@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core
 
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core.scopes import SCORING_PASSES
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, Norm, Signal, Task, Tree, UsageError, Variables
+from fedvg_jax.host import hardware as hw
 
 
 def validation_gradients(
@@ -132,7 +134,6 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
     def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
         params, stats = client.variables
-        passes = _in_passes(data.scoring, _num_groups(groups_per_pass, data.pool))
 
         def loss(params, rows):
             model = Variables(params, stats)
@@ -141,7 +142,12 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
                 return summed_loss(task, model, data.pool, rows, train)
             return loss_of_groups(model, data.pool, rows)
 
-        return mean_gradient(loss, params, passes)
+        groups = _num_groups(groups_per_pass, data.pool)
+        if groups > 1 and not task.takes_groups:
+            largest = _largest_map(jax.make_jaxpr(loss)(params, data.scoring[:1]).jaxpr)
+            if largest > data.scoring.shape[1] * _row_values(data.pool):  # else it may be the rows themselves
+                groups = max(1, int(min(groups, hw.choices().values_per_feature_map / largest)))
+        return mean_gradient(loss, params, _in_passes(data.scoring, groups))
 
     return measure
 
@@ -296,7 +302,18 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
 def _num_groups(groups_per_pass: GroupsPerPass, pool: Tree) -> int:
     if isinstance(groups_per_pass, int):
         return groups_per_pass
-    return groups_per_pass(max((leaf.size // max(1, len(leaf)) for leaf in jax.tree.leaves(pool)), default=1))
+    return groups_per_pass(_row_values(pool))
+
+
+def _row_values(pool: Tree) -> int:
+    return max((leaf.size // max(1, len(leaf)) for leaf in jax.tree.leaves(pool)), default=1)
+
+
+def _largest_map(jaxpr: core.Jaxpr) -> int:
+    """Returns the number of values of the largest intermediate with four or more axes; 0 without one."""
+    maps = [x.aval.size for eqn in jaxpr.eqns for x in eqn.outvars if len(getattr(x.aval, "shape", ())) > 3]
+    inner = (_largest_map(nested) for eqn in jaxpr.eqns for nested in core.jaxprs_in_params(eqn.params))
+    return max([*maps, *inner], default=0)
 
 
 def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:

@@ -342,7 +342,7 @@ def test_algorithms_get_the_displacement_of_their_round(x64):
 def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
     """u is the distance to it: FedAvgM's first step is (1 + beta) u at rate 1."""
 
-    def median(hyper, key, variables, clients, weights):
+    def median(hyper, variables, clients, weights):
         return jax.tree.map(lambda stack: jnp.median(stack, axis=0), clients)
 
     def moved(name, **options):

@@ -11,7 +11,8 @@ from support import worlds
 
 import fedvg_jax
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import ClientReturn, UsageError
+from fedvg_jax.core.types import ClientReturn, Data, Task, UsageError, Variables
+from fedvg_jax.host import hardware as hw
 from fedvg_jax.weightings import signals
 
 K = 3
@@ -106,6 +107,24 @@ def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train, sizes):
     expected, actual = scored(train, sizes)
     for of_size in actual:
         worlds.assert_close(of_size, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("platform", "width", "groups"), [("cpu", 1, 4), ("cpu", 2**14, 2), ("gpu", 2**14, 4)])
+def test_feature_maps_of_a_caller_s_task_leave_as_many_groups_in_a_pass_as_a_core_s_cache_holds(
+    platform, width, groups
+):
+    """Maps [4, 2, 1, 2^14] of a group of 4 rows have 2^17 values, of which 2^18 fit; those of width 1 are the rows."""
+    pool, table = jnp.ones((16, 2, 1, 1)), jnp.arange(16, dtype=jnp.int32).reshape(4, 4)
+
+    def loss(params, stats, batch, mask, train):
+        return (batch * params["w"][None, None, None]).sum(), stats
+
+    client = ClientReturn(Variables({"w": jnp.ones(width)}, {}), jnp.int32(1), {})
+    task = Task(lambda key: client.variables, loss, *[None] * 4)
+    with hw.assumed(hw.Hardware(platform, platform, num_devices=1, cores=1, memory_bytes=None)):
+        measure = signals.validation_gradient(task, True, 4)
+        jaxpr = jax.make_jaxpr(measure)({}, client, Data(pool, table, table, table))
+    assert [eqn.params["length"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"] == [4 // groups]
 
 
 def test_every_norm_is_zero_without_rows_to_score():

@@ -175,8 +175,8 @@ shape (7,) for B = 7; use val_loss
 
 def label_hint(task: Task, pool: Any) -> str:
     """Returns that labels reach the number of a task's outputs, where a loss is not finite; "" if they do not."""
-    y, output = getattr(pool, "y", None), _shape_of_output(task, _shapes_of_batch(pool)[0])
-    if y is None or y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(np.shape(output)) != 2:
+    y, output = np.asarray(getattr(pool, "y", None)), _shape_of_output(task, _shapes_of_batch(pool)[0])
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(np.shape(output)) != 2:
         return ""
     largest, count = int(np.max(y)), output.shape[-1]
     remedy = "use y - 1" if largest == count and np.min(y) == 1 else f"give it {largest + 1}"

@@ -13,7 +13,6 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.stages import Wrapped
 
@@ -235,7 +234,10 @@ def _compiled(
 
     def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
         count, program = compiled[_width(rows)]
-        return program(variables, pool, rows if rows.shape[-2] == count else _lengthened(rows, count))
+        if rows.shape[-2] < count:  # with empty groups at its end, by NumPy: JAX would compile a program
+            padding = [*(rows.ndim - 2) * [(0, 0)], (0, count - rows.shape[-2]), (0, 0)]
+            rows = np.pad(np.asarray(rows), padding, constant_values=-1)
+        return program(variables, pool, rows)
 
     return compiled_chunk, evaluate_compiled
 
@@ -243,13 +245,6 @@ def _compiled(
 def _width(table: Any) -> tuple[int, ...]:
     """Returns the shape of a table of rows [..., V, B] without V."""
     return (*table.shape[:-2], table.shape[-1])
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _lengthened(rows: jax.Array, count: int) -> jax.Array:
-    """Returns a table of rows [..., V, B] with empty groups at its end, [..., count, B]."""
-    padding = [(0, 0)] * (rows.ndim - 2) + [(0, count - rows.shape[-2]), (0, 0)]
-    return jnp.pad(rows, padding, constant_values=-1)
 
 
 # --- keys of the stores

@@ -148,6 +148,12 @@ def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tm
             jax.config.update(name, value)
 
 
+def test_a_run_without_progress_says_that_it_compiles(monkeypatch, caplog):
+    monkeypatch.setattr(compilation, "PATIENCE", 0.0)
+    fedvg_jax.run(replace(SMALL, rounds=1, lr_schedule="cosine"))
+    assert caplog.messages[0].startswith("compiling")
+
+
 def test_long_compiling_is_announced_with_the_seconds_of_the_last_time(tmp_path, monkeypatch):
     monkeypatch.setattr(compilation, "PATIENCE", 0.05)
     lines = []

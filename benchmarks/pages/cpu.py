@@ -129,7 +129,7 @@ def quiet(case: dict[str, Any]) -> bool:
     return all((case.get(name) or 0) <= BUSY for name in ("others_before", "others_after"))
 
 
-_PEERS = ("lean", "loader", "vmap", "pfl")
+_PEERS = ("lean", "loader", "pfl")
 
 
 def _alpha(case: dict[str, Any]) -> str:
@@ -138,7 +138,7 @@ def _alpha(case: dict[str, Any]) -> str:
 
 
 _COLUMNS = ("round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader")
-_COLUMNS += ("vmap", "pfl", "compile, s")
+_COLUMNS += ("pfl", "compile, s")
 
 
 def cpu_seconds(case: dict[str, Any], contestant: str) -> str:

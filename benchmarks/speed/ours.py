@@ -77,7 +77,6 @@ def write_workload(folder: Path, case: cases.Case, sim: build.Simulation, planne
         "clients": config.clients,
         "work": cases.image_gradients(planned, scoring["scoring"], config.weighting == "fedvg"),
         "checked_steps": case.checked_steps,
-        "equal": len({tuple(s.num_steps) for s in planned}) == 1 and len(set(planned[0].num_steps.tolist())) == 1,
     }
     (folder / "workload.json").write_text(json.dumps(settings), encoding="utf-8")
 

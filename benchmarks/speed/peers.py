@@ -1,15 +1,14 @@
 """The PyTorch contestants of `rounds`: the same rounds as ours, on the same minibatches.
 
-    python -m benchmarks.speed.peers --folder DIR --peer {lean,loader,vmap} --threads N
+    python -m benchmarks.speed.peers --folder DIR --peer {lean,loader} --threads N
 
 lean    the fastest loop: tensors preloaded and scaled, functional gradients, one fused update, minibatches gathered
         in large pieces; the fastest of one process with N threads and a process per core, of two memory formats, of
         D_val by single minibatches and several per pass, and with or without torch.compile
 loader  a loop as in most frameworks: a Dataset, a DataLoader, torch.optim, a model copied for every client
-vmap    torch.func.vmap over the whole cohort; needs equal clients and a network without BatchNorm
 
-"loader" and "vmap" use N threads or one, whichever is faster. `rounds` starts the contestants and sends them
-requests, see `contest`; `ours` has written the workload to DIR.
+"loader" uses N threads or one, whichever is faster. `rounds` starts the contestants and sends them requests, see
+`contest`; `ours` has written the workload to DIR.
 """
 
 from __future__ import annotations
@@ -308,13 +307,9 @@ class Loader(Lean):
         for variant in sorted({Variant(threads), Variant(1)}):
             self.set_up(variant)
             batches = max(self.workload.rounds[0], key=len)[:4]
-            seconds[variant] = machine.median_seconds(lambda batches=batches: self.train_sample(batches), 3)
+            seconds[variant] = machine.median_seconds(lambda batches=batches: self.train(batches), 3)
         self.set_up(min(seconds, key=lambda variant: seconds[variant]))
         return {"threads": self.variant.threads}
-
-    def train_sample(self, batches: list[Tensor]) -> None:
-        """Trains on the sample by which the number of threads is chosen."""
-        self.train(batches)
 
     def batches(self, rows: list[Tensor]):
         """Returns a DataLoader of minibatches with these rows."""
@@ -346,48 +341,6 @@ class Loader(Lean):
         for x, y in self.batches(self.workload.scoring):
             (F.cross_entropy(self.workload.net(params, None, x), y, reduction="sum") / count).backward()
         return sum(p.grad.abs().sum().item() for p in params.values()) / len(params)
-
-
-class Vmap(Loader):
-    """All clients at once by `torch.func.vmap`: needs equally many minibatches of one size, and no BatchNorm."""
-
-    def __init__(self, workload: Workload):
-        sizes = {len(rows) for clients in workload.rounds for batches in clients for rows in batches}
-        if workload.stats or workload.settings["scored"] or len(sizes) > 1 or not workload.settings["equal"]:
-            raise SystemExit("vmap needs equal clients, a network without BatchNorm and no scoring")
-        Lean.__init__(self, workload)
-
-        def loss(params, x, y):
-            return F.cross_entropy(workload.net(params, None, x), y)
-
-        self.gradients = torch.func.vmap(torch.func.grad(loss))
-
-    def train_sample(self, batches):
-        self.train_cohort([b[:1] for b in self.workload.rounds[0]], self.workload.params)
-
-    def train_cohort(self, batches: list[list[Tensor]], start: Tensors) -> Tensors:
-        """Trains all clients; returns their parameters, stacked."""
-        params = {name: p.expand(len(batches), *p.shape).clone() for name, p in start.items()}
-        for rows in zip(*batches, strict=True):
-            stacked = torch.stack(rows)
-            grads = self.gradients(params, self.workload.x[stacked], self.workload.y[stacked])
-            torch._foreach_add_(list(params.values()), list(grads.values()), alpha=-self.workload.settings["lr"])
-        return params
-
-    def round(self, r, start):
-        clock = [time.perf_counter()]
-        params = self.train_cohort(self.workload.rounds[r], start[0])
-        clock.append(time.perf_counter())
-        model = {name: p.mean(0) for name, p in params.items()}
-        clock.append(time.perf_counter())
-        count = len(self.workload.rounds[r])
-        seconds = np.diff(clock).tolist()
-        parts = {"train": seconds[0], "score": 0.0, "aggregate": seconds[1], "cpu": 0.0}
-        return (model, {}), [1 / count] * count, parts
-
-    def first_steps(self):
-        params = self.train_cohort([batches[:1] for batches in self.workload.rounds[0]], self.workload.params)
-        return [({name: p[k] for name, p in params.items()}, {}) for k in range(len(self.workload.rounds[0]))]
 
 
 @torch.no_grad()
@@ -456,7 +409,7 @@ def time_rounds(peer: Lean) -> dict[str, float]:
     return means | {"round": wall_seconds / count, "cpu": cpu_seconds / count + means["cpu"]}
 
 
-PEERS = {"lean": Lean, "loader": Loader, "vmap": Vmap}
+PEERS = {"lean": Lean, "loader": Loader}
 
 
 def main(argv: list[str] | None = None) -> int:

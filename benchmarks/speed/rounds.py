@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.rounds [--cases lenet5 cnn ...] [--repeats 5] [--images N] [--data-dir DIR] [--out FILE]
 
-A case of `cases` is computed by several contestants: this package ("ours"), three PyTorch loops
+A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops
 (`peers`) and pfl-research (`pfl_peer`). Each contestant is a process with the same number of
 threads, the same minibatches and the same initial model. First their models and weights are compared; a contestant that
 disagrees is not timed. Then the contestants are timed in turns, without compilation.
@@ -32,7 +32,7 @@ from benchmarks.speed import cases, contest
 
 PARTS = ("round", "cpu", "train", "score", "aggregate")
 """Wall seconds and CPU seconds of a round, then wall seconds of its phases."""
-PEERS = ("lean", "loader", "vmap", "pfl")
+PEERS = ("lean", "loader", "pfl")
 """The contestants besides "ours"."""
 
 

@@ -1,0 +1,101 @@
+"""Measures rounds in which a whole model, adapters, or head and norms are trained: time, memory and bytes sent.
+
+    python -m benchmarks.speed.adapters [--models NAME ...] [--cohorts K ...]
+
+ViT-S/16 at 224 pixels and EfficientNet-Lite0 at 64 with random weights; cohorts of 4 and 16 clients, each with one step
+on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. Each case compiles and runs in a process of its own.
+`seconds` is the least of the rounds after the first. `temporaries` are those that XLA plans for a chunk of rounds
+(`memory_analysis`); data, state and frozen tensors come in addition. Writes benchmarks/results/adapters.json.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks import machine
+
+SIZES = {"vit_s16": 224, "efficientnet_lite0": 64}
+COHORTS = (4, 16)
+ROWS = 8
+TIMED = {4: 2, 16: 1}
+"""Cohort -> rounds that are timed."""
+PARTS = {
+    "vit_s16": {"full": {}, "LoRA 8": {"lora_rank": 8}, "head and norms": {"train": "^classifier/|norm"}},
+    "efficientnet_lite0": {"full": {}, "LoRA 8": {"lora_rank": 8}, "head and norms": {"train": "^classifier/|/bn"}},
+}
+
+
+def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
+    """Returns what a case costs."""
+    import jax
+    import numpy as np
+
+    import fedvg_jax as fv
+    from fedvg_jax.engine import schedule as schedules
+    from fedvg_jax.runs.assemble import simulation
+    from fedvg_jax.runs.placement.memory import num_bytes
+
+    rng, size = np.random.default_rng(0), SIZES[model]
+    train, rest = np.split(np.arange((cohort + 2) * ROWS), [cohort * ROWS])
+    val, test = (np.split(half, [len(half)] + [len(half)] * (cohort - 2)) for half in np.split(rest, 2))
+    partition = (np.split(train, cohort), val, test)
+    images = rng.integers(0, 256, ((cohort + 2) * ROWS, size, size, 3), np.uint8)
+    settings = {"rounds": 1 + TIMED[cohort], "join_ratio": 1.0, "local_epochs": 1, "batch_size": ROWS, "lr": 0.001}
+    config = fv.Config(
+        model=model, clients=cohort, normalise="half", weighting="fedvg", **settings, **PARTS[model][part]
+    )
+    sim = fv.simulation(config, data=(images, np.arange(len(images)) % 10), partition=partition)
+    plans = [schedules.stack([sim.schedule(r)], simulation.MAX_ROUNDS) for r in range(config.rounds)]
+    start = time.perf_counter()
+    compiled = sim.chunk.lower(sim.state, np.int32(1), plans[0], sim.data, sim.hyper).compile()
+    compile_seconds, state, seconds = time.perf_counter() - start, sim.state, []
+    for plan in plans:
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(compiled(state, np.int32(1), plan, sim.data, sim.hyper))
+        seconds.append(time.perf_counter() - start)
+    return {
+        "model": model,
+        "cohort": cohort,
+        "part": part,
+        "seconds": min(seconds[1:]),
+        "compile_seconds": compile_seconds,
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+        "trained_bytes": num_bytes(state.variables),
+        "frozen_bytes": num_bytes(sim.base),
+        "bytes_up": sim.traffic.up,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures the cases that the command line chooses, by default all, and writes the results."""
+    parser = machine.parser(__doc__, "adapters.json")
+    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--cohorts", nargs="+", type=int, choices=COHORTS, default=list(COHORTS))
+    parser.add_argument("--case", nargs=3, help="measures MODEL COHORT PART alone and prints it as JSON")
+    options = parser.parse_args(argv)
+    if options.case:
+        model, cohort, part = options.case
+        print(json.dumps(measure(model, int(cohort), part)))
+        return 0
+    results, cases = machine.begin("speed.adapters", argv), []
+    for model in options.models:
+        for cohort in options.cohorts:
+            for part in PARTS[model]:
+                command = [sys.executable, "-m", "benchmarks.speed.adapters", "--case", model, str(cohort), part]
+                done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=machine.ROOT)
+                cases.append(case := json.loads(done.stdout.splitlines()[-1]))
+                print(
+                    f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round,"
+                    f" {case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up",
+                    flush=True,
+                )
+    machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "cases": cases})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -143,7 +143,8 @@ def _loop_sum_over_devices(sharding: NamedSharding):
 
     @jax.jit
     def sum_padded(weights: Tree, stack: Tree, origin: Tree) -> Tree:
-        return sum_over_devices(*jax.tree.map(padded, (weights, stack)), origin)
+        weights, stack = jax.tree.map(padded, (weights, stack))
+        return sum_over_devices(weights, stack, origin)
 
     return sum_padded
 

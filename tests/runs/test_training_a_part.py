@@ -60,8 +60,10 @@ def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
     assert timeless(resumed.records) == timeless(whole.records)
     worlds.assert_close(resumed.variables, whole.variables, 0)
     worlds.assert_close(resumed.best_variables.params["fc1"], start().params["fc1"], 0)
-    with pytest.raises(fv.UsageError, match=r"holds only .*; a run with train keeps its trained part"):
+    with pytest.raises(fv.UsageError, match=r"holds only .*; a run with train keeps .*\.whole\(old\.variables\)"):
         run(CONFIG, init=out)
+    old = fv.History.load(out)
+    worlds.assert_close(fv.simulation(old.config, **GIVEN).whole(old.variables), whole.variables, 0)
 
 
 def test_another_base_compiles_nothing():

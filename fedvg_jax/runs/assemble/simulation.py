@@ -138,9 +138,14 @@ class Simulation(NamedTuple):
         return self.data.base
 
     def whole(self, variables: Variables) -> Variables:
-        """Returns the variables of the whole model, from those of its trained part; whole ones as they are."""
-        is_whole = jax.tree.structure(variables) != jax.tree.structure(self.state.variables)
-        return variables if is_whole else trained_part.whole(variables, self.base)
+        """Returns the variables of the whole model, from those of its trained part, also as a checkpoint has them.
+
+        Whole ones are returned as they are.
+        """
+        if tree.paths(variables) != tree.paths(self.state.variables):
+            return variables
+        part = jax.tree.unflatten(jax.tree.structure(self.state.variables), jax.tree.leaves(variables))
+        return trained_part.whole(part, self.base)
 
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
         """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.

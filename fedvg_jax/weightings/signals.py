@@ -6,6 +6,7 @@ FedVG's signal is the norm of every tensor of the validation gradient: `normed(v
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -311,9 +312,9 @@ def _row_values(pool: Tree) -> int:
 
 def _largest_map(jaxpr: core.Jaxpr) -> int:
     """Returns the number of values of the largest intermediate with four or more axes; 0 without one."""
-    maps = [x.aval.size for eqn in jaxpr.eqns for x in eqn.outvars if len(getattr(x.aval, "shape", ())) > 3]
+    shapes = [getattr(x.aval, "shape", ()) for eqn in jaxpr.eqns for x in eqn.outvars]
     inner = (_largest_map(nested) for eqn in jaxpr.eqns for nested in core.jaxprs_in_params(eqn.params))
-    return max([*maps, *inner], default=0)
+    return max([0, *inner, *(math.prod(shape) for shape in shapes if len(shape) > 3)])
 
 
 def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:

@@ -21,6 +21,9 @@ os.environ.setdefault("FEDVG_CACHE_DIR", str(DOCS / "_build" / "cache"))
 
 import fedvg_jax  # noqa: E402  after the path is set
 
+for function in (fedvg_jax.run, fedvg_jax.run_sweep, fedvg_jax.simulation):
+    del function.__wrapped__  # of which autodoc would count the defaults in the source, where **given has none
+
 project = "fedvg_jax"
 author = "the fedvg_jax authors"
 copyright = "the fedvg_jax authors, MIT licence"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 RESULT = Path(__file__).parent / "results" / "compile_time.json"
-NETWORKS = ("cnn", "gru", "demo", "resnet18")
+NETWORKS = ("cnn", "gru", "demo", "mlp", "lenet5", "resnet18")
 OWN = ("cnn", "gru")
 """Networks with a plain scan beside them; the others are the package's."""
 

@@ -26,12 +26,13 @@ def short_rounds(file: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of the README's table of a results file."""
     yield describe(file)
     yield ""
-    yield "| round | ours, s | PyTorch, lean | PyTorch, DataLoader |"
-    yield "|---|---|---|---|"
+    yield "| round | ours, s | compiling, s | PyTorch, lean | PyTorch, DataLoader |"
+    yield "|---|---|---|---|---|"
     for name, case in file["cases"].items():
         ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in ("lean", "loader")]
         busy = "" if quiet(case) else " (busy)"
-        yield f"| {name}{busy} | {number(case['seconds']['ours']['round']['median'])} | {' | '.join(ratios)} |"
+        ours = number(case["seconds"]["ours"]["round"]["median"]), f"{case['about']['ours']['compile_seconds']:.1f}"
+        yield f"| {name}{busy} | {' | '.join((*ours, *ratios))} |"
 
 
 def describe(file: dict[str, Any]) -> str:

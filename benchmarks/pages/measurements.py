@@ -8,6 +8,36 @@ from benchmarks.pages.markdown import table
 from benchmarks.speed.costs import AXES, TITLES
 
 
+def compiling() -> str:
+    """Returns the seconds that compiling costs on the clock, with an empty and with a full cache, and CPU seconds."""
+    measured, rows = load("compile_time"), []
+    for name, states in measured["networks"].items():
+        clocks = [states.get(state) for state in ("here, empty cache", "here, full cache", "plain")]
+        rows.append([_COMPILED[name], *(f"{clock[1]:.1f} ({clock[0]:.1f})" if clock else "" for clock in clocks)])
+    columns = ["", "first process, s (CPU s)", "the next, s (CPU s)", "a plain scan of the steps, s (CPU s)"]
+    return table(columns, rows) + "\n\n" + source(measured["machine"])
+
+
+_COMPILED = {
+    "cnn": "own network, two convolutions",
+    "gru": "own GRU",
+    "demo": "`python -m fedvg_jax.sim --alpha 0.05` as a whole",
+    "mlp": "`--model mlp`",
+    "lenet5": "`--model lenet5`",
+    "resnet18": "`--model resnet18`",
+}
+
+
+def adapters() -> str:
+    """Returns seconds, memory and bytes of rounds that train a whole model, adapters, or head and norms."""
+    measured, rows = load("adapters"), []
+    for case in measured["points"]:
+        mib = f"{case['temporaries'] / 2**20:,.0f}", f"{case['bytes_up'] / 2**20:.2f}"
+        rows.append([case["model"], str(case["cohort"]), case["part"], f"{case['seconds']:.2f}", *mib])
+    columns = ["model", "cohort", "trained", "s a round", "temporaries, MiB", "sent by a client, MiB"]
+    return table(columns, rows) + "\n\n" + source(measured["machine"])
+
+
 def cohort_memory() -> str:
     """Returns MiB of a round's temporaries, by cohort and `--hold`."""
     measured = load("cohort_memory")

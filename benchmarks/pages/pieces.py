@@ -60,6 +60,8 @@ def pieces() -> dict[str, str]:
         "claims_in_detail": claims.claims_in_detail(),
         "studies": studies.index_of_studies(),
         "measurements": measurements.index_of_measurements(),
+        "compiling": measurements.compiling(),
+        "adapters": measurements.adapters(),
         "cohort_memory": measurements.cohort_memory(),
         "convolutions": measurements.convolutions(),
         "own_networks": measurements.own_networks(),

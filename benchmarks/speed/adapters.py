@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
                     f" {case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up",
                     flush=True,
                 )
-    machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "cases": cases})
+    machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": cases})
     return 0
 
 

@@ -69,6 +69,7 @@ class WeightingFacts(NamedTuple):
     arguments: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     """Config -> arguments of the factory beside the task."""
     takes_task: bool = True
+    """Without it, no row of D_val is read, so that `dp` accounts for sampled cohorts."""
     is_of_norms: bool = False
     """Whether the factory also takes the options of `fedvg`."""
     streams: bool = True

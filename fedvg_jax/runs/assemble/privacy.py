@@ -13,6 +13,7 @@ import numpy as np
 
 from fedvg_jax.algorithms.base import no_probe, no_report
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.methods import WEIGHTINGS, WeightingFacts
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import dependence, tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
@@ -23,9 +24,6 @@ COVERS = (
     "epsilon covers the global models; weights, scores, losses and accuracies in the records have no noise, and the"
     " seed reproduces the noise"
 )
-
-WITHOUT_D_VAL = {"uniform", "samples", "inverse_samples"}
-"""Weightings that read no row of D_val."""
 
 
 def sensitivity(config: Config, algorithm: Algorithm, *, is_own: bool) -> privacy.Sensitivity | None:
@@ -39,8 +37,8 @@ def sensitivity(config: Config, algorithm: Algorithm, *, is_own: bool) -> privac
         return None
     if not is_own and _weighting(config, algorithm) == "uniform":
         return privacy.fixed
-    is_fedvg = {"fedvg", "generalised"} & {*rule_names(_weighting(config, algorithm))}
-    is_tensorwise = is_own or (is_fedvg and config.fedvg.granularity != "modelwise")
+    is_of_norms = any(facts.is_of_norms for facts in _facts(config, algorithm))
+    is_tensorwise = is_own or (is_of_norms and config.fedvg.granularity != "modelwise")
     return privacy.tensorwise if is_tensorwise else privacy.modelwise
 
 
@@ -69,7 +67,9 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
     if any(jax.tree.leaves(read["all"][0])):
         raise UsageError(f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}")
     if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":
-        raise UsageError("running statistics of BatchNorm would get no noise; dp needs --norm-layers group or frozen")
+        raise UsageError(
+            "running statistics of BatchNorm would get no noise; use --norm-layers group or frozen, or a task without"
+        )
     if selection is not None:
         raise UsageError("dp accounts for uniform cohorts; leave selection= out")
 
@@ -91,10 +91,8 @@ def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Call
     accounting = extras.load("dp_accounting", "dp", "dp.clip")
     event, size = accounting.GaussianDpEvent(config.dp.noise_multiplier), cohort_size(config)
     events = [event]  # also a bound for sampled cohorts, and where there is little noise the smaller one
-    reads_no_client = config.validation.source != "clients"
-    if not is_own and {*rule_names(_weighting(config, algorithm))} <= WITHOUT_D_VAL:
-        reads_no_client = True
-    if size < config.clients and reads_no_client:
+    reads_d_val = is_own or any(facts.takes_task for facts in _facts(config, algorithm))
+    if size < config.clients and not (reads_d_val and config.validation.source == "clients"):
         events.append(accounting.SampledWithoutReplacementDpEvent(config.clients, size, event))
     one_round = []
     for event in events:
@@ -102,6 +100,11 @@ def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Call
         one_round.append(accountant.compose(event)._rdp)  # composing every round anew would take 0.7 s each
     orders, of_round = accountant._orders, np.minimum.reduce(one_round)
     return lambda rounds: float(accounting.rdp.compute_epsilon(orders, rounds * of_round, config.dp.delta)[0])
+
+
+def _facts(config: Config, algorithm: Algorithm) -> list[WeightingFacts]:
+    """Returns the facts of every weighting that a run's is made of."""
+    return [WEIGHTINGS[name] for name in rule_names(_weighting(config, algorithm))]
 
 
 def _weighting(config: Config, algorithm: Algorithm) -> str:

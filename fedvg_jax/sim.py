@@ -7,9 +7,7 @@ import dataclasses
 import functools
 import gc
 import importlib.util
-import logging
 import shlex
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,8 +167,6 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
             from fedvg_jax.views import display
 
             sim = display.prepare(console, config, unused)
-        if processes.is_first():
-            threading.Thread(target=_load_pictures, daemon=True).start()
         with display.round_progress(console, config.rounds) as show:
 
             def on_records(records: list[history.Record]) -> None:
@@ -196,13 +192,6 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         return 0
     log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
     return stop_signals.exit_code(finished.summary["stopped_by"])
-
-
-def _load_pictures() -> None:
-    """Imports what draws the pictures, a second of the host that the devices do not wait for."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("matplotlib.backends.backend_agg")
 
 
 def _done(folder: Path, config: Config) -> list[history.Record]:

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.cases import naming
 
+import fedvg_jax
 from fedvg_jax import commands, prepare, sim
 from fedvg_jax.runs import launch
 from fedvg_jax.study import sweep_arguments
@@ -68,6 +70,20 @@ def test_documented_runs_are_parsed():
             values, words = launch.split(arguments(line.replace("--resume runs/first", "")))
             launch.parse(values)
             assert commands.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
+
+
+USERS_FILES = re.compile(r"--(data-dir|init|resume|devices)|hf:|file:|DIR|configs/")
+"""Commands that need files which a page does not make, or devices; the shipped configs have laws of their own."""
+
+
+def test_documented_runs_without_files_of_the_user_are_assembled():
+    """Their settings fit together with the data, the network and the algorithm, which parsing does not see."""
+    lines = [line for line in documented("sim") if not USERS_FILES.search(line)]
+    assert len(lines) > 15
+    for line in lines:
+        _, words = launch.split(arguments(line))
+        with naming(line):
+            fedvg_jax.simulation(commands.parse(words))
 
 
 def test_the_command_of_the_manifest_for_kubernetes_is_parsed():

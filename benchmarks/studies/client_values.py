@@ -30,7 +30,7 @@ from rich.progress import track
 
 import fedvg_jax as fv
 from benchmarks import machine
-from benchmarks.studies.paper.validity import rank_correlation
+from benchmarks.studies.paper.clients import rank_correlation
 from fedvg_jax import commands
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine.evaluate import make_evaluate

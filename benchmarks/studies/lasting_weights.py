@@ -29,7 +29,7 @@ from rich.progress import track
 
 import fedvg_jax as fv
 from benchmarks.studies.client_values import interval, parse_command, write_result
-from benchmarks.studies.paper.validity import rank_correlation
+from benchmarks.studies.paper.clients import rank_correlation
 from fedvg_jax.core.types import Hyper, ServerView, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs.assemble import registry

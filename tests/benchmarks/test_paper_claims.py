@@ -5,12 +5,12 @@ import math
 from typing import NamedTuple
 
 import pytest
-from support.run_folders import write_run, write_sweep
+from support.run_folders import write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.studies.paper import __main__ as command
-from benchmarks.studies.paper import claims, measures
+from benchmarks.studies.paper import claims, clients, measures
 from benchmarks.studies.paper.claims import Result, Scale
 from benchmarks.studies.paper.measures import Finding, Value
 from fedvg_jax.study.collect import collect
@@ -163,16 +163,15 @@ def test_significance_needs_five_pairs():
     assert measures.significance_over_pairs(values).holds
 
 
-def test_command_writes_verdicts_values_and_figures(tmp_path, capsys):
+def test_command_writes_verdicts_and_values(tmp_path, capsys):
     methods = {"fedavg": 0.5, "fedprox": 0.6, "fedvg": 0.4}
     axes = {"method": list(methods), "seed": [0, 1]}
     settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05}
     sweep = write_sweep(tmp_path / "a|b", axes, lambda v: (0.3, methods[v["method"]]), **settings)
     out = tmp_path / "out"
-    assert command.main([str(sweep), "--out", str(out), "--figures", "bars", "rho"]) == 0
+    assert command.main([str(sweep), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "does not hold on CIFAR-10, 32 images: FedVG is ahead of FedAvg at alpha 0.05" in printed
-    assert "no figure rho: the runs have one value of validation.rho" in printed
     with (out / "claims.csv").open(newline="") as file:
         found = {row["claim"]: row for row in csv.DictReader(file)}
     assert (found["gain_over_fedavg"]["verdict"], found["gain_over_fedavg"]["text"]) == (
@@ -180,6 +179,30 @@ def test_command_writes_verdicts_values_and_figures(tmp_path, capsys):
     )  # fmt: skip
     text = (out / "claims.md").read_text(encoding="utf-8")
     assert text.count("\n## ") == len(claims.claims()) and "configs/sweeps/paper/bars.toml" in text
-    assert {path.name for path in (out / "a|b").iterdir()} >= {"paper.md", "paper.csv", "bars.png", "bars.csv"}
-    assert command.main([str(sweep / "points"), str(tmp_path / "c" / "points"), "--out", str(out)]) == 2
-    assert "two folders are called points, and each gets a folder of its name" in capsys.readouterr().err
+    assert "the paper's values beside ours" in text
+
+
+@pytest.mark.parametrize(("untrained", "expected"), [("absent", [2, 2]), ("weighed", [1.2, 0.8])])
+def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expected):
+    """Without clients 3 and 2 the head's norms rise with losses and scores, and the body's fall.
+
+    With client 2 the ranks of losses are 1 3 2 4, of scores and head 1 2 4 3, of the body 3 2 4 1.
+    """
+    entries = {
+        "clients": [0, 1, 2, 3, 4], "client_val_loss": [1, 2, 1.5, 9, 3], "scores": [1.0, 2.0, 9.0, 9.0, 3.0],
+        "layer_shares": [[0.9, 0.1], [0.3, 0.7], [0.5, 0.5], [0.5, 0.5], [0.1, 0.9]], "dropped": [3], "untrained": [2],
+    }  # fmt: skip
+    options = {"method": "fedvg", "untrained": untrained, "layers": ("a/kernel", "classifier/kernel")}
+    folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
+    write_json(folder / "partition.json", {"partition": "given", "clients": 5})
+    (run,) = collect([tmp_path]).runs
+    gaps = clients.head_minus_body(run)
+    assert [len(of_rule) for of_rule in gaps.values()] == [2, 2]
+    assert [of_rule[0] for of_rule in gaps.values()] == pytest.approx(expected)
+
+
+def test_rank_correlation_is_spearmans_and_needs_three_clients_and_variation():
+    """1 - 6 sum d^2 / (n (n^2 - 1)) with the rank differences 0, 1, -1, 0."""
+    assert clients.rank_correlation([1, 2, 3, 9], [0, 5, 4, 6]) == pytest.approx(1 - 12 / 60)
+    assert math.isnan(clients.rank_correlation([1, 2], [1, 2]))
+    assert math.isnan(clients.rank_correlation([1] * 3, [1, 2, 3]))

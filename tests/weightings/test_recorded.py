@@ -8,7 +8,7 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
-from benchmarks.studies.paper.layers import layer_norms
+from benchmarks.studies.paper.clients import layer_norms
 from fedvg_jax.core.types import ClientReturn
 from fedvg_jax.weightings import recorded, signals
 

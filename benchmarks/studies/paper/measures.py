@@ -10,17 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.studies.paper import head
-from benchmarks.studies.paper.layers import depths, layer_norms
-from benchmarks.studies.paper.rho import RHO
-from benchmarks.studies.paper.validity import ACCURACY, of_present, rank_correlation
+from benchmarks.studies.paper import clients
+from benchmarks.studies.paper.clients import ACCURACY, depths, layer_norms, of_present, rank_correlation
 from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, paper_name
 from fedvg_jax import paper
-from fedvg_jax.config.departures import departs
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
+RHO = "validation.rho"
 WITHIN = 2.3
 """Points that the paper states for external validation sets."""
 
@@ -389,26 +387,17 @@ def weights_against_class_distance(study: Study) -> Finding | None:
 def head_against_body(study: Study) -> Finding | None:
     """Holds if weights by validation loss follow the head more than the body and FedVG's weights do not.
 
-    A rule's number is its rank correlation with the weights from the head alone minus that with those from the body
-    alone (see `figures.head`), the mean over the rounds of a run; the 95 % interval is above 0, or is not.
+    A rule's number is the mean of `clients.head_minus_body` over the rounds of a run; the 95 % interval is above 0, or
+    is not.
     """
-    gaps_by_rule: dict[str, list[tuple[Replicate, float]]] = {rule: [] for rule in head.RULES}
-    for replicate, run in _runs(study):
-        rounds = head.rounds_of(run)
-        for rule, gaps in gaps_by_rule.items():
-            values = [r.correlations[rule, "head"] - r.correlations[rule, "body"] for r in rounds]
-            values = [value for value in values if math.isfinite(value)]
-            if values:
-                gaps.append((replicate, float(np.mean(values))))
-    gaps = [
-        _mean_correlation(
-            gaps_by_rule[rule], f"{head.RULES[rule]}: correlation with the head minus the body", _is_above_zero
-        )
-        for rule in ("val_loss", "gradient")
-    ]
-    if None in gaps:
+    by_run = [(replicate, clients.head_minus_body(run)) for replicate, run in _runs(study)]
+    gaps = {rule: [(key, float(np.mean(of[rule]))) for key, of in by_run if of[rule]] for rule in clients.RULES}
+    by_loss, by_gradient = (
+        _mean_correlation(gaps[rule], f"{title}: correlation with the head minus the body", _is_above_zero)
+        for rule, title in clients.RULES.items()
+    )
+    if by_loss is None or by_gradient is None:
         return None
-    by_loss, by_gradient = (gap for gap in gaps if gap is not None)
     return Finding(by_loss.holds and not by_gradient.holds, f"{by_loss.text}; {by_gradient.text}")
 
 
@@ -434,11 +423,7 @@ def _weight_correlations(
     for replicate, run in _runs(study):
         if run.weighting != "fedvg":
             continue
-        values = [
-            rank_correlation(of_present(r, r["weights"], departs(run.config, "untrained")), v)
-            for r in run.records
-            if (v := other(run, r))
-        ]
+        values = [rank_correlation(of_present(run, r, r["weights"]), v) for r in run.records if (v := other(run, r))]
         values = [value for value in values if math.isfinite(value)]
         if values:
             correlations.append((replicate, float(np.mean(values))))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study import statistics, tables
-from fedvg_jax.study.cells import Cell, Run, Study, results, value_text
-from fedvg_jax.study.markup import Column, Entry, Table, number
-from fedvg_jax.study.scenarios import METHOD_GROUPS, REPLICATE, Point, base_name, used_settings
+from fedvg_jax.study import statistics
+from fedvg_jax.study.cells import Study, results, scenario_text
+from fedvg_jax.study.markup import Column, Entry, Table, number, spread
+from fedvg_jax.study.scenarios import METHOD_GROUPS, base_name
 from fedvg_jax.views import labels
 
 PAPER_SEEDS = 5
@@ -23,9 +22,6 @@ DIRICHLET = ("dirichlet", "official")
 
 OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
 """Groups of settings in which a run with a value of the paper has the paper's, see `paper_name`."""
-
-NO_SCALE = ("dataset", "model", "algorithm", "weighting", "alpha", *REPLICATE)
-"""Settings that identify a value of the paper, and seeds."""
 
 PAPER_NAMES = {name: labels.method_label(name) for name in presets.METHODS if "+" not in name}
 """Part of a method's name -> the paper's spelling."""
@@ -96,84 +92,23 @@ def published(config: Config, given: Collection[str] = ()) -> tuple[float, float
 
 def against_paper(study: Study) -> Table | None:
     """Returns our values beside the paper's; None where the paper has none of these runs."""
-    if study.metric != "accuracy":
+    columns = ("setting", "method", "ours, final round", "ours, maximum", "paper", "maximum minus paper")
+    rows = []
+    for cell in study.cells.values() if study.metric == "accuracy" else ():
+        run, finals, maxima = next(iter(cell.runs.values()), None), results(study, cell), results(study, cell, "max")
+        if run and maxima and (theirs := published(run.config, run.given)):
+            ours = [statistics.mean_and_std(list(values.values())) for values in (finals, maxima)]
+            of_paper = spread(theirs[0], math.nan if theirs[1] is None else theirs[1], PAPER_SEEDS)
+            shown = [spread(*moments, len(maxima)) for moments in ours] + [of_paper]
+            gap = number(ours[1][0] - theirs[0], signed=True)
+            rows.append((Entry(scenario_text(cell.scenario)), Entry(cell.method), *shown, gap))
+    if not rows:
         return None
-    values = {
-        key: published(_any_run(cell).config, _any_run(cell).given) for key, cell in study.cells.items() if cell.runs
-    }
-    if not any(values.values()):
-        return None
-    columns = [
-        Column("ours, final round", ("final mean", "final std", "final n")),
-        Column("ours, maximum", ("max mean", "max std", "max n")),
-        Column("paper", ("paper mean", "paper std")),
-        Column("maximum minus paper", ("difference",)),
-        Column("joint standard errors", ("standard_errors",)),
-    ]
-
-    def entries(cell: Cell) -> list[Entry]:
-        stated = values.get((cell.method, cell.scenario))
-        ours = list(results(study, cell, "max").values())
-        mean, std = statistics.mean_and_std(ours)
-        shown = [tables.spread_of(study, cell), tables.spread_of(study, cell, "max")]
-        if not stated or not ours:
-            return [*shown, Entry("–", (None, None)), number(None), number(None)]
-        theirs = Entry(f"{stated[0]:.2f}" + (f" ± {stated[1]:.2f}" if stated[1] is not None else ""), stated)
-        errors = None
-        if stated[1] is not None and len(ours) > 1:
-            errors = joint_standard_errors((mean, std, len(ours)), (*stated, PAPER_SEEDS))  # pyright: ignore
-        return [*shown, theirs, number(mean - stated[0], signed=True), number(errors, 1, signed=True)]
-
-    header, rows = tables.per_cell(study, columns, entries)
     notes = (
         f"The paper's values are over {PAPER_SEEDS} seeds and are maxima over evaluations on the test set.",
-        *_scale(study),
-        *tables.footnotes(study),
+        "Runs may be of a smaller scale than the paper's; config.json of a run has its settings.",
     )
-    return Table("paper", f"{study.title}: the paper's values beside ours, test accuracy, %", header, rows, notes)
-
-
-def _any_run(cell: Cell) -> Run:
-    return next(iter(cell.runs.values()))
-
-
-def _scale(study: Study) -> list[str]:
-    """Returns a line with the settings that differ from the paper's, for every data set.
-
-    These are settings that some run beside a value of the paper uses, other than those of its method, its seeds, and
-    those that identify that value.
-    """
-    lines = []
-    runs = [run for run in study.runs if published(run.config, run.given)]
-    for dataset in dict.fromkeys(run.config.dataset for run in runs):
-        used = [used_settings(Point("", run.config)) for run in runs if run.config.dataset == dataset]
-        preset, official = flatten(Config()) | presets.dataset_preset(dataset), presets.FIDELITY["official"]
-        differing = []
-        for name in dict.fromkeys(name for ours in used for name in ours if name in preset):
-            theirs = preset[name], official.get(name, preset[name])
-            values = dict.fromkeys(ours[name] for ours in used if name in ours)
-            is_compared = name not in NO_SCALE and name.split(".")[0] not in OF_PAPERS_METHOD
-            if is_compared and any(value not in theirs for value in values):
-                listed = " or ".join(map(_setting_text, values))
-                differing.append(f"{name} {listed} (paper {_setting_text(preset[name])})")
-        if differing:
-            lines.append(f"{dataset}: other scale than the paper's: {', '.join(sorted(differing))}.")
-    return lines
-
-
-def _setting_text(value: Any) -> str:
-    return "none" if value in (None, "") else value_text(value)
-
-
-def joint_standard_errors(ours: tuple[float, float, int], theirs: tuple[float, float, int]) -> float:
-    """Returns the difference of two means in joint standard errors, (a - b) / sqrt(s_a^2 / n_a + s_b^2 / n_b).
-
-    Args:
-        ours: mean, standard deviation and number of runs.
-        theirs: the same of the other mean.
-
-    >>> joint_standard_errors((80.0, 3.0, 9), (75.0, 4.0, 1))
-    1.212678125181665
-    """
-    variance = ours[1] ** 2 / ours[2] + theirs[1] ** 2 / theirs[2]
-    return (ours[0] - theirs[0]) / math.sqrt(variance) if variance > 0 else math.nan
+    header = tuple(Column(name, (name,)) for name in columns)
+    return Table(
+        "paper", f"{study.title}: the paper's values beside ours, test accuracy, %", header, tuple(rows), notes
+    )

@@ -88,8 +88,7 @@ def begin(module: str, argv: Sequence[str] | None) -> dict[str, Any]:
 def finish(path: Path | None, results: dict[str, Any]) -> None:
     """Adds the load at the end to results of `begin`, and writes them."""
     results["machine"] = add_final_load(results["machine"])
-    if path:
-        write(path, results)
+    write(path, results)
 
 
 def cpu_in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int, scale: float) -> dict[str, dict[str, Any]]:
@@ -101,6 +100,27 @@ def cpu_in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int, scale: fl
             call()
             times[name].append(scale * (time.process_time() - start))
     return {name: spread(seconds) for name, seconds in times.items()}
+
+
+_CALL = """
+import importlib, json, sys
+print(json.dumps(getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*json.loads(sys.argv[3]))))
+"""
+
+
+def in_process(function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = {}) -> Any:
+    """Returns what a function of a module returns for these arguments in a process of its own, as JSON carries them.
+
+    Raises:
+        SystemExit: the process failed; its standard error is shown.
+    """
+    module = function.__module__
+    module = sys.modules[module].__spec__.name if module == "__main__" else module  # pyright: ignore
+    words = [sys.executable, "-c", _CALL, module, function.__qualname__, json.dumps(args)]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{module}.{function.__qualname__}{args}: exit code {done.returncode}, see the error above")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def pin_to_one_core() -> None:
@@ -261,8 +281,10 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
     return {"median": median, "min": ordered[0], "max": ordered[-1], "repeats": len(ordered)}
 
 
-def write(path: Path, results: dict[str, Any]) -> None:
-    """Writes results as JSON, atomically."""
+def write(path: Path | None, results: dict[str, Any]) -> None:
+    """Writes results as JSON, atomically, if there is a path."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

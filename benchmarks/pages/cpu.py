@@ -80,12 +80,12 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
 
 def render_limits(results: Path = RESULTS) -> str:
     """Returns what `benchmarks.speed.limits` measured, one list per machine."""
-    return "\n\n".join("\n".join(limits(file)) for file in load_all(results) if LIMITS & set(file))
+    return "\n\n".join("\n".join(limits(file)) for file in load_all(results) if set(LIMITS) & set(file))
 
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
     """Yields the lines on the results of `benchmarks.speed.limits`, with their targets."""
-    machine, sections = file["machine"], file["taken"].values()
+    machine, sections = file["machine"], [file["taken"][name] for name in LIMITS if name in file]
     busy = ", busy" if any(section["busy"] for section in sections) else ""
     yield f"Other measurements on {machine['processor']}, {machine['date'][:10]}{busy}:"
     yield ""
@@ -99,13 +99,6 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
         yield (
             "- A sweep of five methods at two alphas with three seeds, 30 runs of 100 rounds on the digits, and its"
             f" report: {empty} s with an empty compilation cache, {full} s with a full one (target 90 s)."
-        )
-    if "lanes" in file:
-        ratios = [ratio for by_alpha in file["lanes"].values() for ratio in by_alpha.values()]
-        counts = ", ".join(file["lanes"])
-        yield (
-            f"- Training on {counts} lanes at five alphas: {min(ratios):.2f} to {max(ratios):.2f} times as long as the"
-            " same steps without a gap (target 1.15)."
         )
     if "plan" in file:
         yield ""
@@ -122,7 +115,7 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
         yield f"- `{command}`"
 
 
-LIMITS = {"help", "start", "sweep", "lanes", "plan"}
+LIMITS = ("help", "start", "sweep", "plan")
 
 
 def quiet(case: dict[str, Any]) -> bool:

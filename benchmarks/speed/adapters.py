@@ -10,8 +10,7 @@ on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. Each case compiles
 
 from __future__ import annotations
 
-import json
-import subprocess
+import itertools
 import sys
 import time
 from typing import Any
@@ -75,25 +74,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = machine.parser(__doc__, "adapters.json")
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--cohorts", nargs="+", type=int, choices=COHORTS, default=list(COHORTS))
-    parser.add_argument("--case", nargs=3, help="measures MODEL COHORT PART alone and prints it as JSON")
     options = parser.parse_args(argv)
-    if options.case:
-        model, cohort, part = options.case
-        print(json.dumps(measure(model, int(cohort), part)))
-        return 0
-    results, cases = machine.begin("speed.adapters", argv), []
-    for model in options.models:
-        for cohort in options.cohorts:
-            for part in PARTS[model]:
-                command = [sys.executable, "-m", "benchmarks.speed.adapters", "--case", model, str(cohort), part]
-                done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=machine.ROOT)
-                cases.append(case := json.loads(done.stdout.splitlines()[-1]))
-                print(
-                    f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round,"
-                    f" {case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up",
-                    flush=True,
-                )
-    machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": cases})
+    results, points = machine.begin("speed.adapters", argv), []
+    for model, cohort in itertools.product(options.models, options.cohorts):
+        for part in PARTS[model]:
+            points.append(case := machine.in_process(measure, model, cohort, part))
+            mib = f"{case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up"
+            print(f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round, {mib}", flush=True)
+    machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": points})
     return 0
 
 

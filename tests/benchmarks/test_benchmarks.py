@@ -147,8 +147,6 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
 SMALLEST = {
     "speed.convolutions": "--layers lenet5_conv2 --repeats 1",
     "speed.costs": "--only width planning --points 1 --repeats 1",
-    "speed.experiments": "--nets mlp --repeats 1",
-    "speed.host_pool": "--gib 0.25",
     "speed.limits": "--sections help start --repeats 1",
     "speed.own_networks": "--networks two_layers --repeats 1",
     "studies.client_values": "--seeds 1 -- --rounds 3",

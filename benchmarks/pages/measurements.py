@@ -112,14 +112,13 @@ def faults() -> str:
 
 
 def targets() -> str:
-    """Returns the memory, kernels and bytes of shipped configs, compiled for other hardware."""
+    """Returns the memory and kernels of shipped configs, compiled for other hardware."""
     rows = []
     for name, case in load("targets")["plans"].items():
         plan = case["plan"]
-        parts = [plan["parts"][part] for part in ("step", "scoring pass", "round")]
-        work = [f"{part['kernels']:,}; {part['bytes'] / 1e6:,.0f} MB" for part in parts]
-        rows.append([name, f"{plan['memory_bytes'] / 2**30:.2f} GiB", *work])
-    return table(["config", "memory", "kernels and bytes of a step", "of a scoring pass", "of a round"], rows)
+        kernels = [f"{plan['parts'][part]['kernels']:,}" for part in ("step", "scoring pass", "rest of a round")]
+        rows.append([name, f"{plan['memory_bytes'] / 2**30:.2f} GiB", *kernels])
+    return table(["config", "memory", "kernels of a step", "of a scoring pass", "of the rest of a round"], rows)
 
 
 def hypergradient_memory() -> str:

@@ -9,10 +9,10 @@ from fedvg_jax.core import scopes
 def of_round(text):
     """Returns kind -> launches, and kind -> bytes that one device puts in, of a round of a program's text."""
     launches, size = Counter(), Counter()
-    rounds = hlo.loops(hlo.sections(hlo.parse(text)), scopes.ROUNDS)[0]
+    rounds = hlo.loops(hlo.read(text), scopes.ROUNDS)[0]
     for count, kernel in hlo.all_kernels(rounds):
         if kernel.is_collective:
             kind = kernel.opcode.removesuffix("-start")
             launches[kind] += count
-            size[kind] += count * (kernel.bytes - hlo.num_bytes(kernel.shape))
+            size[kind] += count * kernel.operand_bytes
     return launches, size

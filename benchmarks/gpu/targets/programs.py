@@ -1,7 +1,7 @@
 """Compiles the programs of a run ahead of time for hardware that this machine does not have.
 
 XLA's compilers for GPUs and TPUs are parts of the packages jax[cuda12] and libtpu, and need a description of a device.
-jax itself runs on the CPU, which `devices.prepare_environment` arranges before jax is imported.
+jax itself runs on the CPU, by `devices.ENVIRONMENT`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -61,23 +61,16 @@ def machine_of(target: Target) -> Machine:
         os.environ.setdefault(name, value)  # the plugins read it when they start
     from jax.experimental import topologies
 
-    hardware = target.hardware
-    if hardware.platform == "gpu":
-        shape = f"1x{hardware.num_processes}x{hardware.num_devices // hardware.num_processes}"
-        described = {"platform": "cuda", "target_config": devices.gpu_target_config(target.model), "topology": shape}
-    else:
-        topology = devices.TPU_TOPOLOGIES[hardware.num_devices]
-        described = {"platform": "tpu", "topology_name": f"{target.model.compiler['generation']}:{topology}"}
     try:
-        described_devices = topologies.get_topology_desc(**described).devices
+        described = topologies.get_topology_desc(**devices.topology(target)).devices
     except Exception as error:  # the plugins raise several types
         settings = " ".join(f"{name}={value}" for name, value in devices.ENVIRONMENT.items())
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"no compiler for target {target.name}; start Python with {settings} ({reason})") from None
-    return Machine(hardware, tuple(described_devices[: hardware.num_devices]))
+    return Machine(target.hardware, tuple(described[: target.hardware.num_devices]))
 
 
-def simulate_for(config: Config, machine: Machine, replacements: Mapping[str, Any] = {}) -> simulation.Simulation:
+def simulate_for(config: Config, machine: Machine) -> simulation.Simulation:
     """Returns a run as it would be on another machine; its state and data are shapes on that machine's devices.
 
     All rows and all memories of clients are planned on the devices.
@@ -85,16 +78,13 @@ def simulate_for(config: Config, machine: Machine, replacements: Mapping[str, An
     Args:
         config: settings.
         machine: hardware and devices, which need not exist.
-        replacements: keyword arguments of `simulation.simulation`.
     """
     host = {"devices": "1", "lanes": "auto", "placement": "device", "force": True}
-    here = simulation.simulation(dataclasses.replace(config, **host), **replacements)
+    here = simulation.simulation(dataclasses.replace(config, **host))
     config = dataclasses.replace(here.config, devices=config.devices, lanes=config.lanes)
-    given = {name: getattr(here, name) for name in ("algorithm", "weighting") if name in here.given}
     images = programs.Images(here.arrays.x.shape[1:], len(here.arrays.class_names))
-    model = here.task if "task" in here.given else images
     with assumed(machine.hardware):
-        program = programs.make_program(config, model, **given, devices=machine.devices)
+        program = programs.make_program(config, images, devices=machine.devices)
         state, memories = _state_shapes(config, here.state, program.executor)
     placement = program.executor.placement or SingleDeviceSharding(machine.devices[0])
     of_states = cohort_memories.placement(program.executor) or placement

@@ -81,7 +81,7 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
 def exchanged_bytes(sim):
     """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
     text = chunks.compile_programs(sim).chunk.as_text()
-    kernels = [kernel for _, kernel in hlo.all_kernels(hlo.sections(hlo.parse(text))) if kernel.is_collective]
+    kernels = [kernel for _, kernel in hlo.all_kernels(hlo.read(text)) if kernel.is_collective]
     return sum(kernel.bytes for kernel in kernels), exchanged.of_round(text)[1]
 
 

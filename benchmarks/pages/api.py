@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 from types import ModuleType
@@ -13,84 +12,32 @@ import fedvg_jax
 SECTIONS = {
     "scoring": (
         "Score, weigh, aggregate",
-        (
-            "validation_gradients",
-            "gradient_norms",
-            "inverse_norm_weights",
-            "generalised_weights",
-            "aggregate",
-            "joint_fisher",
-            "sampled_joint_fisher",
-            "fisher_trace",
-        ),
+        "validation_gradients gradient_norms inverse_norm_weights generalised_weights aggregate"
+        " joint_fisher sampled_joint_fisher fisher_trace",
     ),
     "runs": (
         "Whole runs",
-        (
-            "run",
-            "Config",
-            "History",
-            "final_variables",
-            "best_variables",
-            "evaluate",
-            "simulation",
-            "Simulation",
-            "UsageError",
-            "DivergedError",
-            "MisfitError",
-            "run_sweep",
-            "SweepResult",
-            "Failure",
-        ),
+        "run Config History final_variables best_variables evaluate simulation Simulation"
+        " UsageError DivergedError MisfitError run_sweep SweepResult Failure",
     ),
     "rounds": (
         "Rounds and hypergradients",
-        (
-            "make_round",
-            "init_state",
-            "make_schedule",
-            "stack_schedules",
-            "max_steps",
-            "sgd",
-            "unrolled",
-            "over_rounds",
-            "hypergradient",
-        ),
+        "make_round init_state make_schedule stack_schedules max_steps sgd unrolled over_rounds hypergradient",
     ),
     "own": (
         "Your own model, data, weighting and algorithm",
-        ("linen_task", "nnx_task", "Arrays", "Hyperparameter", "check_task", "check_weighting"),
+        "linen_task nnx_task Arrays Hyperparameter check_task check_weighting",
     ),
     "tuples": (
         "Named tuples of a round",
-        (
-            "Task",
-            "Algorithm",
-            "Weighting",
-            "Executor",
-            "Variables",
-            "Batch",
-            "Data",
-            "Schedule",
-            "SimState",
-            "Selection",
-        ),
+        "Task Algorithm Weighting Executor Variables Batch Data Schedule SimState Selection",
     ),
 }
 """page -> (title, public names); names that are not listed go to a page of their own."""
 
-PARTS = {
-    "fedvg_jax.weightings.signals": (
-        "normed",
-        "validation_gradient",
-        "delta",
-        "fisher",
-        "validation_loss",
-        "validation_accuracy",
-        "mean_over",
-    ),
-}
-"""Modules inside a namespace, with the names that a weighting of one's own is made of."""
+SIGNALS = "fedvg_jax.weightings.signals"
+OF_SIGNALS = ["normed", "validation_gradient", "delta", "fisher", "validation_loss", "validation_accuracy", "mean_over"]
+"""Names of a module inside a namespace, of which a weighting of one's own is made."""
 
 WITHOUT_ARGUMENTS = {"Config": "**settings"}
 """Classes whose fields are described elsewhere."""
@@ -99,9 +46,9 @@ WITHOUT_ARGUMENTS = {"Config": "**settings"}
 def sections() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Returns every public name that is no module, by page."""
     public = [name for name in fedvg_jax.__all__ if not isinstance(getattr(fedvg_jax, name), ModuleType)]
-    placed = {name for _, names in SECTIONS.values() for name in names}
+    placed = {name for _, names in SECTIONS.values() for name in names.split()}
     others = tuple(name for name in public if name not in placed)
-    known = {page: (title, tuple(n for n in names if n in public)) for page, (title, names) in SECTIONS.items()}
+    known = {page: (title, tuple(n for n in names.split() if n in public)) for page, (title, names) in SECTIONS.items()}
     return known | ({"others": ("Other names", others)} if others else {})
 
 
@@ -116,8 +63,7 @@ def pages() -> dict[str, str]:
     for name in namespaces():
         module = getattr(fedvg_jax, name)
         made[name] = heading(f"fedvg_jax.{name}") + entries(module.__name__, public_names(module))
-    parts = [f"## `{module}`\n\n{entries(module, names)}" for module, names in PARTS.items() if exists(module)]
-    made["parts"] = heading("Signals of a weighting") + "\n".join(parts)
+    made["parts"] = heading("Signals of a weighting") + f"## `{SIGNALS}`\n\n{entries(SIGNALS, OF_SIGNALS)}"
     made["contracts"] = heading("Contracts") + entries("fedvg_jax.core.types", contracts())
     return made
 
@@ -185,8 +131,3 @@ def contracts() -> tuple[str, ...]:
         for name, thing in vars(types).items()
         if inspect.isclass(thing) and thing.__module__ == types.__name__ and name not in fedvg_jax.__all__
     )
-
-
-def exists(module: str) -> bool:
-    """Returns whether a module is there."""
-    return importlib.util.find_spec(module) is not None

@@ -102,9 +102,9 @@ def methods_on_features(folder: str) -> str:
     return f"{table(head, rows)}\n\n{source_of_folder(folder)}\n"
 
 
-def client_values(name: str = "client_values") -> str:
+def client_values(name: str = "") -> str:
     """Returns the rank correlations with the value of a client, and accuracies after one round of other weights."""
-    measured = load(name)
+    measured = load(f"client_values{name}")
     head, spans = ["measurement of the client", *values.SPANS], values.SPANS
     correlations = [
         [title, *(interval(measured["correlations"][name][span]) for span in spans)]

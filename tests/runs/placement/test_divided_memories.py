@@ -82,7 +82,7 @@ def exchanged_bytes(sim):
     """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
     text = chunks.compile_programs(sim).chunk.as_text()
     kernels = [kernel for _, kernel in hlo.all_kernels(hlo.read(text)) if kernel.is_collective]
-    return sum(kernel.bytes for kernel in kernels), exchanged.of_round(text)[1]
+    return sum(kernel.operand_bytes for kernel in kernels), exchanged.of_round(text)[1]
 
 
 def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():

@@ -1,49 +1,11 @@
-"""`python -m fedvg_jax.sweep`, or `fedvg sweep`: one run for every combination of settings.
+"""`python -m fedvg_jax.sweep [OPTIONS]`, or `fedvg sweep`: one run for every combination of settings.
 
-Several values of an option make an axis, and all axes are crossed. A TOML file may have axes, too; see `config.axes`.
-The same command continues a sweep that was stopped: finished points are skipped.
-"""
-
-from __future__ import annotations
-
-import collections
-import dataclasses
-import functools
-import os
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-from fedvg_jax import commands
-from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import checks, command_line
-from fedvg_jax.config.methods import ALGORITHMS
-from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files, hardware
-from fedvg_jax.runs import stop_signals
-from fedvg_jax.study import sweep_folder, tuning, workers
-from fedvg_jax.study.sweep_arguments import PROG, CommandLine, read_command_line
-from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_points import RANGED
-from fedvg_jax.study.workers import Share
-from fedvg_jax.views import tracking
-from fedvg_jax.views.output import say
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedvg_jax.study.sweep_points import Point
-
-
-HELP = f"""usage: {PROG} [OPTIONS]
-
-Trains one federated model for every combination of settings, and prints a
-table of means and standard deviations over the seeds.
+Trains the runs that are not finished, and prints a table of means and standard
+deviations over the seeds. The same command continues a sweep that was stopped.
 
 Examples:
-  {PROG} --method fedavg fedvg --alpha 0.05 0.5 --seed 0:5
-  {PROG} --config FILE.toml --scale tiny --out DIR
+  python -m fedvg_jax.sweep --method fedavg fedvg --alpha 0.05 0.5 --seed 0:5
+  python -m fedvg_jax.sweep --config FILE.toml --scale tiny --out DIR
 
 Every option of a run is accepted. With one value all runs share it; with
 several values it is an axis, and all axes are crossed:
@@ -69,7 +31,39 @@ Options of the sweep:
   --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list unfinished points, estimate time, train nothing
 
-Options of a run: {PROG} --help-all"""
+Options of a run: python -m fedvg_jax.sweep --help-all
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedvg_jax import commands
+from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config import checks, command_line
+from fedvg_jax.config.methods import ALGORITHMS
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files, hardware
+from fedvg_jax.runs import stop_signals
+from fedvg_jax.study import sweep_folder, tuning, workers
+from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
+from fedvg_jax.study.sweep_folder import count
+from fedvg_jax.study.sweep_points import RANGED
+from fedvg_jax.study.workers import Share
+from fedvg_jax.views import tracking
+from fedvg_jax.views.output import say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedvg_jax.study.sweep_points import Point
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,8 +76,10 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0 if no point failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
         or SIGTERM.
     """
+    if argv[:1] == [WORKER]:
+        return commands.guarded(lambda: work(*pickle.loads(Path(argv[1]).read_bytes())))
     if {"-h", "--help", "--help-all"} & set(argv):
-        print(HELP)
+        print(__doc__.strip())
         if "--help-all" in argv:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
@@ -92,8 +88,6 @@ def main(argv: Sequence[str]) -> int:
 
 def run(command: CommandLine) -> int:
     """Computes or plans the points of a sweep, shows them, and returns the exit code."""
-    if command.worker:
-        return _work(command, command.worker)
     from rich.console import Console
 
     console = Console()
@@ -135,10 +129,10 @@ def opening_lines(command: CommandLine) -> list[str]:
 class Phase(NamedTuple):
     """The tuning runs, or the points of the sweep itself."""
 
-    name: str
     out: Path
     """folder of the points"""
     points: list[Point]
+    is_tuning: bool = False
 
     def pending(self, points: Sequence[Point]) -> list[Point]:
         """Returns those points of which something is left to compute."""
@@ -148,31 +142,8 @@ class Phase(NamedTuple):
 def phases(command: CommandLine) -> list[Phase]:
     """Returns the phases of a sweep in their order, with the values that the points have before tuning."""
     runs = command.tuning_runs
-    first = [Phase("tuning", command.out / tuning.FOLDER, runs.points)] if runs else []
-    return [*first, Phase("final", command.out, command.points.points)]
-
-
-def open_phase(command: CommandLine, name: str, log: Callable[[str], None] = lambda line: None) -> Phase:
-    """Makes or checks the folder of a phase; returns its points, with the values that tuning has chosen.
-
-    Args:
-        command: the sweep.
-        name: of the phase.
-        log: called with a line for the choice of every cell.
-    """
-    tried, phase = phases(command)[0], phases(command)[-1]
-    content = sweep_folder.document(command.points)
-    if command.tuning_runs and name == "tuning":
-        sweep_folder.refuse_taken(command.out)
-        phase, content = tried, sweep_folder.document(command.tuning_runs)
-    elif command.tuning:
-        choices = tuning.choose(tried.out, tried.points, command.tuning)
-        for cell, choice in choices.items():
-            log(f"{cell}: {chosen_text(choice)}")
-        phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
-        content |= {"tuning": tuning.as_json(command.tuning, choices)}
-    sweep_folder.open_folder(phase.out, content, phase.points)
-    return phase
+    first = [Phase(command.out / tuning.FOLDER, runs.points, is_tuning=True)] if runs else []
+    return [*first, Phase(command.out, command.points.points)]
 
 
 def chosen_text(choice: tuning.Choice) -> str:
@@ -184,9 +155,19 @@ def chosen_text(choice: tuning.Choice) -> str:
 
 def _run_phases(command: CommandLine, console: Console) -> int:
     """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
-    if command.tuning and (stopped_by := _compute(command, open_phase(command, "tuning"), console)):
-        return _say_stopped(console, stopped_by)
-    phase = open_phase(command, "final", functools.partial(say, console))
+    *tried, phase = phases(command)
+    content = sweep_folder.document(command.points)
+    if command.tuning and command.tuning_runs:
+        sweep_folder.refuse_taken(command.out)
+        sweep_folder.open_folder(tried[0].out, sweep_folder.document(command.tuning_runs), tried[0].points)
+        if stopped_by := _compute(command, tried[0], console):
+            return _say_stopped(console, stopped_by)
+        choices = tuning.choose(tried[0].out, tried[0].points, command.tuning)
+        for cell, choice in choices.items():
+            say(console, f"{cell}: {chosen_text(choice)}")
+        phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
+        content |= {"tuning": tuning.as_json(command.tuning, choices)}
+    sweep_folder.open_folder(phase.out, content, phase.points)
     stopped_by = _compute(command, phase, console)
     from fedvg_jax.study import markup, tables
     from fedvg_jax.study.collect import collect
@@ -205,7 +186,7 @@ def _run_phases(command: CommandLine, console: Console) -> int:
         say(console, "the report is written by the command without --shard")
     elif study:
         refusal = _draw_report(command.out, console)
-    sweep_folder.refuse_unfinished(command.out, _mine(command, phase))
+    sweep_folder.refuse_unfinished(command.out, [p for group in _mine(command, phase) for p in group])
     if refusal:
         raise refusal
     return 0
@@ -216,15 +197,14 @@ def _say_stopped(console: Console, stopped_by: str) -> int:
     return stop_signals.exit_code(stopped_by)
 
 
-def _mine(command: CommandLine, phase: Phase) -> list[Point]:
-    """Returns the points that this command computes, in order; a phase of tuning needs those of all shards."""
+def _mine(command: CommandLine, phase: Phase) -> list[list[Point]]:
+    """Returns the points that this command computes, by program; a phase of tuning needs those of all shards."""
     from fedvg_jax.study import sweeps
 
     mine = workers.shard(sweeps.by_program(phase.points), command.shard)
     names = {point.name for point in mine}
-    others = [point for point in phase.points if phase.name == "tuning" and point.name not in names]
-    groups = sweeps.by_program(mine) + sweeps.by_program(others)
-    return workers.own_first(groups, command.worker or Share(1, 1))
+    others = [point for point in phase.points if phase.is_tuning and point.name not in names]
+    return sweeps.by_program(mine) + sweeps.by_program(others)
 
 
 def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None:
@@ -239,7 +219,8 @@ def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None
         commands.start_jax(phase.points[0].config)
     from fedvg_jax.study import sweep_progress, sweeps
 
-    mine = _mine(command, phase)
+    groups = _mine(command, phase)
+    mine = [point for group in groups for point in group]
     unfinished = phase.pending(mine)
     waiting = list(unfinished)
 
@@ -262,24 +243,32 @@ def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None
                 observers.on_end(point, sweeps.load([point], phase.out)[0].result)
 
         sweep_folder.clear_failures(phase.out, unfinished)
-        words = [*command.words, f"--phase={phase.name}"]
+        shares = [Share(i + 1, num_jobs) for i in range(num_jobs)]
+        jobs = [(workers.own_first(groups, share), phase.out, share) for share in shares]
         if command.slurm is None:
-            return workers.run_local([sys.executable, "-m", "fedvg_jax.sweep", *words], num_jobs, report_finished)
-        jobs = [[*words, f"--worker={i + 1}/{num_jobs}"] for i in range(num_jobs)]
-        folder = command.out / "submitit"
-        return workers.run_submitit(main, jobs, folder, command.slurm, report_finished, observers.log)
+            return workers.run_local([sys.executable, "-m", "fedvg_jax.sweep", WORKER], jobs, report_finished)
+        return workers.run_submitit(work, jobs, command.out / "submitit", command.slurm, report_finished, observers.log)
 
 
-def _work(command: CommandLine, share: Share) -> int:
-    """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it."""
+WORKER = "--worker"
+"""Flag of the command of a worker; a file with its arguments follows."""
+
+
+def work(points: Sequence[Point], out: Path, share: Share) -> int:
+    """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it.
+
+    Args:
+        points: all that the workers share, in the order in which this one computes them.
+        out: folder of the points.
+        share: which of the workers this is.
+    """
     if "SUBMITIT_EXECUTOR" not in os.environ:
         workers.take_cores(share)
         workers.stop_without_parent()
-    phase = open_phase(command, command.phase)
-    commands.start_jax(phase.points[0].config)
+    commands.start_jax(points[0].config)
     from fedvg_jax.study import sweeps
 
-    _, stopped_by = sweeps.compute(_mine(command, phase), phase.out, retries=False)
+    _, stopped_by = sweeps.compute(points, out, retries=False)
     return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 

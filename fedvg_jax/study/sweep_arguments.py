@@ -20,10 +20,10 @@ from fedvg_jax.study.workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget", "worker", "phase")
-"""Flags of the sweep itself with one value, or none; a sweep gives the last two to its workers."""
+OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+"""Flags of the sweep itself with one value, or none."""
 
-OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget", "worker", "phase")
+OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget")
 """Flags that are no settings of a run."""
 
 EXECUTORS = ("processes", "submitit")
@@ -48,12 +48,6 @@ class CommandLine(NamedTuple):
     """the part of the points to compute"""
     slurm: dict[str, Any] | None = None
     """parameters of submitit's executor; None without it"""
-    worker: Share | None = None
-    """which process of another one's `jobs` this is"""
-    phase: str = "final"
-    """of a worker: the part of the sweep that it computes, "tuning" or "final\""""
-    words: tuple[str, ...] = ()
-    """the command line, with its folder"""
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
@@ -87,19 +81,15 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         file.tune_seeds if seeds is None else seeds,
         _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
     )
-    out = files.user_path(own["out"]) if "out" in own else default_folder(points, tuning)
     return CommandLine(
         points=points,
-        out=out,
+        out=files.user_path(own["out"]) if "out" in own else default_folder(points, tuning),
         tuning=tuning,
         tuning_runs=tuning_points(sweep, tuning) if tuning else None,
         dry_run="dry_run" in own,
         jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
-        shard=workers.parse_share(own.get("shard", "1/1"), "--shard"),
+        shard=workers.parse_share(own.get("shard", "1/1")),
         slurm=_executor_options(own.get("executor", "processes"), slurm),
-        worker=workers.parse_share(own["worker"], "--worker") if "worker" in own else None,
-        phase=own.get("phase", "final"),
-        words=(*argv, *(() if "out" in own else (f"--out={out}",))),
     )
 
 

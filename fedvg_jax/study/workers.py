@@ -1,16 +1,18 @@
 """Processes that share the points of a sweep: workers on this machine, and jobs that submitit starts on a cluster.
 
-Every worker runs the sweep's own command with its share (`--worker 2/4`) and takes points by their locks. A worker that
-dies leaves its point unfinished, and another one takes it. No jax.
+Every worker gets all points, those of its share first, and takes them by their locks. A worker that dies leaves its
+point unfinished, and another one takes it. No jax.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,16 +49,16 @@ class Share(NamedTuple):
     count: int
 
 
-def parse_share(text: str, flag: str) -> Share:
+def parse_share(text: str) -> Share:
     """Returns the part that a text such as "2/4" names.
 
-    >>> parse_share("2/4", "--shard")
+    >>> parse_share("2/4")
     Share(index=2, count=4)
     """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
     index, count = (int(number) for number in match.groups()) if match else (0, 0)
     if not 1 <= index <= count:
-        raise UsageError(f"{flag} must be I/N with I from 1 to N, such as 2/4; got {text[:50]}")
+        raise UsageError(f"--shard must be I/N with I from 1 to N, such as 2/4; got {text[:50]}")
     return Share(index, count)
 
 
@@ -135,28 +137,31 @@ def stop_without_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_local(command: Sequence[str], count: int, on_poll: Callable[[], None]) -> str | None:
+def run_local(command: Sequence[str], jobs: Sequence[Any], on_poll: Callable[[], None]) -> str | None:
     """Runs workers on this machine to their end; returns the signal that stopped them, or None.
 
     Signals that request a checkpoint, and the first one that requests to stop, are forwarded to all of them.
 
     Args:
-        command: of the sweep, to which `--worker I/N` is appended.
-        count: number of workers.
+        command: of a worker, to which a file with its job is appended.
+        jobs: one for each worker, which are pickled.
         on_poll: called about twice a second.
 
     Raises:
         KeyboardInterrupt: a second stop signal, unless it ends the process; the workers are killed.
     """
-    environment = worker_environment(count)
+    environment = worker_environment(len(jobs))
     workers: list[subprocess.Popen] = []
 
     def is_over() -> bool:
         return all(worker.poll() is not None for worker in workers)
 
     with contextlib.ExitStack() as stack, stop_signals.catch_signals(is_over) as requests:
-        for i in range(count):  # in sessions of their own: a terminal's signals reach them through this process only
-            words = [*command, "--worker", f"{i + 1}/{count}"]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for i, job in enumerate(jobs):
+            (folder / f"{i}").write_bytes(pickle.dumps(job))
+            words = [*command, str(folder / f"{i}")]
+            # in sessions of their own: a terminal's signals reach them through this process only
             worker = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True, bufsize=0)
             stack.callback(_end, worker)
             workers.append(worker)
@@ -201,8 +206,8 @@ def _end(worker: subprocess.Popen) -> None:
 
 
 def run_submitit(
-    function: Callable[[list[str]], int],
-    arguments: Sequence[list[str]],
+    function: Callable[..., int],
+    arguments: Sequence[tuple[Any, ...]],
     folder: Path,
     options: Mapping[str, Any],
     on_poll: Callable[[], None],
@@ -211,7 +216,7 @@ def run_submitit(
     """Runs an array of jobs by submitit to their end: SLURM where there is one, otherwise processes of this machine.
 
     Args:
-        function: importable; gets the arguments of a job.
+        function: importable; takes the arguments of a job.
         arguments: of every job.
         folder: for the jobs' logs.
         options: parameters of submitit's executor, such as {"slurm_partition": "gpu"}.
@@ -232,7 +237,7 @@ def run_submitit(
         raise UsageError(f"submitit refuses --slurm: {' '.join(str(error).split())[:300]}") from None
     with stop_signals.catch_signals() as requests:
         try:
-            jobs = executor.map_array(function, list(arguments))
+            jobs = executor.map_array(function, *zip(*arguments, strict=True))
         except RuntimeError as error:  # of submitit, for what sbatch prints
             raise UsageError(f"the cluster refuses the jobs ({one_line(str(error))[:300]}); correct --slurm") from None
         names = ", ".join(job.job_id for job in jobs)

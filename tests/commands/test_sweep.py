@@ -259,8 +259,8 @@ def test_points_of_a_lost_job_are_unfinished_and_the_same_command_computes_them(
         def update_parameters(self, **parameters):
             assert parameters == {"timeout_min": 5, "name": "fedvg-sweep", "slurm_partition": "gpu"}
 
-        def map_array(self, function, arguments):
-            assert [words[-1] for words in arguments] == ["--worker=1/2", "--worker=2/2"]
+        def map_array(self, function, points, folders, shares):
+            assert [len(several) for several in points] == [2, 2] and list(shares) == [(1, 2), (2, 2)]
             return [
                 types.SimpleNamespace(job_id=f"7_{i}", done=lambda: True, exception=lambda error=error: error)
                 for i, error in enumerate(errors)
@@ -277,7 +277,7 @@ def test_points_of_a_lost_job_are_unfinished_and_the_same_command_computes_them(
 
 
 def test_jobs_that_the_cluster_refuses_are_an_error(run, monkeypatch):
-    def refuse(function, arguments):
+    def refuse(function, *arguments):
         raise RuntimeError("sbatch: error: Batch job submission failed:\nInvalid partition name specified")
 
     executor = types.SimpleNamespace(update_parameters=lambda **parameters: None, map_array=refuse)

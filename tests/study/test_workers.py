@@ -65,7 +65,7 @@ def test_worker_has_as_many_devices_as_one_process_alone(monkeypatch):
 
 
 WORKER = """
-import os, pathlib, sys, time
+import os, pathlib, pickle, sys, time
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.study import workers
 
@@ -73,7 +73,8 @@ with stop_signals.catch_signals() as requests:
     workers.stop_without_parent()
     while not requests.save:
         time.sleep(0.01)
-    pathlib.Path(sys.argv[1], sys.argv[-1][0]).write_text(" ".join(map(str, requests.save)))
+    number = pickle.loads(pathlib.Path(sys.argv[-1]).read_bytes())
+    pathlib.Path(sys.argv[1], number).write_text(" ".join(map(str, requests.save)))
     os._exit(0)  # outside of the block, a further request would end it
 """
 """Waits for a request of a checkpoint, and writes it to a file of the worker's number."""
@@ -89,6 +90,6 @@ def test_save_requests_reach_every_worker_and_end_none_that_starts(tmp_path, mon
         signal.raise_signal(signal.SIGUSR1)
 
     with default_signals():
-        stopped_by = workers.run_local([sys.executable, "-c", WORKER, str(tmp_path)], 2, request)
+        stopped_by = workers.run_local([sys.executable, "-c", WORKER, str(tmp_path)], ["1", "2"], request)
     assert stopped_by is None
     assert [set((tmp_path / number).read_text().split()) for number in "12"] == [{"SIGUSR1"}] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import html
 import importlib.util
 import re
 import shlex
@@ -147,61 +146,8 @@ def write_figures(
     return written, left_out
 
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What the page may load: nothing but itself."""
-
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2127; background: #fff; margin: 2rem auto; max-width: 72rem;
-  padding: 0 1.25rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid #d9dde3; }
-nav a { margin-right: 1rem; } a { color: #0b5cad; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
-th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #eceff3; }
-thead th { border-bottom: 1.5px solid #8a93a0; white-space: normal; vertical-align: bottom; }
-.text { text-align: left; } .wide td.text { white-space: normal; }
-.note { color: #4b5460; margin: .15rem 0; font-size: .9rem; max-width: 60rem; }
-.scroll caption, .scroll .note { position: sticky; left: 0; max-width: min(60rem, calc(100vw - 2.5rem)); }
-@media (max-width: 40rem) { body { margin: 1rem auto; padding: 0 .75rem; } h1 { font-size: 1.25rem; }
-  table { font-size: .85rem; } th, td { padding: .2rem .4rem; } th.text, td.text { min-width: 5rem;
-  white-space: normal; }
-  .scroll tr > :first-child { position: sticky; left: 0; background: #fff; } }
-figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; } figcaption { color: #4b5460; }
-details { margin: .6rem 0; } summary { cursor: pointer; font-weight: 600; } code { font-size: .9em; }
-"""
-
-TEMPLATE = string.Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<meta name="viewport" content="width=device-width">
-<link rel="icon" href="data:,">
-<title>$title</title>
-<style>$style</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$summary</p>
-<nav><a href="#findings">Findings</a><a href="#tables">Tables</a><a href="#figures">Figures</a>
-<a href="#settings">Settings</a><a href="#provenance">Provenance</a></nav>
-$notes
-<h2 id="findings">Findings</h2>
-$findings
-<h2 id="tables">Tables</h2>
-$tables
-<h2 id="figures">Figures</h2>
-$figures
-<h2 id="settings">Settings</h2>
-$settings
-<h2 id="provenance">Provenance</h2>
-<p>Written by <code>$command</code></p>
-$provenance
-</body>
-</html>
-""")
+TEMPLATE = string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+"""The page; it may load nothing but itself."""
 
 
 def page(
@@ -225,10 +171,8 @@ def page(
     absent = [f"No figure {name}: {reason}." for name, reason in left_out.items()]
     of_findings = [_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name == "differences"]
     return TEMPLATE.substitute(
-        policy=html.escape(POLICY),
         title=plain_html(f"{study.title}: {described(study)}"),
         findings="".join(f"<p>{plain_html(line)}</p>\n" for line in found) + "".join(of_findings),
-        style=STYLE,
         summary=plain_html(summary(study)),
         notes=_notes(f"Note: {note}." for note in study.notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),

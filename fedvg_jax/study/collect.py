@@ -15,7 +15,7 @@ from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
-from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, places, shared_settings
+from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, places, shared_settings, with_config
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
@@ -153,7 +153,9 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[Stored]]:
         if (folder / "sweep.json").exists():
             sweep, points = _read_sweep(folder)
             sweeps.append(sweep)
-            run_folders += [_read_run(sweep_folder.point_folder(folder, point.name), point) for point in points]
+            read = [_read_run(sweep_folder.point_folder(folder, point.name), point) for point in points]
+            known = [each.point for each in read if each.point.config]
+            run_folders += [each._replace(point=with_config(each.point, known)) for each in read]
         elif verification.is_run(folder):
             run_folders.append(_read_run(folder, Point(folder.name, None)))
         else:
@@ -179,7 +181,7 @@ def _read_sweep(folder: Path) -> tuple[Stored, list[Point]]:
         raise UsageError(f"{error}; give {folder / 'points'} to report the runs without that file") from None
     tuned = {name for chosen in sweep.tuned.values() for name in chosen}
     given = frozenset(PASSED.keys() & sweep.given)
-    return sweep, [Point(name, None, values, sweep.base, tuned, given) for name, values in sweep.points.items()]
+    return sweep, [Point(name, None, values, tuned, given) for name, values in sweep.points.items()]
 
 
 def _read_run(folder: Path, empty: Point) -> _Folder:

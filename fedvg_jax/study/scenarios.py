@@ -37,11 +37,9 @@ class Point(NamedTuple):
     name: str
     """Path of its folder."""
     config: Config | None
-    """None for a run that a sweep lists and that has no readable folder."""
+    """None where there is no readable folder."""
     values: Mapping[str, Any] = {}
     """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
-    base: Mapping[str, Any] = {}
-    """Settings that all points of the sweep share, of which a missing run has no other record."""
     tuned: Collection[str] = ()
     """Settings that the sweep has chosen on D_val."""
     given: frozenset[str] = frozenset()
@@ -52,10 +50,10 @@ class Place(NamedTuple):
     """Where a run belongs in a study."""
 
     method: str
-    """Empty for a point without settings that name it."""
+    """Empty for a point without a config."""
     scenario: Scenario
     replicate: Replicate | None
-    """None for a point without settings that name it."""
+    """None for a point without a config."""
 
 
 def used_settings(point: Point) -> Mapping[str, Any]:
@@ -124,7 +122,10 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
     result = []
     for point in points:
-        settings = used_settings(point) or _settings_of_values(point)
+        settings = used_settings(point)
+        if not settings:
+            result.append(Place("", (), None))
+            continue
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
@@ -134,14 +135,9 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
             for name in of_method
             if name in settings and not _goes_without_saying(name, settings[name], base)
         ]
-        partition_seed = settings.get("partition_seed", Config.partition_seed)
-        replicate = (settings["seed"], partition_seed) if "seed" in settings else None
+        replicate = settings["seed"], settings.get("partition_seed", Config.partition_seed)  # a file's rows use none
         result.append(Place(", ".join(filter(None, [base, *details])), scenario, replicate))
-    columns = [tuple(name for name, _ in place.scenario) for place in result]
-    whole = {names for names, point in zip(columns, points, strict=True) if point.config}
-    is_named = [bool(point.config or point.values or point.base or point.given) for point in points]
-    rows = zip(result, columns, is_named, strict=True)
-    return [place if named and names in whole else Place("", (), None) for place, names, named in rows]
+    return result
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:
@@ -167,25 +163,24 @@ def _short(name: str, base: str) -> str:
     return rest if group in base or group == "hyper" else name
 
 
-def _settings_of_values(point: Point) -> Mapping[str, Any]:
-    """Returns the settings of a point without a folder that place it: its method, and what the sweep names."""
-    values = {**point.base, **point.values}
-    method = shorthands.meaning({"method": values["method"]}) if "method" in values else {}
-    named: dict[str, Any] = {"algorithm": Config.algorithm, "weighting": Config.weighting}
-    named |= {name: value for name, value in method.items() if "." not in name}
-    is_own = method and values.get("weighting") == "native"
-    named |= {n: v for n, v in values.items() if n not in presets.SHORTHANDS and not (is_own and n == "weighting")}
-    if named.get("partition_seed") == "follow":
-        named["partition_seed"] = named.get("seed", Config.seed)
-    config = apply(
-        Config(),
-        {name: value for name, value in named.items() if name in (*SETTINGS, *former.NAMES)},
-        "sweep.json",
-    )
-    of_others = {name for name in unused(config) if name.split(".")[0] in METHOD_GROUPS}
-    by_name = {"departures", *former.SWITCHED} & named.keys()
-    named = {n: value for n, value in named.items() if n not in of_others | by_name}
-    return with_passed(named | (used_departures(config) if by_name else {}), point.given)
+def with_config(point: Point, others: Sequence[Point]) -> Point:
+    """Returns a point of a sweep with a config: its own, or that of the most similar point with the point's values.
+
+    Args:
+        point: without a config where its folder is missing.
+        others: points of the sweep with a config; without one the point is returned as it is.
+    """
+    if point.config or not others:
+        return point
+    alike = [other for other in others if other.values.get("method") == point.values.get("method")]
+    nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in point.values.items()))
+    assert nearest.config is not None
+    values = {} if alike else {"local": Config.local, "local_first": Config.local_first}  # of another method
+    named = (*SETTINGS, *presets.SHORTHANDS, *former.NAMES)
+    values |= {name: value for name, value in point.values.items() if name in named and value != "follow"}
+    if all(other.config and other.config.partition_seed == other.config.seed for other in others):
+        values.setdefault("partition_seed", values.get("seed", nearest.config.seed))
+    return point._replace(config=apply(nearest.config, shorthands.with_meaning(values), "sweep.json"))
 
 
 def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:
@@ -226,7 +221,7 @@ def _scenario_settings(points: Sequence[Point], differing: Sequence[str], has_fi
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     keys = [name for name in ("dataset", "model") if name in names]
     if keys[1:] and not any("model" in point.values for point in points) and _follows(points, "model", keys[:1]):
-        keys = keys[:1]  # the presets' models, of which a missing run has no record
+        keys = keys[:1]  # the presets' models
     return [name for name in names if name in keys or not (keys and _follows(points, name, keys))]
 
 

@@ -100,8 +100,6 @@ class Stored(NamedTuple):
     """Settings that vary."""
     points: dict[str, dict[str, Any]]
     """Name -> values of the axes."""
-    base: dict[str, Any]
-    """Settings that all points share."""
     given: dict[str, Any]
     """Name of an object that Python passed in place of a setting -> what identifies it."""
     tuned: dict[str, dict[str, Any]]
@@ -120,8 +118,7 @@ def read(out: Path) -> Stored:
         points = {str(point["name"]): former.renamed(point["values"]) for point in content["points"]}
         chosen = (content.get("tuning") or {}).get("chosen", {})
         tuned = {str(cell): former.renamed(choice["values"]) for cell, choice in chosen.items()}
-        base, given = (former.renamed(content.get(name, {})) for name in ("base", "given"))
-        return Stored(str(content.get("title") or ""), axes, points, base, given, tuned)
+        return Stored(str(content.get("title") or ""), axes, points, content.get("given", {}), tuned)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{out / DOCUMENT} is damaged ({type(error).__name__} {one_line(str(error))})") from None
 

@@ -34,6 +34,9 @@ from fedvg_jax.core.types import UsageError
 FOLLOW = "follow"
 """Value of `partition_seed` that stands for the seed of the run."""
 
+HYPER = "hyper."
+"""Prefix of axes of hyperparameters that objects from Python declare."""
+
 RANGED = ("seed", "partition_seed")
 """Settings whose values may be ranges such as 0:5."""
 
@@ -59,7 +62,7 @@ class Axis(NamedTuple):
     """One axis: a setting with its values, or several settings whose values go together."""
 
     names: tuple[str, ...]
-    """dotted settings, `method` or `fidelity`"""
+    """dotted settings, `method`, `fidelity`, or "hyper." with a name"""
     values: tuple[tuple[Any, ...], ...]
     """one tuple for each position on the axis, in the order of `names`"""
 
@@ -94,8 +97,7 @@ def cross(axes: Mapping[str, Any], source: str) -> list[Axis]:
     >>> cross({"seed": "0:3"}, "example")
     [Axis(names=('seed',), values=((0,), (1,), (2,)))]
     """
-    columns = {name: _values(name, given, source) for name, given in former.renamed(axes).items()}
-    return [_axis((name,), [(v,) for v in values]) for name, values in columns.items()]
+    return [zipped({name: given}, source) for name, given in axes.items()]
 
 
 def zipped(table: Mapping[str, Any], source: str) -> Axis:
@@ -116,28 +118,29 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     if len(set(lengths.values())) != 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no setting"
         raise UsageError(f"{source}: settings that are zipped must have equally many values; got {listed}")
-    return _axis(tuple(columns), zip(*columns.values(), strict=True))
-
-
-def _axis(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Axis:
-    """Returns an axis on which every position is another one: a value that is given twice counts once."""
-    axis = Axis(names, tuple({repr(row): row for row in rows}.values()))
-    if names == ("record",) and len(axis.values) > 1:
+    rows = zip(*columns.values(), strict=True)
+    axis = Axis(
+        tuple(columns), tuple({repr(row): row for row in rows}.values())
+    )  # a value that is given twice counts once
+    if axis.names == ("record",) and len(axis.values) > 1:
         joined = ",".join(str(value) for (value,) in axis.values)
         raise UsageError(f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}")
     return axis
 
 
 def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
-    """Returns the axes that a call from Python gives: a tuple of settings goes together.
+    """Returns the axes that a call from Python gives: a tuple of settings goes together, hyperparameters come last.
 
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
     """
     if not isinstance(axes, Mapping):
         raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
-    parsed = []
+    parsed, own = [], []
     for names, values in axes.items():
+        if isinstance(names, str) and names.startswith(HYPER):
+            own.append(_hyper_axis(names, values))
+            continue
         if not isinstance(names, tuple):
             parsed += cross({names: values}, "axes")
             continue
@@ -145,7 +148,16 @@ def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
         if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
             raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
         parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
-    return tuple(parsed)
+    return (*parsed, *own)
+
+
+def _hyper_axis(name: str, values: Any) -> Axis:
+    """Returns an axis of a hyperparameter, each of whose values is there once; 1 and 1.0 are one."""
+    is_list = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
+    listed = [python_scalar(value) for value in values] if is_list and getattr(values, "ndim", 1) == 1 else []
+    if not listed:
+        raise UsageError(f"axes: {name} must be a list of numbers; got {values!r}")
+    return Axis((name,), tuple({_text_of(value): (value,) for value in listed}.values()))
 
 
 def read_file(path: Path, scale: str = "full") -> SweepFile:
@@ -332,11 +344,13 @@ def make_points(sweep: Sweep) -> Points:
     points: dict[str, Point] = {}
     merged: dict[str, str] = {}
     for given in combinations(sweep.axes):
-        config = resolve(sweep, given, name_of(_only(given, varying)))
-        values = _only(_typed_values(config, given), labels)
+        own = {name: value for name, value in given.items() if name.startswith(HYPER)}
+        settings = {name: value for name, value in given.items() if name not in own}
+        config = resolve(sweep, settings, name_of(_only(given, varying)))
+        values = _only(_typed_values(config, settings), labels) | own
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
-        kept = points.setdefault(repr(used_settings(config)), point)
+        kept = points.setdefault(repr((used_settings(config), own)), point)
         repeated = name_of(_only(values, varying))
         if kept is not point and kept.name != repeated:
             merged[repeated] = kept.name

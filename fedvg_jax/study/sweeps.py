@@ -14,12 +14,11 @@ import dataclasses
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.io import python_scalar
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
@@ -30,11 +29,8 @@ from fedvg_jax.runs.record import checkpoint, provenance, seals
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.sweep_folder import Failure, Observers
-from fedvg_jax.study.sweep_points import FOLLOW, ONLY, Axis, Layer, Point, Sweep
+from fedvg_jax.study.sweep_points import FOLLOW, HYPER, Layer, Point, Sweep
 from fedvg_jax.views import tracking
-
-HYPER = "hyper."
-"""Prefix of axes of hyperparameters that the given objects declare."""
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at points that other processes compute."""
@@ -230,40 +226,6 @@ REPLACED = {
 """Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
 
 
-def split_hyper(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Axis]]:
-    """Returns the axes of settings, and those of hyperparameters, each of whose values is there once.
-
-    Raises:
-        UsageError: an axis of a hyperparameter has no list of values.
-
-    >>> split_hyper({"seed": "0:2", "hyper.T": [0.1, 1.0]})
-    ({'seed': '0:2'}, [Axis(names=('hyper.T',), values=((0.1,), (1.0,)))])
-    """
-    own = []
-    for name, values in axes.items():
-        if isinstance(name, str) and name.startswith(HYPER):
-            is_list = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
-            listed = [python_scalar(value) for value in values] if is_list and getattr(values, "ndim", 1) == 1 else []
-            if not listed:
-                raise UsageError(f"axes: {name} must be a list of numbers; got {values!r}")
-            distinct = {sweep_points.name_of({name: value}): value for value in listed}  # 1 and 1.0 are one value
-            own.append(Axis((name,), tuple((value,) for value in distinct.values())))
-    names = {axis.names[0] for axis in own}
-    return {name: values for name, values in axes.items() if name not in names}, own
-
-
-def with_hyper(points: Sequence[Point], axes: Sequence[Axis]) -> list[Point]:
-    """Returns a point for every combination of the points and the hyperparameters' values, which vary fastest."""
-    varying = sweep_points.varying_names(axes)
-
-    def joined(point: Point, row: Mapping[str, Any]) -> Point:
-        own = sweep_points.name_of({name: row[name] for name in varying})
-        names = [name for name in (point.name, own) if name != ONLY]
-        return Point(",".join(names) or ONLY, point.values | dict(row), point.config)
-
-    return [joined(point, row) for point in points for row in sweep_points.combinations(axes)]
-
-
 def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
     """Checks the given objects before the first run.
 
@@ -319,14 +281,13 @@ def run_sweep(
         check_config: raises UsageError for settings of a point that only the command line can follow.
     """
     sweep_points.refuse_set(start)
-    settings, own = split_hyper(axes) if isinstance(axes, Mapping) else (axes, [])
-    parsed = sweep_points.parse_axes(settings)
+    parsed = sweep_points.parse_axes(axes)
     follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
     sweep = Sweep(parsed, (Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else (), start)
-    of_settings = sweep_points.make_points(sweep)
-    points = with_hyper(of_settings.points, own)
+    made = sweep_points.make_points(sweep)
+    points = made.points
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
-    single = {axis.names[0]: axis.values[0][0] for axis in own if len(axis.values) == 1}
+    single = {axis.names[0]: axis.values[0][0] for axis in parsed if len(axis.values) == 1}
     given = provenance.describe(with_hyper_values(single, replacements))
     for point in points:
         tracking.require(point.config, out is not None)
@@ -335,7 +296,6 @@ def run_sweep(
         sweep_folder.check_sources(points)
     check(points, replacements)
     if out:
-        made = of_settings._replace(sweep=sweep._replace(axes=(*parsed, *own)), points=points)
         sweep_folder.open_folder(out, {**sweep_folder.document(made), "given": given}, points)
     ordered = [point for group in by_program(points) for point in group]
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.runs.record import provenance
-from fedvg_jax.study import sweeps
+from fedvg_jax.study import sweep_points
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 
@@ -52,8 +52,8 @@ def test_folder_of_an_axis_with_one_value_is_refused_for_another_value(tmp_path)
 
 def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers():
     for values in ([np.float32(0.5), np.float64(2)], np.array([0.5, 2]), jnp.array([0.5, 2]), [0.5, 2, 2.0]):
-        axis = sweeps.split_hyper({"hyper.T": values})[1]
-        assert json.dumps(axis[0].as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
+        (axis,) = sweep_points.parse_axes({"hyper.T": values})
+        assert json.dumps(axis.as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
 
 
 @pytest.mark.parametrize(

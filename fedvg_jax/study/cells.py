@@ -98,14 +98,9 @@ class Study(NamedTuple):
         return 2 if self.metric == "accuracy" else 4
 
     @property
-    def more_is_better(self) -> bool:
-        """Whether a larger value of the metric is better."""
-        return self.metric == "accuracy"
-
-    @property
     def sign(self) -> int:
         """1 where a larger value of the metric is better, otherwise -1."""
-        return 1 if self.more_is_better else -1
+        return 1 if self.metric == "accuracy" else -1
 
     @property
     def runs(self) -> list[Run]:
@@ -150,7 +145,7 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
         cell: runs of one method in one scenario.
         choice: which evaluation.
     """
-    extreme = "max" if study.more_is_better else "min"
+    extreme = "max" if study.sign > 0 else "min"
     key = f"test_{study.metric}_{extreme if choice == 'max' else choice}"
     summaries = {replicate: history.summarise(run.records, study.metric) for replicate, run in cell.runs.items()}
     return {r: study.unit * s[key] for r, s in sorted(summaries.items()) if s.get(key) is not None}
@@ -158,7 +153,7 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
 
 def choice_name(study: Study, choice: Choice) -> str:
     """Returns the name of a choice of the round; the best loss is a minimum."""
-    return CHOICES[choice] if study.more_is_better else CHOICES[choice].replace("max", "min")
+    return CHOICES[choice] if study.sign > 0 else CHOICES[choice].replace("max", "min")
 
 
 def evaluations(study: Study, run: Run) -> tuple[list[int], list[float]]:

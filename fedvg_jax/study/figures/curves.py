@@ -146,42 +146,28 @@ def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
 
 def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure with the final result of every method against alpha, on a logarithmic axis."""
-    return against(study, style, "alpha", "alphas", r"Dirichlet $\alpha$ (small is skewed)", "log")
-
-
-def against(study: Study, style: Style, setting: str, name: str, label: str, scale: str) -> list[Drawing] | str:
-    """Returns a figure with the final result of every method against a numeric setting.
-
-    Args:
-        study: what is drawn.
-        style: sizes.
-        setting: dotted name.
-        name: of the drawing.
-        label: of the axis.
-        scale: of the axis, "log" or "linear".
-    """
-    varied = [scenario for scenario in study.scenarios if dict(scenario).get(setting) is not None]
-    if len({dict(scenario)[setting] for scenario in varied}) < 2:
-        return f"the runs have one value of {setting}; a sweep varies it with --{setting}"
+    varied = [scenario for scenario in study.scenarios if dict(scenario).get("alpha") is not None]
+    if len({dict(scenario)["alpha"] for scenario in varied}) < 2:
+        return "the runs have one value of alpha; a sweep varies it with --alpha"
     groups: dict[Scenario, list[Scenario]] = {}
     for scenario in varied:
-        groups.setdefault(tuple(pair for pair in scenario if pair[0] != setting), []).append(scenario)
+        groups.setdefault(tuple(pair for pair in scenario if pair[0] != "alpha"), []).append(scenario)
     figure, axes = base.grid(style, len(groups))
     rows: list[tuple] = []
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
-        panel.set_xscale(scale)
         where = cells.scenario_text(rest)
-        rows += [(where, *row) for row in _panel_against(study, panel, scenarios, setting, style)]
-        panel.set(xlabel=label, title=base.plain(where))
+        rows += [(where, *row) for row in _panel_against_alpha(study, panel, scenarios, style)]
+        panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(where))
     figure.supylabel(metric_label(study), fontsize=style.font)
-    columns = ("setting", "method", setting, "mean", "std", "n")
-    return [Drawing(name, f"Final result against {setting}", figure, columns, rows)]
+    columns = ("setting", "method", "alpha", "mean", "std", "n")
+    return [Drawing("alphas", "Final result against alpha", figure, columns, rows)]
 
 
-def _panel_against(study: Study, axes: Axes, scenarios: list[Scenario], setting: str, style: Style) -> list[tuple]:
+def _panel_against_alpha(study: Study, axes: Axes, scenarios: list[Scenario], style: Style) -> list[tuple]:
     """Draws the lines of one panel; returns the rows of the CSV file."""
+    axes.set_xscale("log")
     styles = base.line_styles(study.methods)
-    values = [dict(scenario)[setting] for scenario in scenarios]
+    values = [dict(scenario)["alpha"] for scenario in scenarios]
     rows = []
     for method in study.methods:
         points = [

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[:1] == [WORKER]:
         return commands.guarded(lambda: work(*pickle.loads(Path(argv[1]).read_bytes())))
     if {"-h", "--help", "--help-all"} & set(argv):
-        print(__doc__.strip())
+        print(__doc__, end="")
         if "--help-all" in argv:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0

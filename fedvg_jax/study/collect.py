@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,16 @@ from fedvg_jax.runs.record import verification
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
-from fedvg_jax.study.scenarios import Place, Point, method_order, mixtures, places, shared_settings, with_config
+from fedvg_jax.study.scenarios import (
+    Place,
+    Point,
+    likely_point,
+    make_point,
+    method_order,
+    mixtures,
+    places,
+    shared_settings,
+)
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
@@ -29,7 +38,7 @@ class _Folder(NamedTuple):
     """What a run folder, or a point of a sweep, has to offer."""
 
     point: Point
-    run: Run | None
+    run: Run | None = None
     """None where the run is missing, incomplete or has failed."""
     missing: str = ""
     """Why there is no result, except for a failure."""
@@ -48,9 +57,11 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, settings are mixed or
             runs are missing. The message lists them.
     """
-    run_folders, sweeps = _read_all([files.user_path(folder) for folder in folders])
+    read, sweeps = _read_all([files.user_path(folder) for folder in folders])
+    lost = [line for line in read if isinstance(line, str)]
+    run_folders = [folder for folder in read if not isinstance(folder, str)]
     if not any(folder.run for folder in run_folders):
-        reasons = [folder.missing or folder.failure for folder in run_folders]
+        reasons = [*(folder.missing or folder.failure for folder in run_folders), *lost]
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
     placed = places([folder.point for folder in run_folders])
@@ -59,8 +70,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     cells, notes = _cells(run_folders, placed)
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
     cells = cells if is_one_sweep else _with_unpaired(cells, placed)
-    unplaced = [f.missing for f, place in zip(run_folders, placed, strict=True) if f.missing and not place.method]
-    missing = [line for cell in cells.values() for line in cell.missing] + unplaced
+    missing = [line for cell in cells.values() for line in cell.missing] + lost
     if sources := _mixed_sources(cells):
         raise UsageError(f"the runs are of different data or partitions: {_listed(sources)}; report them apart")
     repeated = _repeated(cells)
@@ -74,7 +84,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     cells = {key: _with_lost_results(cell, metric) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.point for folder in run_folders if folder.run]
-    local = [OF_GLOBAL_MODEL] if any(point.config and point.config.local for point in runs) else []
+    local = [OF_GLOBAL_MODEL] if any(point.config.local for point in runs) else []
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
         title="; ".join(dict.fromkeys(named)),
@@ -83,7 +93,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
         cells=cells,
         metric=metric,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + notes + mixed + unplaced + repeated),
+        notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + notes + mixed + lost + repeated),
     )
 
 
@@ -143,74 +153,77 @@ def _with_lost_results(cell: Cell, metric: str) -> Cell:
 # --- reading
 
 
-def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder], list[Stored]]:
-    """Returns every run below the given folders, and their sweeps."""
-    run_folders: list[_Folder] = []
+def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored]]:
+    """Returns every run below the given folders, or a line where its settings are lost, and their sweeps."""
+    runs: list[_Folder | str] = []
     sweeps: list[Stored] = []
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
-            sweep, points = _read_sweep(folder)
-            sweeps.append(sweep)
-            read = [_read_run(sweep_folder.point_folder(folder, point.name), point) for point in points]
-            known = [each.point for each in read if each.point.config]
-            run_folders += [each._replace(point=with_config(each.point, known)) for each in read]
+            sweeps.append(sweep := _read_sweep(folder))
+            tuned = {name for chosen in sweep.tuned.values() for name in chosen}
+            given = PASSED.keys() & sweep.given
+            paths = {sweep_folder.point_folder(folder, name): values for name, values in sweep.points.items()}
+            read = [_read_run(path, values, tuned, given) for path, values in paths.items()]
+            known = [run.point for run in read if not isinstance(run, str)]
+            runs += [
+                _Folder(likely_point(values, known), missing=run) if isinstance(run, str) and known else run
+                for run, values in zip(read, sweep.points.values(), strict=True)
+            ]
         elif verification.is_run(folder):
-            run_folders.append(_read_run(folder, Point(folder.name, None)))
+            runs.append(_read_run(folder))
         else:
             inner = [p for p in sorted(folder.iterdir()) if (p / "sweep.json").exists() or verification.is_run(p)]
             if not inner:
                 points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
                 raise UsageError(f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{points}")
             deeper, more = _read_all(inner)
-            run_folders += deeper
+            runs += deeper
             sweeps += more
-    return run_folders, sweeps
+    return runs, sweeps
 
 
-def _read_sweep(folder: Path) -> tuple[Stored, list[Point]]:
-    """Returns the content of sweep.json, and the points without their configs.
+def _read_sweep(folder: Path) -> Stored:
+    """Returns the content of sweep.json.
 
     Raises:
         UsageError: it is damaged.
     """
     try:
-        sweep = sweep_folder.read(folder)
+        return sweep_folder.read(folder)
     except UsageError as error:
         raise UsageError(f"{error}; give {folder / 'points'} to report the runs without that file") from None
-    tuned = {name for chosen in sweep.tuned.values() for name in chosen}
-    given = frozenset(PASSED.keys() & sweep.given)
-    return sweep, [Point(name, None, values, tuned, given) for name, values in sweep.points.items()]
 
 
-def _read_run(folder: Path, empty: Point) -> _Folder:
-    """Returns what a run folder has to offer; damaged files are one line.
+def _read_run(
+    folder: Path, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Collection[str] = ()
+) -> _Folder | str:
+    """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
     Args:
         folder: of the run.
-        empty: the point without its config.
+        values, tuned, given: see `Point`.
     """
-    name = empty.name
+    name = folder.name
     if not (folder / "config.json").exists():
-        lacking = "config.json is missing" if verification.is_run(folder) else "no run folder yet"
-        return _Folder(empty, None, f"{name}: {lacking}")
+        return f"{name}: {'config.json is missing' if verification.is_run(folder) else 'no run folder yet'}"
     try:
         history = History.load(folder)
         paths = [folder / f"{stem}.json" for stem in ("partition", "manifest", "layers")]
         partition, manifest, layers = (files.read_json(path) if path.exists() else None for path in paths)
     except UsageError as error:
-        return _Folder(empty, None, f"{name}: {one_line(str(error))}")
+        return f"{name}: {one_line(str(error))}"
     assert history.config is not None
-    point, failure = empty._replace(config=history.config), _failure(folder, history)
+    given = {*given, *(PASSED.keys() & (manifest or {}).get("given", {}))}
+    point, failure = make_point(history.config, values, tuned, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(history):
-        return _Folder(point, None, f"{name}: {problem}")
+        return _Folder(point, missing=f"{name}: {problem}")
     if misfits := verification.check(folder, with_arrays=False).misfits:
-        return _Folder(point, None, f"{name}: {misfits[0]}")
-    point = point._replace(given=point.given | (PASSED.keys() & (manifest or {}).get("given", {})))
+        return _Folder(point, missing=f"{name}: {misfits[0]}")
     if failure:
-        return _Folder(point, None, failure=f"{name}: {failure}")
-    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), point.given))
+        return _Folder(point, failure=f"{name}: {failure}")
+    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), given))
 
 
 def _failure(folder: Path, history: History) -> str:
@@ -247,14 +260,12 @@ def _cells(
     cells: dict[tuple[str, Scenario], Cell] = {}
     notes = []
     for folder, place in zip(run_folders, placed, strict=True):
-        if not place.method:
-            continue
         key = place.method, place.scenario
         cell = cells.get(key) or Cell(*key, {})
         runs = dict(cell.runs)
         if folder.run and place.replicate in runs:
             notes.append(_twin(runs[place.replicate], folder.run))
-        elif folder.run and place.replicate:
+        elif folder.run:
             runs[place.replicate] = folder.run
         missing = cell.missing + ((folder.missing,) if folder.missing else ())
         failures = cell.failures + ((folder.failure,) if folder.failure else ())
@@ -288,7 +299,7 @@ def _with_unpaired(
         cells: all cells.
         placed: places of all runs, of the missing and failed ones too, for which there is a line already.
     """
-    known: dict[tuple[str, Scenario], set[Replicate | None]] = {}
+    known: dict[tuple[str, Scenario], set[Replicate]] = {}
     for place in placed:
         known.setdefault((place.method, place.scenario), set()).add(place.replicate)
     methods = sorted(dict.fromkeys(method for method, _ in cells), key=method_order)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,15 +32,14 @@ FIRST = ("dataset", "model", "partition", "alpha")
 class Point(NamedTuple):
     """A run that exists or should exist."""
 
-    name: str
-    """Path of its folder."""
-    config: Config | None
-    """None where there is no readable folder."""
-    values: Mapping[str, Any] = {}
+    config: Config
+    settings: Mapping[str, Any]
+    """Those that affect its results, by dotted name."""
+    values: Mapping[str, Any]
     """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
-    tuned: Collection[str] = ()
+    tuned: Collection[str]
     """Settings that the sweep has chosen on D_val."""
-    given: frozenset[str] = frozenset()
+    given: Collection[str]
     """Names of the objects that Python passed in place of settings, of those in `PASSED`."""
 
 
@@ -50,43 +47,52 @@ class Place(NamedTuple):
     """Where a run belongs in a study."""
 
     method: str
-    """Empty for a point without a config."""
     scenario: Scenario
-    replicate: Replicate | None
-    """None for a point without a config."""
+    replicate: Replicate
 
 
-def used_settings(point: Point) -> Mapping[str, Any]:
-    """Returns the settings of a point that affect its results, by dotted name; {} without a config."""
-    if point.config is None:
-        return {}
-    values = point.values.items()
-    declared = {name: value for name, value in values if name.startswith("hyper.") or name in PLACES}
-    if not declared and not point.given:
-        return _used(point.config)
-    return {**with_passed(_used(point.config), point.given), **declared}
-
-
-@functools.lru_cache(maxsize=4096)
-def _used(config: Config) -> Mapping[str, Any]:
+def make_point(
+    config: Config, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Collection[str] = ()
+) -> Point:
+    """Returns the point of a config; arguments as the fields of `Point`."""
     ignored = NO_RESULT.union(unused(config), ["departures"])
     settings = {name: value for name, value in flatten(config).items() if name not in ignored}
-    return types.MappingProxyType(settings | used_departures(config))
+    settings = with_passed(settings | used_departures(config), given)
+    settings |= {name: value for name, value in values.items() if name.startswith("hyper.") or name in PLACES}
+    return Point(config, settings, values, tuned, given)
+
+
+def likely_point(values: Mapping[str, Any], others: Sequence[Point]) -> Point:
+    """Returns a point of a sweep whose folder is missing: the most similar one with a folder, with its own values.
+
+    Args:
+        values: of the sweep's axes.
+        others: points of the sweep with a folder, at least one.
+    """
+    alike = [other for other in others if other.values.get("method") == values.get("method")]
+    nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in values.items()))
+    own = {} if alike else {"local": Config.local, "local_first": Config.local_first}  # of another method
+    named = (*SETTINGS, *presets.SHORTHANDS, *former.NAMES)
+    own |= {name: value for name, value in values.items() if name in named and value != "follow"}
+    if all(other.config.partition_seed == other.config.seed for other in others):
+        own.setdefault("partition_seed", own.get("seed", nearest.config.seed))
+    config = apply(nearest.config, shorthands.with_meaning(own), "sweep.json")
+    return make_point(config, values, nearest.tuned, nearest.given)
 
 
 def varying(points: Sequence[Point]) -> list[str]:
     """Returns the settings with more than one value, among the runs that use them."""
     values: dict[str, set[Any]] = {}
-    for settings in map(used_settings, points):
-        for name, value in settings.items():
+    for point in points:
+        for name, value in point.settings.items():
             values.setdefault(name, set()).add(value)
     return [name for name, several in values.items() if len(several) > 1]
 
 
 def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
-    used = [settings for settings in map(used_settings, points) if settings]
-    return {name: value for name, value in used[0].items() if all(name in s and s[name] == value for s in used)}
+    first, *others = (point.settings.items() for point in points)
+    return {name: value for name, value in first if all((name, value) in items for items in others)}
 
 
 def places(points: Sequence[Point]) -> list[Place]:
@@ -98,13 +104,12 @@ def places(points: Sequence[Point]) -> list[Place]:
     Args:
         points: all runs of the study, and those that are missing.
     """
-    fixed = {name for point in points for name in used_settings(point) if name not in point.tuned}
+    fixed = {name for point in points for name in point.settings if name not in point.tuned}
     placed = _places(points, fixed)
     values: dict[tuple[str, Scenario, str], set[Any]] = {}
     for point, place in zip(points, placed, strict=True):
-        settings = used_settings(point)
-        for name in settings.keys() & {*point.tuned} - fixed:
-            values.setdefault((place.method, place.scenario, name), set()).add(settings[name])
+        for name in point.settings.keys() & {*point.tuned} - fixed:
+            values.setdefault((place.method, place.scenario, name), set()).add(point.settings[name])
     pooled = {name for (_, _, name), several in values.items() if len(several) > 1}
     return _places(points, fixed | pooled) if pooled else placed
 
@@ -122,10 +127,7 @@ def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
     result = []
     for point in points:
-        settings = used_settings(point)
-        if not settings:
-            result.append(Place("", (), None))
-            continue
+        settings = point.settings
         scenario = tuple((name, settings[name]) for name in names if name in settings)
         if has_fidelity:
             scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
@@ -161,26 +163,6 @@ def _short(name: str, base: str) -> str:
     """
     group, _, rest = name.partition(".")
     return rest if group in base or group == "hyper" else name
-
-
-def with_config(point: Point, others: Sequence[Point]) -> Point:
-    """Returns a point of a sweep with a config: its own, or that of the most similar point with the point's values.
-
-    Args:
-        point: without a config where its folder is missing.
-        others: points of the sweep with a config; without one the point is returned as it is.
-    """
-    if point.config or not others:
-        return point
-    alike = [other for other in others if other.values.get("method") == point.values.get("method")]
-    nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in point.values.items()))
-    assert nearest.config is not None
-    values = {} if alike else {"local": Config.local, "local_first": Config.local_first}  # of another method
-    named = (*SETTINGS, *presets.SHORTHANDS, *former.NAMES)
-    values |= {name: value for name, value in point.values.items() if name in named and value != "follow"}
-    if all(other.config and other.config.partition_seed == other.config.seed for other in others):
-        values.setdefault("partition_seed", values.get("seed", nearest.config.seed))
-    return point._replace(config=apply(nearest.config, shorthands.with_meaning(values), "sweep.json"))
 
 
 def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:
@@ -228,9 +210,8 @@ def _scenario_settings(points: Sequence[Point], differing: Sequence[str], has_fi
 def _follows(points: Sequence[Point], name: str, keys: Sequence[str]) -> bool:
     """Returns whether a setting has one value for every combination of values of the settings `keys`."""
     values: dict[tuple, Any] = {}
-    for settings in map(used_settings, points):
-        key = tuple(settings.get(k) for k in keys)
-        if settings and values.setdefault(key, settings.get(name)) != settings.get(name):
+    for settings in (point.settings for point in points):
+        if values.setdefault(tuple(settings.get(k) for k in keys), settings.get(name)) != settings.get(name):
             return False
     return True
 
@@ -243,7 +224,7 @@ def mixtures(placed: Sequence[Place], declared: Sequence[str]) -> list[str]:
         declared: axes of the sweeps; empty where there is none. Then a setting is an axis if every method has runs at
             each of its values.
     """
-    lines, placed = [], [place for place in placed if place.method]
+    lines = []
     for name in dict.fromkeys(name for place in placed for name, _ in place.scenario):
         by_method: dict[str, dict[Any, None]] = {}  # keys as an ordered set
         for place in placed:

@@ -52,6 +52,15 @@ def test_clients_are_sorted_by_size_and_absent_ones_left_out():
     assert shares[list(ids).index(records[1]["clients"][0]), 1] == records[1]["weights"][0] * 10
 
 
+@pytest.mark.parametrize("num_clients", [3, 300])
+def test_no_label_of_the_weights_is_cut_off(num_clients):
+    records = [r | {"clients": [k + 10**6 for k in r["clients"]]} for r in make_records(num_clients, 5)]
+    figure = figures.weights(records, "title")
+    (left, low), (right, high) = figure.get_tightbbox().get_points().T
+    width, height = figure.get_size_inches()
+    assert left >= 0 and low >= 0 and right <= width and high <= height
+
+
 def test_command_draws_a_run_folder_again(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(config.to_json(Config(clients=5))))
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in make_records(5)))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-OF_DATA = ("data_dir", "splits", "max_rows", "image_column", "label_column", "group_column", "image_size")
+OF_DATA = ("data_dir", "splits", "max_rows", "columns", "image_size")
 OF_DATA += ("cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 

@@ -23,8 +23,8 @@ ROWS = 8
 TIMED = {4: 2, 16: 1}
 """Cohort -> rounds that are timed."""
 PARTS = {
-    "vit_s16": {"full": {}, "LoRA 8": {"lora_rank": 8}, "head and norms": {"train": "^classifier/|norm"}},
-    "efficientnet_lite0": {"full": {}, "LoRA 8": {"lora_rank": 8}, "head and norms": {"train": "^classifier/|/bn"}},
+    "vit_s16": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|norm"}},
+    "efficientnet_lite0": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|/bn"}},
 }
 
 

@@ -8,10 +8,8 @@ from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.options import (
     SETTINGS,
-    Attack,
     Config,
     Corrupt,
-    Robust,
     Tuning,
     Validation,
     block_size,

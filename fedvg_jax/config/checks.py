@@ -65,9 +65,9 @@ def _check_values(config: Config) -> None:
         if setting.range:
             kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
             _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
-        if setting.facts.hyper:
-            fits = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
-            _require(fits, name, value, "a number that float32 can hold")
+        for number in setting.scalars(config).values():
+            fits = number == 0 or FLOAT32[0] <= abs(number) <= FLOAT32[1]
+            _require(fits, name, number, "a number that float32 can hold")
 
 
 def _check_choice(name: str, text: str) -> None:
@@ -85,8 +85,14 @@ def _check_texts(config: Config) -> None:
     """Raises UsageError for a text that does not follow the grammar of its setting."""
     parse_weighting(config.weighting)
     epochs_range(config)
-    for name in ("fedvg.include", "train", "lora", "local"):
-        compiled(SETTINGS[name].get(config), name)
+    rank, layers = options.lora(config)
+    _require(bool(rank) or config.lora in (0, "", "0"), "lora", config.lora, "0, RANK, or RANK:REGEX with RANK >= 1")
+    for name, pattern in {"fedvg.include": config.fedvg.include, "train": config.train, "local": config.local}.items():
+        compiled(pattern, name)
+    compiled(layers, "lora")
+    for role, column in options.columns(config).items():
+        require_name("role in columns", role, options.ROLES)
+        _require(bool(column), "columns", config.columns, "ROLE=NAME,..., such as label=fine_label")
     check_image_size(config.image_size)
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
     _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
@@ -163,10 +169,10 @@ def _method_problems(config: Config) -> Iterator[str]:
 
 def problems_of_algorithm(config: Config, algorithm: str, facts: AlgorithmFacts) -> Iterator[str]:
     """Yields contradictions of an algorithm, which messages call `algorithm`, and of local tensors."""
-    if facts.sends_messages and config.robust.rule != "mean":
+    if facts.sends_messages and config.robust != "mean":
         yield (
-            f"robust.rule {config.robust.rule} protects the averaged model only, and the server of {algorithm} also"
-            " averages other messages of the clients; use --robust.rule mean or another algorithm"
+            f"robust {config.robust} protects the averaged model only, and the server of {algorithm} also"
+            " averages other messages of the clients; use --robust mean or another algorithm"
         )
     if not config.local and not facts.has_personal_models:
         return
@@ -175,34 +181,33 @@ def problems_of_algorithm(config: Config, algorithm: str, facts: AlgorithmFacts)
         yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
     if departs(config, "server-stats"):
         yield f"{own} cannot be used with the departure server-stats, of one model for all clients; leave one out"
-    if config.robust.rule != "mean":
-        yield f"{own} cannot be used with robust.rule {config.robust.rule}, which has one model; use --robust.rule mean"
+    if config.robust != "mean":
+        yield f"{own} cannot be used with robust {config.robust}, which has one model; use --robust mean"
 
 
 def _rule_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of a robust rule with the weighting or the size of the cohort."""
-    rule, size = config.robust.rule, options.cohort_size(config)
-    if rule == "mean":
-        return
-    if rule != "clipped_mean" and config.weighting not in ("uniform", "samples", "native"):
-        yield f"robust.rule {rule} ignores the weights of {config.weighting}; use uniform, or rule clipped_mean"
-    trim, bad, kept = config.robust.trim, config.robust.num_bad, config.robust.num_kept
-    if rule == "trimmed_mean" and trim > 0 and math.floor(trim * size + 1e-9) < 1:  # as the rule counts them
+    (rule, value), size = options.choice(config, "robust"), options.cohort_size(config)
+    if rule not in ("mean", "clipped_mean") and config.weighting not in ("uniform", "samples", "native"):
+        yield f"robust {rule} ignores the weights of {config.weighting}; use uniform, or --robust clipped_mean"
+    if rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1:  # as the rule counts them
         digits = 10 ** (len(str(size)) + 1)
         larger = f"{math.ceil(digits / size) / digits:g} or more, 0 for the plain mean, or " if size > 2 else ""
-        yield f"robust.trim {trim:g} leaves out none of {size} clients; use {larger}a larger --join-ratio, or rule mean"
-    if rule == "krum" and size < 2 * bad + 3:
-        yield f"robust.num_bad must be at most (K - 3) / 2 for krum on a cohort of K = {size}; got {bad}"
-    if rule == "krum" and kept > size - bad:
-        yield f"robust.num_kept must be at most K - num_bad = {size - bad}; got {kept}"
+        yield f"robust {rule}:{value:g} leaves out none of {size} clients; use {larger}a larger --join-ratio, or mean"
+    if rule == "krum":
+        bad, kept = value
+        if size < 2 * bad + 3:
+            yield f"robust krum:F takes at most (K - 3) / 2 corrupt clients of a cohort of K = {size}; got {bad}"
+        if not 1 <= kept <= size - bad:
+            yield f"robust krum:F,M averages 1 to K - F = {size - bad} models; got {kept}"
 
 
 def _privacy_problems(config: Config) -> Iterator[str]:
     """Yields what has no bound, or shows a client's data without noise, under differential privacy."""
     if config.dp.clip == 0:
         return
-    if config.robust.rule != "mean":
-        yield f"dp bounds weighted means, and not robust.rule {config.robust.rule}; use --robust.rule mean"
+    if config.robust != "mean":
+        yield f"dp bounds weighted means, and not robust {config.robust}; use --robust mean"
     if config.local:
         yield f"dp does not account for what clients keep, as local {_shorten(config.local)}; leave one out"
     if config.selection != "uniform":
@@ -224,8 +229,8 @@ def _hold_problems(config: Config) -> Iterator[str]:
     blocks = f"hold {config.hold} of a cohort of {options.cohort_size(config)}"
     if not 0 < config.hold < options.cohort_size(config):
         return
-    if config.robust.rule != "mean":
-        yield f"{blocks}: robust.rule {config.robust.rule} needs all models at once; use --hold 0 or --robust.rule mean"
+    if config.robust != "mean":
+        yield f"{blocks}: robust {config.robust} needs all models at once; use --hold 0 or --robust mean"
     if not streams(config.weighting):
         streamed = ", ".join(name for name, facts in WEIGHTINGS.items() if facts.streams)
         yield f"{blocks} needs {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
@@ -248,8 +253,7 @@ def _partition_problems(config: Config) -> Iterator[str]:
         yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
     if kind == "balanced_client" and config.clients < 2:
         yield "partition balanced_client needs at least 2 clients; got 1"
-    is_corrupt = (config.corrupt.kind, config.attack.kind) != ("none", "none")
-    if is_corrupt and options.num_corrupt(config) == 0:
+    if (config.corrupt.kind, config.attack) != ("none", "none") and options.num_corrupt(config) == 0:
         fraction, least = config.corrupt.clients, 0.5 / config.clients
         yield f"corrupt.clients {fraction} of {config.clients} clients is none; use > {least:g}"
 

@@ -78,8 +78,10 @@ class Value(NamedTuple):
     """What may stand behind an allowed name and a colon, as 0.01 in topk:0.01."""
 
     default: Any
-    """Of the type of the value; "" where a text must be given."""
+    """Of the type of the value, or a tuple for several numbers, as 1,2; "" where a text must be given."""
     range: Range | None = None
+    hyper: str = ""
+    """As in `Facts`."""
 
 
 class Condition(NamedTuple):
@@ -180,13 +182,29 @@ class Setting(NamedTuple):
             return text, None
         if not value.range:
             return name, given
+        defaults = value.default if isinstance(value.default, tuple) else (value.default,)
+        words = given.split(",") if given else []
         try:
-            number = type(value.default)(given or value.default)
+            pairs = zip(defaults, [*words, *defaults[len(words) :]], strict=True)
+            numbers = tuple(type(default)(word) for default, word in pairs)
         except ValueError:
-            number = math.nan
-        if not value.range.holds(number):
-            raise ValueError(f"{name}:VALUE takes a number {value.range.words}")
-        return name, number
+            numbers = (math.nan,)
+        if not all(map(value.range.holds, numbers)):
+            many = "" if len(defaults) == 1 else f"up to {len(defaults)} numbers, each "
+            raise ValueError(f"{name}:VALUE takes {many or 'a number '}{value.range.words}")
+        return name, numbers if isinstance(value.default, tuple) else numbers[0]
+
+    def scalars(self, config: Any) -> dict[str, Any]:
+        """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
+        if self.facts.hyper:
+            return {self.facts.hyper: self.get(config)}
+        allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
+        traced = {name: value for name, value in allowed.items() if isinstance(value, Value) and value.hyper}
+        if not traced:
+            return {}
+        chosen, number = self.split(self.get(config))
+        own = {traced[chosen].hyper: number} if chosen in traced else {}
+        return {value.hyper: value.default for value in traced.values()} | own
 
     @property
     def range(self) -> Range | None:

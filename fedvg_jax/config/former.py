@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedvg_jax.config.departures import canonical
@@ -21,6 +22,8 @@ RENAMED = {
     "fedvg.fit_steps": "fitted.steps",
     "fedvg.fit_rate": "fitted.rate",
     "send.kind": "send",
+    "robust.rule": "robust",
+    "attack.kind": "attack",
     "attack.clients": "corrupt.clients",
 }
 """Former name -> name."""
@@ -49,21 +52,53 @@ REMOVED = {"robust.noise": 0.0, "validation.pixel_noise": 0.0, "validation.fract
 """Setting that is no more -> its default, which is ignored."""
 
 VALUES = {
-    "partition_file": ("partition", "file", ""),
-    "shards_per_client": ("partition", "shards", "2"),
-    "classes_per_client": ("partition", "classes", "2"),
-    "candidates": ("selection", "power_of_choice", "0"),
-    "send.fraction": ("send", "topk", "0.01"),
-    "send.levels": ("send", "qsgd", "4"),
+    "partition_file": ("partition", ("file",), ""),
+    "shards_per_client": ("partition", ("shards",), "2"),
+    "classes_per_client": ("partition", ("classes",), "2"),
+    "candidates": ("selection", ("power_of_choice",), "0"),
+    "send.fraction": ("send", ("topk",), "0.01"),
+    "send.levels": ("send", ("qsgd",), "4"),
+    "robust.trim": ("robust", ("trimmed_mean",), "0.1"),
+    "robust.clip_norm": ("robust", ("clipped_mean",), "10.0"),
+    "robust.num_bad": ("robust", ("krum",), "1"),
+    "robust.num_kept": ("robust", ("krum",), "1"),
+    "attack.scale": ("attack", ("sign_flip", "scaling", "noise"), "1.0"),
+    "corrupt.strength": (
+        "corrupt.kind",
+        ("label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate"),
+        "1.0",
+    ),
+    "lr_decay": ("lr_schedule", ("exponential",), "0.99"),
 }
-"""Former name -> (setting, name of it behind which the value stands, default). Other names do not use the value."""
+"""Former name -> (setting, names of it behind which the value stands, default). Other names do not use the value."""
 
-NAMES = (*RENAMED, *SWITCHED, *REMOVED, *VALUES)
+JOINED: dict[str, tuple[str, Callable[[str, Any], int | str]]] = {
+    "image_column": ("columns", lambda text, name: _with_column(text, "image", name)),
+    "label_column": ("columns", lambda text, name: _with_column(text, "label", name)),
+    "group_column": ("columns", lambda text, name: _with_column(text, "group", name)),
+    "lora_rank": ("lora", lambda text, rank: _with_rank(text, str(rank))),
+}
+"""Former name -> (setting, (its text, value) -> text with that value)."""
+
+NAMES = (*RENAMED, *SWITCHED, *REMOVED, *VALUES, *JOINED)
+
+GROUPS = {name.partition(".")[0] for name in NAMES if "." in name}
+
+
+def _with_column(text: str, role: str, name: str) -> str:
+    return ",".join(filter(None, [text, name and f"{role}={name}"]))
+
+
+def _with_rank(text: str, rank: str) -> int | str:
+    layers = re.sub(r"^\d+(:|$)", "", text)
+    return f"{rank}:{layers}" if layers and int(rank) else int(rank)
 
 
 def name_of(name: str) -> str:
     """Returns the name of a setting that may be given by its former one."""
-    return "departures" if name in SWITCHED else VALUES[name][0] if name in VALUES else RENAMED.get(name, name)
+    if name in (moved := {**VALUES, **JOINED}):
+        return moved[name][0]
+    return "departures" if name in SWITCHED else RENAMED.get(name, name)
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,8 +126,9 @@ def current(settings: Mapping[str, Any], source: str, base: Mapping[str, Any]) -
         return dict(settings)
     result = {name: value for name, value in settings.items() if name not in NAMES}
     words = [str(settings.get("departures", base["departures"]))]
-    attack, corrupt = (result.get(f"{group}.kind", base.get(f"{group}.kind")) for group in ("attack", "corrupt"))
-    for name in sorted((name for name in settings if name in NAMES), key=lambda name: name in VALUES):
+    attack = settings.get("attack.kind", result.get("attack", base.get("attack")))
+    corrupt = result.get("corrupt.kind", base.get("corrupt.kind"))
+    for name in sorted((name for name in settings if name in NAMES), key=lambda name: (name in VALUES, name)):
         value, new = settings[name], name_of(name)
         if name == "attack.clients" and "none" in (attack, corrupt):  # without attacks no run uses it
             result |= {} if attack == "none" else {new: value}
@@ -108,10 +144,13 @@ def current(settings: Mapping[str, Any], source: str, base: Mapping[str, Any]) -
             words.append(departure if str(value).lower() == published else f"no-{departure}")
         elif name in VALUES:
             chosen, given = str(result.get(new, base[new])).partition(":")[0], str(value or "")
-            if chosen == VALUES[name][1] and given != VALUES[name][2]:
-                result[new] = f"{chosen}:{given}"
+            if chosen in VALUES[name][1] and given != VALUES[name][2]:
+                before = f"{settings.get('robust.num_bad', 1)}," if name == "robust.num_kept" else ""
+                result[new] = f"{chosen}:{before}{given}"
             elif name == "partition_file" and given:
                 raise UsageError(f"{source}: partition_file is for partition file, not {chosen}; use file:FILE")
+        elif name in JOINED:
+            result[new] = JOINED[name][1](str(result.get(new, base[new])), value)
         elif value != REMOVED[name]:
             raise UsageError(f"{source}: {name} is no setting any more; leave it out")
     return result | ({"departures": canonical(",".join(words))} if len(words) > 1 else {})

@@ -35,7 +35,7 @@ from fedvg_jax.config.declare import (
     table,
     weighs_by,
 )
-from fedvg_jax.config.departures import canonical
+from fedvg_jax.config.departures import canonical, listed
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.shorthands import takes_shorthands
@@ -50,6 +50,25 @@ PARTITIONS = {
 }
 DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
+
+CORRUPTIONS = {
+    "none": None,
+    **dict.fromkeys(("label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate"), Value(1.0, FRACTION)),
+    "rotate90": None,
+}
+
+RULES = {
+    "mean": None,
+    "median": None,
+    "trimmed_mean": Value(0.1, Range("in [0, 0.5)", 0, 0.5, excludes_high=True)),
+    "krum": Value((1, 1), FROM_0),
+    "clipped_mean": Value(10.0, ABOVE_0, hyper="clip_norm"),
+}
+
+ATTACKS = {
+    "none": None,
+    **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, FROM_0, hyper="attack_scale")),
+}
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
@@ -81,13 +100,8 @@ _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0
 _IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
 _CORRUPT = Condition(
     "corrupt.kind",
-    lambda config: (config.corrupt.kind, config.attack.kind) != ("none", "none"),
-    "every other kind, and by --attack.kind",
-)
-_GRADUAL = Condition(
-    "corrupt.kind",
-    lambda config: config.corrupt.kind not in ("none", "rotate90"),
-    "every other kind than none and rotate90",
+    lambda config: (config.corrupt.kind, config.attack) != ("none", "none"),
+    "every other kind, and by --attack",
 )
 _FROM_FILES = Condition(
     "dataset",
@@ -100,7 +114,6 @@ _OF_SEVERAL_SIZES = Condition(
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
-_LORA = Condition("lora_rank", lambda config: config.lora_rank > 0, "1 or more")
 _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
 _LOCAL = Condition("local", lambda config: config.local != "", "a regular expression")
 _FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
@@ -108,24 +121,6 @@ _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 
 
 # --- settings
-
-
-@dataclass(frozen=True)
-class Robust:
-    """Robust aggregation of the clients' models, some of which may be corrupt."""
-
-    rule: str = setting("mean", ("mean", "median", "trimmed_mean", "krum", "clipped_mean"), also="defense")
-    """Aggregation rule. mean and clipped_mean use the weights of --weighting; the others ignore them."""
-    trim: float = setting(
-        0.1, Range("in [0, 0.5)", 0, 0.5, excludes_high=True), used=(is_one("robust.rule", "trimmed_mean"),)
-    )
-    """Fraction of the clients that trimmed_mean leaves out at each end, in [0, 0.5)."""
-    num_bad: int = setting(1, FROM_0, used=(is_one("robust.rule", "krum"),))
-    """Number of corrupt clients that krum tolerates. The cohort needs at least 2 num_bad + 3 clients."""
-    num_kept: int = setting(1, COUNT, used=(is_one("robust.rule", "krum"),))
-    """Number of models that krum averages. More than 1 is multi-Krum."""
-    clip_norm: float = setting(10.0, ABOVE_0, hyper="clip_norm", used=(is_one("robust.rule", "clipped_mean"),))
-    """Global norm to which clipped_mean shortens updates."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +134,6 @@ class Privacy:
     aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
     delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Clients with corrupt updates, the same in every round."""
-
-    kind: str = setting("none", ("none", "sign_flip", "scaling", "noise"), also="attack")
-    """Corruption of updates. sign_flip: times -scale; scaling: times scale; noise: replaced by noise of scale times
-    their norm."""
-    scale: float = setting(1.0, FROM_0, hyper="attack_scale", used=(is_not("attack.kind", "none"),))
-    """Factor of the corrupt update."""
 
 
 @dataclass(frozen=True)
@@ -188,17 +172,13 @@ class Validation:
 class Corrupt:
     """Clients with corrupt training rows, the same in every round."""
 
-    kind: str = setting(
-        "none", ("none", "label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate90", "rotate"), "data"
-    )
-    """Corruption of training rows. label_flip: class c becomes C-1-c; label_noise: another class; pixel_noise: Gaussian
-    noise. Feature shifts that differ between clients: feature_noise (levels up to the strength), rotate90, rotate
-    (angles up to strength x 180 degrees)."""
+    kind: str = setting("none", CORRUPTIONS, "data")
+    """Corruption of training rows, NAME or NAME:STRENGTH, in (0, 1], 1 by default. Of the fraction STRENGTH of the
+    labels: label_flip, class c becomes C-1-c; label_noise, another class. pixel_noise: Gaussian noise of deviation
+    STRENGTH. Feature shifts that differ between clients: feature_noise (levels up to STRENGTH), rotate90, rotate
+    (angles up to STRENGTH x 180 degrees)."""
     clients: float = setting(0.2, FRACTION, "data", used=(_CORRUPT,))
     """Fraction of all clients that have corrupt rows, updates or both, selected by the seed, in (0, 1]."""
-    strength: float = setting(1.0, FRACTION, "data", used=(_GRADUAL,))
-    """Strength of the corruption, in (0, 1]: fraction of the labels, deviation of the noise, or fraction of a half
-    turn."""
 
 
 @takes_shorthands
@@ -239,13 +219,10 @@ class Config(Methods):
     max_rows: int = setting(0, Range(">= 0, where 0 is all", 0), "data", also="max_samples num_samples")
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""
-    image_column: str = setting("", kind="data", used=(_HUB_SET,))
-    """Column of the images of a set hf:FOLDER. Default: the only column of images, or the one with a usual name."""
-    label_column: str = setting("", kind="data", used=(_HUB_SET,))
-    """Column of the labels of a set hf:FOLDER. Default: the only column of class labels, or the one with a usual
-    name."""
-    group_column: str = setting("", kind="data", used=(_HUB_SET, is_one("partition", "group")))
-    """Column of a set hf:FOLDER that partition group divides the rows by, such as writer."""
+    columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
+    """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
+    columns of images and of class labels, or those with usual names. Those of group are what partition group divides
+    the rows by."""
     normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over
@@ -320,12 +297,10 @@ class Config(Methods):
     train: str = setting("", word="REGEX", also="trainable freeze frozen")
     """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen:
     they keep their initial values and are neither sent, nor averaged, nor scored. Default: all are trained."""
-    lora_rank: int = setting(0, FROM_0, also="adapters peft low_rank")
-    """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions. Without train, they and
-    the head are trained; 0: no adapters."""
-    lora: str = setting("", word="REGEX", used=(_LORA,))
-    """Regular expression of the paths of the layers with an adapter, such as ^block_11/. Default: all except the head
-    and a ViT's patch embedding."""
+    lora: int | str = setting(0, word="RANK|RANK:REGEX", also="adapters peft low_rank")
+    """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions; 0: no adapters. REGEX
+    names the layers by their paths, as in 8:^block_11/; by default all have one except the head and a ViT's patch
+    embedding. Without train, the adapters and the head are trained."""
     local: str = setting("", word="REGEX", also="personal_layers")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
@@ -350,13 +325,13 @@ class Config(Methods):
     """Momentum of the clients' optimiser sgd."""
     weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay", also="wd")
     """Weight decay of the clients' optimiser."""
-    lr_schedule: str = setting("constant", ("constant", "exponential", "cosine"))
-    """Schedule of the clients' learning rate over rounds. exponential multiplies by lr_decay each round; cosine ends at
-    0."""
-    lr_decay: float = setting(
-        0.99, FRACTION, hyper="lr_decay", used=(is_one("lr_schedule", "exponential"),), also="gamma"
+    lr_schedule: str = setting(
+        "constant",
+        {"constant": None, "exponential": Value(0.99, FRACTION, hyper="lr_decay"), "cosine": None},
+        also="gamma",
     )
-    """Factor per round of the exponential schedule."""
+    """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
+    cosine ends at 0."""
     seed: int = setting(0, SEED, "data", is_common=True, also="random_seed")
     """Seed of the model, the cohorts and the minibatches."""
     eval_every: int = setting(5, COUNT, "data")
@@ -427,9 +402,15 @@ class Config(Methods):
     """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
     dry_run: bool = setting(False, kind="host", is_common=True)
     """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
-    robust: Robust = group(Robust, "Robust aggregation")
+    robust: str = setting("mean", RULES, topic="Corrupt updates", also="defense")
+    """Aggregation of the clients' models, some of which may be corrupt. mean, and clipped_mean:C, which shortens
+    updates to the norm C, 10 by default, use the weights of --weighting; the others ignore them. trimmed_mean:F leaves
+    out a fraction F of the clients at each end, 0.1 by default; krum:F,M tolerates F corrupt clients, of 2 F + 3 or
+    more, and averages M models, 1,1 by default."""
+    attack: str = setting("none", ATTACKS)
+    """Corruption of the updates of the corrupt clients, the same in every round, NAME or NAME:SCALE, 1 by default.
+    sign_flip: times -SCALE; scaling: times SCALE; noise: replaced by noise of SCALE times their norm."""
     dp: Privacy = group(Privacy, "Client-level differential privacy")
-    attack: Attack = group(Attack, "Corrupt updates", names_method=False)
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
     validation: Validation = group(Validation, "Validation set", names_method=False)
     corrupt: Corrupt = group(Corrupt, "Corrupt rows", names_method=False)
@@ -471,6 +452,29 @@ def choice(config: Config, name: str) -> tuple[str, Any]:
     (('topk', 0.1), ('shards', 2))
     """
     return SETTINGS[name].split(SETTINGS[name].get(config))
+
+
+ROLES = ("image", "label", "group")
+"""Roles in `columns`."""
+
+
+def columns(config: Config) -> dict[str, str]:
+    """Returns role -> name of its column.
+
+    >>> columns(Config(columns="label=fine, group=writer"))
+    {'label': 'fine', 'group': 'writer'}
+    """
+    return {role: name for role, _, name in (word.partition("=") for word in listed(config.columns))}
+
+
+def lora(config: Config) -> tuple[int, str]:
+    """Returns the rank of adapters, 0 without any or for a malformed text, and the expression of their layers.
+
+    >>> lora(Config()), lora(Config(lora=8)), lora(Config(lora="8:^block_11/"))
+    ((0, ''), (8, ''), (8, '^block_11/'))
+    """
+    match = re.fullmatch(r"([1-9]\d{0,8})(?::(.+))?", str(config.lora), re.ASCII)
+    return (int(match[1]), match[2] or "") if match else (0, "")
 
 
 def default_cache_dir() -> Path:

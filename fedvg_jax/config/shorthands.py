@@ -108,14 +108,14 @@ def fields_of(config: type, base: Mapping[str, Any], settings: Mapping[str, Any]
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(shorthands)}; give it to Config(...)")
     flat = {}
     for name, value in given.items():
-        if isinstance(value, Mapping) and (name in groups or f"{name}.kind" in former.NAMES):
+        if isinstance(value, Mapping) and (name in groups or name in former.GROUPS):
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         else:
             flat[name] = value
     fields, inner = {}, {}
     for name, value in former.current(with_meaning(flat), "Config", base).items():
         group, _, last = name.partition(".")
-        if group not in names:
+        if group not in names or (last and group not in groups):
             synonyms = {known: setting.facts.also for known, setting in declare.table(config).items()}
             hint = suggestion(name, [*names, *presets.SHORTHANDS], synonyms)
             raise UsageError(f"unknown setting '{name}'{hint}")

@@ -40,9 +40,10 @@ def unmet(config: Config, name: str) -> Condition | None:
     if name in former.SWITCHED:
         return _unmet(config, DEPARTURES[former.SWITCHED[name][2]])
     if name in former.VALUES:
-        return _unmet(config, [is_one(*former.VALUES[name][:2])])
+        setting, names, _ = former.VALUES[name]
+        return _unmet(config, [is_one(setting, *names)])
     if name == "attack.clients":
-        return _unmet(config, [is_not("attack.kind", "none")])
+        return _unmet(config, [is_not("attack", "none")])
     return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
 
 

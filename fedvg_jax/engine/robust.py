@@ -150,13 +150,13 @@ OVER_DEVICES = (mean, clipped_mean)
 """Rules that take the `sharding` of clients that several devices hold: each device adds up its own."""
 
 BY_NAME: dict[str, Callable[[Any], Rule]] = {
-    "mean": lambda options: mean,
-    "median": lambda options: median,
-    "trimmed_mean": lambda options: trimmed_mean(options.trim),
-    "krum": lambda options: krum(options.num_bad, options.num_kept),
-    "clipped_mean": lambda options: clipped_mean,
+    "mean": lambda _: mean,
+    "median": lambda _: median,
+    "trimmed_mean": trimmed_mean,
+    "krum": lambda numbers: krum(*numbers),
+    "clipped_mean": lambda _: clipped_mean,
 }
-"""Name -> options `trim`, `num_bad`, `num_kept` -> rule."""
+"""Name -> value behind it in the setting `robust` -> rule."""
 
 
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:

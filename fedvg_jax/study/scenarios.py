@@ -19,7 +19,7 @@ folder of data that is an axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
 METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first", "departures")
-METHOD_GROUPS += ("train", "lora_rank", "lora", "send")
+METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
 OF_BASE = ("algorithm", "weighting", "local", "local_first")
@@ -158,8 +158,8 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
 def _short(name: str, base: str) -> str:
     """Returns the name of a setting without its group where that is part of the method's name, or says nothing.
 
-    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("robust.rule", "fedavg"), _short("hyper.T", "fedavg")
-    ('norm', 'robust.rule', 'T')
+    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("dp.clip", "fedavg"), _short("hyper.T", "fedavg")
+    ('norm', 'dp.clip', 'T')
     """
     group, _, rest = name.partition(".")
     return rest if group in base or group == "hyper" else name

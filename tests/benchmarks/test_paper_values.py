@@ -25,8 +25,8 @@ def test_papers_value_stands_beside_ours(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"fedvg": {"norm": "l2"}}, {"tuning": {"steps": 2}}, {"robust": {"rule": "clipped_mean"}},
-        {"attack": {"kind": "sign_flip"}}, {"corrupt": {"kind": "label_flip"}}, {"validation": {"label_noise": 0.5}},
+        {"fedvg": {"norm": "l2"}}, {"tuning": {"steps": 2}}, {"robust": "clipped_mean"},
+        {"attack": "sign_flip"}, {"corrupt": {"kind": "label_flip"}}, {"validation": {"label_noise": 0.5}},
         {"validation": {"size": 50}},
         {"validation": {"source": "stl10", "data_dir": "d"}, "fedvg": {"granularity": "layerwise"}},
         {"method": "fedprox+fedvg", "fedprox": {"mu": 1.0}},

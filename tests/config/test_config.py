@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.files import one_line, usage_error
 
 from fedvg_jax import config
-from fedvg_jax.config import Config, Robust, command_line, presets
+from fedvg_jax.config import Config, command_line, presets
 from fedvg_jax.config.weighting_grammar import MAX_CHARACTERS, WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
@@ -143,7 +143,7 @@ def test_unknown_name_suggests_the_closest(wrong, right):
 
 
 def trimmed(clients, trim):
-    return Config(clients=clients, join_ratio=1.0, weighting="uniform", robust=Robust(rule="trimmed_mean", trim=trim))
+    return Config(clients=clients, join_ratio=1.0, weighting="uniform", robust=f"trimmed_mean:{trim}")
 
 
 @pytest.mark.parametrize(("clients", "smallest"), [(3, 0.34), (10, 0.1), (999, 0.0011)])
@@ -156,15 +156,18 @@ def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_i
         config.check(trimmed(clients, trim))
 
 
-SCALARS = [name for name, setting in config.SETTINGS.items() if setting.facts.hyper and name != "rounds"]
+SCALARS = {name: "{}" for name, setting in config.SETTINGS.items() if setting.facts.hyper and name != "rounds"}
+SCALARS |= {"robust": "clipped_mean:{}", "attack": "noise:{}"}
+"""Setting -> text of a value."""
 
 
 def test_number_that_float32_cannot_hold_is_refused():
     """1e-39 would become 0, and 1e39 infinity."""
     for name in SCALARS:
         for value in (1e-39, 1e39):
+            given = SCALARS[name].format(value) if ":" in SCALARS[name] else value
             with pytest.raises(UsageError, match=name):
-                config.check(config.apply(Config(weighting="generalised"), {name: value}, "test"))
+                config.check(config.apply(Config(weighting="generalised"), {name: given}, "test"))
 
 
 def test_every_hyperparameter_of_a_round_must_fit_float32():

@@ -14,7 +14,8 @@ from fedvg_jax.study.sweep_points import Sweep, make_points, parse_axes, read_fi
 
 OTHER = {"norm": "group", "split": "global", "select": "held_out", "pretrained": "w.safetensors", "pool": "host"}
 OTHER |= {"memories": "device", "fedvg.exponent": 2.0, "fedvg.temperature": 0.5, "fedvg.mix": 0.25}
-OTHER |= {"fedvg.fit_steps": 3, "fedvg.fit_rate": 0.5, "send.kind": "topk"}
+OTHER |= {"fedvg.fit_steps": 3, "fedvg.fit_rate": 0.5, "send.kind": "topk", "robust.rule": "clipped_mean"}
+OTHER |= {"attack.kind": "noise"}
 """Former name of `RENAMED` -> a value that is not the default."""
 
 
@@ -60,23 +61,38 @@ def test_switched_setting_adds_its_departure_or_takes_it_out(name):
 
 
 BEHIND = {"partition_file": "rows.npz", "shards_per_client": 3, "classes_per_client": 4, "candidates": 15}
-BEHIND |= {"send.fraction": 0.5, "send.levels": 8}
+BEHIND |= {"send.fraction": 0.5, "send.levels": 8, "robust.trim": 0.2, "robust.clip_norm": 2.0, "robust.num_bad": 2}
+BEHIND |= {"robust.num_kept": 3, "attack.scale": 2.0, "corrupt.strength": 0.5, "lr_decay": 0.5}
 """Former name of `VALUES` -> a value that is not the default."""
 
 
 @pytest.mark.parametrize("name", former.VALUES)
 def test_former_name_of_a_value_puts_it_behind_the_name_that_has_it(name):
-    (setting, kind, _), value = former.VALUES[name], BEHIND[name]
-    expected = changed(Config(**{setting: f"{kind}:{value}"}))
-    old = "send.kind" if setting == "send" else setting
-    assert changed(config.apply(Config(), {name: value, old: kind}, "test")) == expected
-    assert changed(config.apply(Config(**{setting: kind}), {name: value}, "test")) == expected
-    settings = {setting: {"kind": kind, name.partition(".")[2]: value}} if "." in name else {setting: kind, name: value}
-    assert changed(Config(**settings)) == expected
+    (setting, (kind, *_), _), value = former.VALUES[name], BEHIND[name]
+    before, uniform = "1," if name == "robust.num_kept" else "", {"weighting": "uniform"}
+    expected = changed(Config(**nested(setting, f"{kind}:{before}{value}"), **uniform))
+    old = {"send": "send.kind", "robust": "robust.rule", "attack": "attack.kind"}.get(setting, setting)
+    assert changed(config.apply(Config(**uniform), {name: value, old: kind}, "test")) == expected
+    assert changed(config.apply(Config(**nested(setting, kind), **uniform), {name: value}, "test")) == expected
+    group, _, last = name.rpartition(".")
+    settings = {group: {old.partition(".")[2]: kind, last: value}} if group else {setting: kind, name: value}
+    assert changed(Config(**settings, **uniform)) == expected
     parsed = config.command_line.parse([f"--{name.replace('_', '-')}", str(value), f"--{setting}={kind}"], "sim")
-    assert changed(config.apply(Config(), parsed, "test")) == expected
-    with one_line(f"--{name.replace('_', '-')} is not used by --{setting}|partition_file is for partition file"):
-        commands.parse([f"--{name.replace('_', '-')}", str(value)])
+    assert changed(config.apply(Config(**uniform), parsed, "test")) == expected
+    flag, decider = (f"--{text.replace('_', '-')}" for text in (name, setting))
+    with one_line(f"{flag} is not used by {decider}|partition_file is for partition file"):
+        commands.parse([flag, str(value)])
+
+
+@pytest.mark.parametrize("flags", ["--lora-rank 8 --lora ^fc", "--lora ^fc --lora-rank=8"])
+def test_former_names_of_parts_of_a_setting_join_it(flags):
+    parsed = config.command_line.parse(flags.split(), "sim")
+    assert config.apply(Config(lora=4), parsed, "test").lora == "8:^fc"
+    assert Config(lora_rank=4).lora == 4
+    assert config.apply(Config(), {"lora_rank": 0, "lora": "^fc"}, "config.json") == Config()
+    named = {"image_column": "", "label_column": "fine", "group_column": "writer"}
+    assert config.apply(Config(), named, "config.json").columns == "group=writer,label=fine"
+    assert commands.parse(["--dataset=hf:set", "--group-column=writer"]).columns == "group=writer"
 
 
 def test_clients_of_an_attack_are_the_corrupt_clients():
@@ -117,11 +133,17 @@ def test_settings_of_a_run_folder_of_former_names_are_read():
     written |= {"send": {"kind": "topk", "fraction": 0.05, "levels": 4}, "partition": "classes", "partition_file": None}
     written |= {"shards_per_client": 3, "classes_per_client": 2, "candidates": 0}
     written |= {"norm": "group", "pool": "host", "memories": "auto", "pretrained": None, "server_stats": "averaged"}
+    written |= {"robust": {"rule": "krum", "trim": 0.1, "num_bad": 2, "num_kept": 1, "clip_norm": 10.0}}
+    written |= {"attack": {"kind": "noise", "scale": 2.0}, "lr_schedule": "exponential", "lr_decay": 0.9}
+    written["corrupt"] |= {"strength": 1.0}
+    written |= {"lora_rank": 2, "image_column": ""}
     written["scaffold"] |= {"steps": "single", "memory": "kept"}
     written["validation"] |= {"copies": "none", "classes": "paper", "fraction": 1.0, "pixel_noise": 0.0}
     made = config_from_json(written, "config.json")
     assert (made.norm_layers, made.placement, made.init) == ("group", "host", None)
     assert made.departures == "scaffold-steps,no-external-copies"
+    assert (made.robust, made.attack, made.lr_schedule) == ("krum:2", "noise:2.0", "exponential:0.9")
+    assert (made.lora, made.columns) == (2, "")
     assert (made.send, made.partition, made.selection) == ("topk:0.05", "classes", "uniform")
 
 

@@ -22,7 +22,6 @@ VALUES = {
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "export_partition": [None, "rows.json"],
     "local": ["", "^classifier/"],
-    "lora_rank": [0, 2],
     "momentum": [0.0, 0.9],
     "keep": [0, 2],
     "tuning.steps": [0, 1],

@@ -163,7 +163,7 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "parts"),
     [
-        ("two labels", ["--label-column", "fine, writer, coarse"]),
+        ("two labels", ["--columns label=NAME", "fine, writer, coarse"]),
         ("no bytes", ["train row 0", "holds no bytes"]),
         ("missing label", ["column y misses the value of row 1"]),
         ("pixels", ["column x holds no image files", "datasets.Image"]),

@@ -112,7 +112,7 @@ def test_corrupt_clients_depend_on_the_seed_alone():
 
 @pytest.mark.parametrize(("share", "kind", "count"), [(0.21, "noise", 4), (1.0, "noise", 20), (0.2, "none", 0)])
 def test_the_number_of_corrupt_clients_is_the_share_of_all_clients(share, kind, count):
-    settings = config.apply(config.Config(), {"attack.kind": kind, "corrupt.clients": share}, "test")
+    settings = config.apply(config.Config(), {"attack": kind, "corrupt.clients": share}, "test")
     assert config.num_corrupt(config.check(settings)) == count
 
 

@@ -170,7 +170,7 @@ def test_memory_depends_on_the_block_and_not_on_the_cohort():
 @pytest.mark.parametrize("hold", [0, 2, 3])
 def test_rules_that_need_all_models_work_on_a_cohort_in_one_block(hold):
     for weighting, rule in (("permuted(fedvg)", "mean"), ("fltrust", "mean"), ("uniform", "median")):
-        config.check(config.Config(clients=4, hold=hold, weighting=weighting, robust=config.Robust(rule=rule)))
+        config.check(config.Config(clients=4, hold=hold, weighting=weighting, robust=rule))
 
 
 @pytest.mark.parametrize("name", config.WEIGHTINGS)

@@ -214,8 +214,7 @@ def test_the_default_settings_leave_a_round_as_it_is_to_the_bit():
 
 
 def test_settings_reach_the_round():
-    changes = {"attack.kind": "scaling", "attack.scale": 3.0, "robust.rule": "clipped_mean"}
-    changes |= {"robust.clip_norm": 2.0, "tuning.steps": 2, "augment": "flip_crop"}
+    changes = {"attack": "scaling:3", "robust": "clipped_mean:2", "tuning.steps": 2, "augment": "flip_crop"}
     settings = config.apply(config.Config(), changes, "test")
     hooks, hyper = registry.round_options(settings, worlds.TASK), registry.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none

@@ -121,7 +121,7 @@ def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting)
         ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs more than a gradient"),
         ({"fedvg": {"mode": "eval"}}, "fedvg.mode has no effect"),
         ({"local": "^head"}, "local has no effect"),
-        ({"robust": {"rule": "clipped_mean"}}, "robust.rule has no effect"),
+        ({"robust": "clipped_mean"}, "robust has no effect"),
         ({"fedvg": {"include": "^no"}}, "fedvg.include .no matches no tensor; there are conv/weight, head/bias"),
     ],
 )

@@ -126,15 +126,15 @@ def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     config = fv.Config(clients=4, rounds=1, alpha=10.0, local_epochs=1, lr=0.3, eval_every=1)
     base = fv.run(dataclasses.replace(config, export=first)).variables
-    tuned = dataclasses.replace(config, init=first, lora_rank=2, weighting="fedvg", export=second)
+    tuned = dataclasses.replace(config, init=first, lora=2, weighting="fedvg", export=second)
     sim, ended = fv.simulation(tuned), fv.run(tuned)
     assert ended.records[-1]["bytes_up"] == 2 * 4 * (2 * (64 + 200) + 2 * (200 + 200) + 200 * 10 + 10)
     worlds.assert_close(sim.base.params["fc1"]["kernel"], base.params["fc1"]["kernel"], 0)
     plain = fv.simulation(config)
     exported = pretrained.load(second, plain.state.variables, "mlp", head=True)
     assert fv.evaluate(plain, exported)["test_loss"] == pytest.approx(ended.records[-1]["test_loss"], rel=1e-5)
-    with pytest.raises(fv.UsageError, match="lora_rank 2 has no effect beside task="):
-        fv.run(dataclasses.replace(config, lora_rank=2), data=worlds.random_images(), task=worlds.TASK)
+    with pytest.raises(fv.UsageError, match="lora 2 has no effect beside task="):
+        fv.run(dataclasses.replace(config, lora=2), data=worlds.random_images(), task=worlds.TASK)
 
 
 class WithLora(nnx.Module):

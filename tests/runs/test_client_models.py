@@ -75,7 +75,7 @@ def test_finetuning_after_the_last_round_has_its_learning_rate():
 
 def test_finetuned_accuracies_of_a_round_do_not_depend_on_how_many_follow():
     """So that a run resumed with more rounds equals one without a break."""
-    settings = {"record": "finetuned_accuracy", "lr_schedule": "exponential", "lr_decay": 0.5, "finetune_epochs": 3}
+    settings = {"record": "finetuned_accuracy", "lr_schedule": "exponential:0.5", "finetune_epochs": 3}
     shorter, longer = (run(rounds=rounds, **settings)[1].records[1] for rounds in (2, 3))
     assert shorter["finetuned_accuracy"] == longer["finetuned_accuracy"]
 

@@ -8,7 +8,7 @@ import pytest
 
 import fedvg_jax as fv
 from fedvg_jax import data, prepare
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, check
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import external
 from fedvg_jax.data.arrays import Arrays
@@ -149,8 +149,8 @@ def test_weights_of_a_run_are_not_said_to_be_random(tmp_path, capsys):
 
 
 def test_groups_of_a_set_are_written_whatever_the_partition_is():
-    config = Config(dataset="hf:set", group_column="writer")
-    assert simulation.columns(config).group == "writer"
+    config = Config(dataset="hf:set", columns="group=writer")
+    assert check(config).columns == "group=writer"
 
 
 def test_features_of_another_network_are_no_validation_set(features, tmp_path):

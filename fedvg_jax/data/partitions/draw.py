@@ -64,7 +64,7 @@ def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
 
 def _deal_groups(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     if inputs.groups is None:
-        raise UsageError("partition group needs an array groups [T] in the .npz, or the --group-column of hf:FOLDER")
+        raise UsageError("partition group needs an array groups [T] in the .npz, or --columns group=NAME of hf:FOLDER")
     return kinds.by_group(inputs.groups, s.num_clients, inputs.stream)
 
 

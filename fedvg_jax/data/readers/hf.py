@@ -259,7 +259,7 @@ def _arrays(
     arrays = check(Arrays(folder.name, x, y, names, num_train), folder)
     if columns.group:
         _require_column(features, columns.group, folder)
-        groups = _values(splits, columns.group, folder, "--group-column")
+        groups = _values(splits, columns.group, folder, "--columns group=NAME")
         return with_groups(arrays, groups, f"{folder}, column {columns.group}")
     if splits[0].partition is not None:
         numbers_of_folders = np.array([split.partition for split in splits], np.int64)
@@ -292,7 +292,7 @@ def _label_column(library: Any, features: Any, given: str, image: str, folder: P
 
 def _column(features: Any, given: str, kind: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
     """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
-    flag, listed = f"--{kind}-column", ", ".join(features)
+    flag, listed = f"--columns {kind}=NAME", ", ".join(features)
     if given:
         _require_column(features, given, folder)
     candidates = [given] if given else of_kind
@@ -319,7 +319,7 @@ def _is_encoded(library: Any, feature: Any) -> bool:
 def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels [T] and the names of the classes: those of the column, its texts, or its numbers."""
     feature = splits[0].rows.features[column]
-    values = _values(splits, column, folder, "--label-column")
+    values = _values(splits, column, folder, "--columns label=NAME")
     if values.dtype.kind == "i" and values.min(initial=0) < 0:
         split = splits[int(np.searchsorted(np.cumsum([len(part.rows) for part in splits]), values.argmin(), "right"))]
         others = ",".join(dict.fromkeys(part.name for part in splits if part.name != split.name)) or "the others"

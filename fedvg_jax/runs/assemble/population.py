@@ -120,24 +120,25 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
     shared = validation.noisy(shared, options.label_noise, classes, seed)
     if options.label_noise and np.array_equal(shared.y, clean):
         raise UsageError(f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0")
+    kind, strength = choice(config, "corrupt.kind")
     x, y = corrupt.apply(
-        config.corrupt.kind,
+        kind,
         shared.x,
         shared.y,
         parts.train,
         ids=corrupt_clients(config),
-        strength=config.corrupt.strength,
+        strength=strength or 0.0,
         num_classes=classes,
         seed=config.seed,
     )
-    if config.corrupt.kind in corrupt.LABELS and np.array_equal(y, shared.y):
-        raise UsageError(f"corrupt.strength {config.corrupt.strength:g} changes no label; use a larger share")
+    if kind in corrupt.LABELS and np.array_equal(y, shared.y):
+        raise UsageError(f"corrupt.kind {kind}:{strength:g} changes no label; use a larger share")
     return shared._replace(x=x, y=y)
 
 
 def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
-    options, kind = config.validation, config.corrupt.kind
+    options, (kind, _) = config.validation, choice(config, "corrupt.kind")
     if options.source != "clients" and not is_features(arrays.x):
         user_data.check_rows_are_images(
             arrays, f"validation.source {options.source}", "use --validation.source clients"

@@ -49,6 +49,9 @@ VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind 
 USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
+NAMES_OF_TRACED = [n for n, s in SETTINGS.items() if s.scalars(Config()) and not s.facts.hyper]
+"""Settings NAME:VALUE with a traced value, of which a program depends on the name."""
+
 TRACE_SETTINGS = (
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
@@ -106,7 +109,8 @@ def static_settings(config: Config) -> Config:
     """
     values = {name: SETTINGS[name].default for name in VALUES}
     values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
-    if config.attack.kind != "none":  # the corrupt clients' ids are constants of the program
+    values |= {name: getattr(config, name).partition(":")[0] for name in NAMES_OF_TRACED}
+    if config.attack != "none":  # the corrupt clients' ids are constants of the program
         values |= {"seed": config.seed, "corrupt.clients": config.corrupt.clients}
     return configs.apply(config, values, "static settings")
 

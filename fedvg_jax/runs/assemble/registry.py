@@ -26,7 +26,7 @@ from fedvg_jax.config import (
 )
 from fedvg_jax.config.declare import referenced
 from fedvg_jax.config.departures import departs
-from fedvg_jax.config.options import choice
+from fedvg_jax.config.options import choice, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
@@ -121,8 +121,9 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: V
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
     task = fast_task(task, config.conv) if network.has_convolutions else task
     task = transforms.compute_in(task, config.precision)
-    if config.lora_rank:
-        task = adapters.with_adapters(task, config.lora_rank, config.lora or adapters.EXCEPT_HEAD)
+    if config.lora:
+        rank, layers = lora(config)
+        task = adapters.with_adapters(task, rank, layers or adapters.EXCEPT_HEAD)
     if max_rows := hw.choices().microbatch_rows.get(config.model):
         return transforms.accumulate_gradients(task, max_rows, base, trained_part.bind)
     return trained_part.bind(task, base)
@@ -153,9 +154,9 @@ def make_variables(
         UsageError: there are two sources, or `initial` has other tensors, shapes or dtypes than the model.
     """
     key = jax.random.key(config.seed)
-    if config.lora_rank and initial is None:
+    if config.lora and initial is None:
         drawn = init(key)
-        plain = make_variables(dataclasses.replace(config, lora_rank=0), lambda key: adapters.removed(drawn))
+        plain = make_variables(dataclasses.replace(config, lora=""), lambda key: adapters.removed(drawn))
         return adapters.filled(drawn, plain)
     if initial is not None:
         if config.init:
@@ -188,7 +189,7 @@ def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None
     Raises:
         UsageError: none is.
     """
-    pattern = config.train or (adapters.WITH_HEAD if config.lora_rank else "")
+    pattern = config.train or (adapters.WITH_HEAD if config.lora else "")
     return trained_part.chooser(task, pattern) if pattern or task.is_frozen else None
 
 
@@ -199,9 +200,10 @@ def make_local(config: Config) -> LocalPart:
 
 def round_options(config: Config, task: Task) -> dict[str, Any]:
     """Returns the keyword arguments of `make_round` that the config adds to its algorithm and weighting."""
+    rule, value = choice(config, "robust")
     return {
-        "aggregate": robust.BY_NAME[config.robust.rule](config.robust),
-        "disturb": attacks.BY_KIND[config.attack.kind](corrupt_clients(config), config.clients),
+        "aggregate": robust.BY_NAME[rule](value),
+        "disturb": attacks.BY_KIND[choice(config, "attack")[0]](corrupt_clients(config), config.clients),
         "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
         "augment": pixels.AUGMENTATIONS[config.augment],
         "stats_too": departs(config, "server-stats"),
@@ -217,7 +219,7 @@ def corrupt_clients(config: Config) -> np.ndarray:
 
 def make_hyper(config: Config) -> Hyper:
     """Returns the hyperparameters that the config has a field for, as float32 scalars."""
-    values = {setting.facts.hyper: setting.get(config) for setting in SETTINGS.values() if setting.facts.hyper}
+    values = {name: value for setting in SETTINGS.values() for name, value in setting.scalars(config).items()}
     return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
 
 
@@ -231,7 +233,7 @@ LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")
 
 def make_optimiser(config: Config) -> local_training.Optimiser:
     """Returns the clients' optimiser with momentum, weight decay and learning rate schedule of the config."""
-    factor = local_training.LR_SCHEDULES[config.lr_schedule]
+    factor = local_training.LR_SCHEDULES[choice(config, "lr_schedule")[0]]
 
     def optimiser(hyper: Hyper, round):
         rate = hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype))

@@ -16,6 +16,7 @@ from fedvg_jax.config import Config, block_size, check, cohort_size, default_cac
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.departures import departs, listed
 from fedvg_jax.config.methods import AlgorithmFacts
+from fedvg_jax.config.options import choice, columns
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import trained_part, tree, value_keys
 from fedvg_jax.core.types import (
@@ -59,7 +60,7 @@ from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
-MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm_layers", "lora_rank")
+MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm_layers", "lora")
 """Settings that only the building of the config's model reads."""
 
 
@@ -304,8 +305,8 @@ def _check_own(
     """
     task, own_algorithm = given.get("task"), given.get("algorithm")
     if given.get("weighting"):
-        if config.robust.rule not in ("mean", "clipped_mean"):
-            raise UsageError(f"robust.rule {config.robust.rule} ignores weighting=; use clipped_mean, or leave one out")
+        if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
+            raise UsageError(f"robust {rule} ignores weighting=; use clipped_mean, or leave one out")
         in_blocks = block_size(config) < cohort_size(config)
         bind = None if tables.base is None else program.bind
         contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks, bind=bind)
@@ -424,16 +425,10 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         (config.cache_dir or default_cache_dir()) / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
-        columns=columns(config),
+        columns=Columns(**columns(config)) if config.dataset.startswith(PREFIX) else Columns(),
         progress=reading,
     )
     return spaced(whole, config.max_rows)
-
-
-def columns(config: Config) -> Columns:
-    """Returns the columns of a set hf:FOLDER."""
-    names = config.image_column, config.label_column, config.group_column
-    return Columns(*names) if config.dataset.startswith(PREFIX) else Columns()
 
 
 def make_data(

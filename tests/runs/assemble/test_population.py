@@ -87,7 +87,7 @@ def test_corruption_does_not_change_validation_and_test_rows():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"corrupt.kind": "label_flip", "corrupt.strength": 1e-4}, {"validation.label_noise": 1e-4}],
+    [{"corrupt.kind": "label_flip:1e-4"}, {"validation.label_noise": 1e-4}],
     ids=["clients", "validation"],
 )
 def test_corruption_that_changes_no_label_is_refused(changes):
@@ -110,9 +110,9 @@ def test_description_counts_partition_and_validation_set():
 
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "noise")])
 def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(kinds):
-    made = settings(**{"corrupt.kind": kinds[0], "attack.kind": kinds[1]}, clients=20)
+    made = settings(**{"corrupt.kind": kinds[0], "attack": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
-    alone = settings(**{"attack.kind": "noise"}, clients=20)
+    alone = settings(attack="noise", clients=20)
     assert registry.corrupt_clients(made).tolist() == registry.corrupt_clients(alone).tolist()
 
 

@@ -11,7 +11,7 @@ from support.files import one_line, usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config import Robust, check
+from fedvg_jax.config import check
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.runs.assemble import contracts, registry
 
@@ -104,7 +104,7 @@ def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "ditto"])
-@pytest.mark.parametrize("setting", [{"robust": Robust(rule="median")}, {"departures": "server-stats"}])
+@pytest.mark.parametrize("setting", [{"robust": "median"}, {"departures": "server-stats"}])
 def test_given_algorithm_is_refused_where_the_named_one_is(name, setting):
     config = dataclasses.replace(CONFIG, **setting)
     algorithm = registry.make_algorithm(dataclasses.replace(config, algorithm=name))
@@ -119,8 +119,8 @@ def test_given_algorithm_is_refused_where_the_named_one_is(name, setting):
 
 
 def test_robust_rule_that_ignores_weights_is_refused_beside_a_given_weighting():
-    config = dataclasses.replace(CONFIG, weighting="uniform", robust=Robust(rule="median"))
-    with usage_error("robust.rule median ignores weighting="):
+    config = dataclasses.replace(CONFIG, weighting="uniform", robust="median")
+    with usage_error("robust median ignores weighting="):
         fv.simulation(config, data=linear.data(), task=linear.TASK, weighting=fv.weightings.uniform())
 
 

@@ -1,15 +1,11 @@
 """Processes of one run find each other and agree; a lost one ends the run, which then resumes."""
 
-import concurrent.futures
-import contextlib
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -56,81 +52,24 @@ def test_several_processes_need_a_coordinator_a_count_and_a_number(monkeypatch):
 # --- how processes find each other
 
 
-@contextlib.contextmanager
-def waiting_first(port, count, seconds=60.0):
-    """Yields the result of process 0, which waits in a thread for the others."""
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        yield pool.submit(launch.meet, f"localhost:{port}", count, 0, seconds)
-
-
-def greeting(port, text):
-    """Returns a connection that has sent a text to process 0, which may not listen yet."""
-    while True:
-        with contextlib.suppress(ConnectionRefusedError):
-            connection = socket.create_connection(("localhost", port), timeout=60)
-            connection.sendall(text)
-            return connection
-        time.sleep(0.01)
-
-
-def test_processes_meet_at_the_named_address_only():
-    port = free_port()
-    with waiting_first(port, 2) as first:
-        greeting(port, b"GET / HTTP/1.1").close()  # of another program
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", port), timeout=10)
-        assert launch.meet(f"localhost:{port}", 2, 1, 60) is None
-        assert first.result() in (f"127.0.0.1:{port}", f"[::1]:{port}")
-
-
-def test_a_taken_number_and_another_count_are_refused_and_the_number_of_an_ended_process_is_free():
-    port = free_port()
-    with waiting_first(port, 3) as first:
-        with greeting(port, b"fedvg_jax process 1 of 3"):
-            for index, count in [(1, 3), (2, 2)]:
-                with pytest.raises(UsageError, match=rf"\A[^\n]*process {index} of {count} is taken, or[^\n]*\Z"):
-                    launch.meet(f"localhost:{port}", count, index, 60)
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            others = [pool.submit(launch.meet, f"localhost:{port}", 3, i, 60) for i in (1, 2)]
-        for process in (first, *others):
-            process.result()
-
-
 def test_a_port_in_use_is_refused():
     """One that another run shares, as jax does."""
     with socket.create_server(("localhost", 0), reuse_port=True) as server:
         port = server.getsockname()[1]
         with pytest.raises(UsageError, match=rf"\Adistributed localhost:{port}: [^\n]*in use[^\n]*\Z"):
-            launch.meet(f"localhost:{port}", 2, 0, 60)
-        thread = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/2"))
-        thread.start()
-        with pytest.raises(UsageError, match=r"\A[^\n]*process 1 of 2 is one too many[^\n]*\Z"):
-            launch.meet(f"localhost:{port}", 2, 1, 60)
-        thread.join()
+            launch.listening_address(f"localhost:{port}", 60)
 
 
-@pytest.mark.parametrize(
-    ("where", "index", "line"),
-    [
-        ("no-such-host.invalid:9911", 1, "process 1 waits for process 0 at no-such-host.invalid:9911"),
-        ("no-such-host.invalid:9911", 0, "process 0 waits for an address of no-such-host.invalid:9911"),
-        ("127.0.0.1:FREE", 0, "process 0 waits at 127.0.0.1:FREE for processes 1, 2"),
-    ],
-)
-def test_a_process_says_for_whom_it_waits(where, index, line, monkeypatch, capsys):
-    monkeypatch.setattr(launch, "PATIENCE", 0.0)
-    port = str(free_port())
-    where, line = (text.replace("FREE", port) for text in (where, line))
-    with pytest.raises(UsageError, match=rf"\A{re.escape(line)}, in vain[^\n]*check the address\Z"):
-        launch.meet(where, 3, index, 0.2)
-    assert capsys.readouterr().err.startswith(f"{line}, for up to")
+def test_process_0_listens_at_the_named_address_only():
+    port = free_port()
+    assert launch.listening_address(f"localhost:{port}", 60) in (f"127.0.0.1:{port}", f"[::1]:{port}")
+    with pytest.raises(UsageError, match=r"\Adistributed no-such-host.invalid:9911: [^\n]*; check the address\Z"):
+        launch.listening_address("no-such-host.invalid:9911", 0)
 
 
-def test_an_address_of_another_machine_is_refused(monkeypatch):
+def test_an_address_of_another_machine_is_refused():
     with pytest.raises(UsageError, match=r"\Adistributed 192.0.2.1:9911: [^\n]*; choose[^\n]*own machine\Z"):
-        launch.meet("192.0.2.1:9911", 2, 0, 60)
-    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"0.0.0.0:{free_port()}")
-    assert launch.meet("192.0.2.1:9911", 1, 0, 60) == os.environ["JAX_COORDINATOR_BIND_ADDRESS"]
+        launch.listening_address("192.0.2.1:9911", 60)
 
 
 # --- devices

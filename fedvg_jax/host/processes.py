@@ -59,27 +59,16 @@ def exchange(text: str) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in _gather(padded)]
 
 
-def from_first(arrays: Any) -> Any:
-    """Returns the arrays of process 0, on the host; in every process they must have the same shapes."""
-    if count() == 1:
-        return arrays
-    from jax.experimental import multihost_utils
-
-    with _lenient():
-        on_host = map(np.ascontiguousarray, jax.tree.leaves(arrays))
-        received = multihost_utils.broadcast_one_to_all([leaf.reshape(-1).view(np.uint8) for leaf in on_host])
-    shapes = [(np.shape(leaf), leaf.dtype) for leaf in jax.tree.leaves(arrays)]
-    leaves = [np.asarray(x).view(dtype).reshape(shape) for x, (shape, dtype) in zip(received, shapes, strict=True)]
-    return jax.tree.structure(arrays).unflatten(leaves)
-
-
 def json_from_first(value: Any) -> Any:
     """Returns the JSON value of process 0."""
     if count() == 1:
         return value
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
     encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    (size,) = from_first([np.array([len(encoded)], np.int64)])
-    return json.loads(bytes(from_first([np.resize(encoded, int(size[0]))])[0]))
+    with _lenient():
+        size = int(broadcast_one_to_all(np.int32(len(encoded))))
+        return json.loads(bytes(np.asarray(broadcast_one_to_all(np.resize(encoded, size)))))
 
 
 def place(arrays: Any, placement: Any) -> Any:

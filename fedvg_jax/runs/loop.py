@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import itertools
 import logging
@@ -86,10 +85,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
 @contextlib.contextmanager
 def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
-    """Yields the recorder of a run, see `recorder.open_run_folder`; of several processes, only the first writes.
-
-    All begin at the start that process 0 finds.
-    """
+    """Yields the recorder of a run, see `recorder.open_run_folder`."""
     config = sim.config
     layers = layer_names(config, sim.task) if config.out else ()
     documents = {"layers": layers, "partition": sim.statistics}
@@ -103,15 +99,12 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim, sources)
-    settings = config if processes.is_first() else dataclasses.replace(config, out=None)
-    with contextlib.ExitStack() as stack:
+    with recording.open_run_folder(config, sim.state, documents, sources, log, given) as recorder:
         with processes.together():
-            opening = recording.open_run_folder(settings, sim.state, documents, sources, log, given)
-            recorder = stack.enter_context(opening)
             if config.export_partition and processes.is_first():
                 exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
-        if config.resume:
-            recorder.follow(shared_start.start_of_first(recorder.start, sim.state))
+        found = {"checkpoint": str(recorder.start.resumed_from)}
+        shared_start.refuse_different(found, f"let all see the same files of {config.out}")
         yield recorder
 
 

@@ -1,4 +1,4 @@
-"""The start of a run that several processes share: process 0 reads and writes the run folder, the others follow it."""
+"""The start of a run that several processes share: all have equal settings, data and environments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ import jax
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.placement import client_memories
-from fedvg_jax.runs.record import checkpoint, provenance
-from fedvg_jax.runs.record.recorder import BestModel, Start
+from fedvg_jax.runs.record import provenance
 
 OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "force")
 """Settings that may differ between the processes of a run."""
@@ -59,28 +57,6 @@ def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]
         places = {"rows": sim.host_rows, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         refuse_different(values | sources(), "give all the same files and --placement")
-
-
-def start_of_first(start: Start, state: SimState) -> Start:
-    """Returns the start that process 0 restored, with the clients' memories where the run keeps them.
-
-    Args:
-        start: of this process.
-        state: before the first round.
-    """
-    if processes.count() > 1:
-        best = start.best and start.best._replace(variables=())
-        fields = processes.json_from_first({**start._asdict(), "state": None, "best": best})
-        has_best = fields["best"] is not None
-        own = client_memories.without_memories(start.state), start.best.variables if start.best else ()
-        shapes = client_memories.without_memories(state), state.variables if has_best else ()
-        others, variables = processes.from_first(own if processes.is_first() else shapes)
-        others = checkpoint.place_like(shapes[0], others)
-        fields["state"] = start.state._replace(round=others.round, variables=others.variables, server=others.server)
-        fields["best"] = BestModel(*fields["best"][:3], variables=variables) if has_best else None
-        start = Start(**fields | {"seconds": tuple(fields["seconds"])})
-    is_restored = start.has_state and bool(start.records)
-    return start._replace(state=client_memories.place(state, start.state)) if is_restored else start
 
 
 def environment() -> dict[str, str]:

@@ -114,7 +114,7 @@ def with_hyper_values(values: Mapping[str, Any], replacements: Mapping[str, Any]
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
     of_set = (config.dataset, config.data_dir, config.image_size, config.splits, config.max_rows)
-    return *of_set, config.cache_dir, simulation.columns(config)
+    return *of_set, config.cache_dir, config.columns
 
 
 class Work(NamedTuple):

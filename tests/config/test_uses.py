@@ -39,7 +39,7 @@ def with_condition(made: Config, condition: Condition, holds: bool) -> Config:
 
 
 def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
-    assert len(CONDITIONAL) > 50
+    assert len(CONDITIONAL) > 40
     for name, conditions in CONDITIONAL.items():
         made = Config()
         for condition in conditions:

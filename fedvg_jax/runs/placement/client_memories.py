@@ -376,31 +376,24 @@ def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -
 
 
 def restore(state: SimState, saved: SimState) -> SimState:
-    """Returns a saved state on the devices, except that its memories stay on the host until `place`.
+    """Returns a saved state on the devices, with its memories where the run keeps them.
 
     Args:
         state: before the first round of the run that continues.
-        saved: on the host.
+        saved: on the host, in every process.
     """
     others = checkpoint.place_like(without_memories(state), without_memories(saved))
-    return with_memories(others, saved.clients, saved.memory_clients if is_by_client(state) else _owners(saved))
+    if not is_by_client(state) or not jax.tree.leaves(state.clients):
+        return with_memories(others, saved.clients, () if is_by_client(state) else _owners(saved))
+    clients = _owners(saved)
 
+    def placed(leaf: jax.Array, stored: np.ndarray) -> Any:
+        first = np.asarray(checkpoint.untyped(leaf).addressable_data(0))[:1]  # all rows are equal
+        rows = np.broadcast_to(first, (leaf.shape[0], *first.shape[1:])).copy()
+        rows[clients] = stored
+        return checkpoint.typed_like(leaf, processes.place(rows, leaf.sharding))
 
-def place(state: SimState, restored: SimState) -> SimState:
-    """Returns a restored state with its memories where the run keeps them. All processes must call it.
-
-    Args:
-        state: before the first round.
-        restored: of `restore`. Its memories are read in process 0 only, and sent to the others.
-    """
-    memories, is_alone = state.clients, processes.count() == 1
-    if not jax.tree.leaves(memories) or (is_alone and isinstance(state.memory_clients, np.ndarray)):
-        return restored
-    of_first = _owners(restored).tolist() if processes.is_first() else []
-    clients = np.array(processes.json_from_first(of_first), np.int32)
-    rows = clients if is_by_client(state) else np.arange(len(clients))
-    memories = _from_first(memories, restored.clients, rows)
-    return with_memories(restored, memories, () if is_by_client(state) else clients)
+    return with_memories(others, jax.tree.map(placed, state.clients, saved.clients))
 
 
 def _owners(state: SimState) -> np.ndarray:
@@ -408,48 +401,6 @@ def _owners(state: SimState) -> np.ndarray:
     if is_by_client(state):
         return np.arange(len(jax.tree.leaves(state.clients)[0]), dtype=np.int32)
     return np.asarray(state.memory_clients)
-
-
-def _from_first(fresh: Tree, stored: Tree, rows: np.ndarray) -> Tree:
-    """Returns memories with the entries of process 0 at `rows`.
-
-    Args:
-        fresh: before the first round: on the devices of all processes; or NumPy arrays, for memories on the host.
-        stored: leaves [n, ...] in process 0; not read in others.
-        rows: int [n]; other rows stay as in `fresh`.
-    """
-    leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, fresh))
-    of_first, own = jax.tree.leaves(stored), [_own_rows(leaf, len(rows)) for leaf in leaves]
-    for places in _pieces(leaves, len(rows)):
-        shapes = [np.zeros((len(places), *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        sent = [leaf[places] for leaf in of_first] if processes.is_first() else shapes
-        for buffers, entries in zip(own, processes.from_first(sent), strict=True):
-            for begin, buffer in buffers.items():
-                within = rows[places] - begin
-                is_own = (within >= 0) & (within < len(buffer))
-                buffer[within[is_own]] = entries[is_own]
-
-    def placed(leaf: Any, buffers: dict[int, np.ndarray]) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return buffers[0]
-
-        def of_device(index: Any) -> np.ndarray:
-            return buffers[index[0].start or 0]
-
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, of_device)
-
-    placed_leaves = structure.unflatten([placed(*each) for each in zip(leaves, own, strict=True)])
-    return jax.tree.map(checkpoint.typed_like, fresh, placed_leaves)
-
-
-def _own_rows(leaf: Any, count: int) -> dict[int, np.ndarray]:
-    """Returns the rows that the devices of this process hold, as copies, by the number of their first row.
-
-    Of a NumPy array, new rows [count, ...].
-    """
-    if isinstance(leaf, np.ndarray):
-        return {0: np.empty((count, *leaf.shape[1:]), leaf.dtype)}
-    return {shard.index[0].start or 0: np.array(shard.data) for shard in leaf.addressable_shards}
 
 
 def _read(memories: Tree, count: int, is_kept: bool = True) -> Tree:

@@ -8,6 +8,7 @@ its round; rounds after it are computed again. A folder that is not as its run l
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.host import files
+from fedvg_jax.host import files, processes
 from fedvg_jax.runs import endings, stop_signals
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance, seals, verification
@@ -104,10 +105,6 @@ class Recorder:
         self._history_size, self._history_digest = len(lines), hashlib.sha256(lines)
         self._pending: Future = Future()  # the newest checkpoint
         self._pending.set_result(None)
-        self.follow(start)
-
-    def follow(self, start: Start) -> None:
-        """Begins at another start."""
         self.start, self.best = start, start.best
         self._round = self._saved_round = len(start.records)
         self._saved_at = self._chunk_start = time.perf_counter()
@@ -225,7 +222,7 @@ def open_run_folder(
     log: Log,
     given: Mapping[str, str],
 ) -> Iterator[Recorder]:
-    """Locks the folder of a new or resumed run, and yields its recorder.
+    """Locks the folder of a new or resumed run, and yields its recorder; of several processes, only the first writes.
 
     Args:
         config: its `out` is the folder; None keeps records in memory only.
@@ -242,33 +239,56 @@ def open_run_folder(
     if config.out is None:
         yield Recorder(config, Start(state, []))
         return
-    folder = config.out
+    folder, is_first, writing = config.out, processes.is_first(), None
     with contextlib.ExitStack() as stack:
-        with as_usage_error(folder) if config.resume else files.writing(f"the run folder {folder}", "--out"):
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(files.held(folder))
-        pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-        start, lines, writing = Start(state, []), b"", None
-        if config.resume:
-            start, lines = _find_start(config, folder, state, sources(), given, log)
-            if start.summary is None and len(start.records) < config.rounds:
-                before = run_folder.read_config(folder).devices
-                if before != config.devices:
-                    log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
-                with as_usage_error(folder):
-                    _rewind(folder, len(start.records), lines, log)
-                    run_folder.write_settings(folder, config, **documents)
-                    provenance.write_manifest(folder, sources(), given, len(start.records), log)
-        else:
-            run_folder.refuse_taken(folder)
-            with files.writing(f"the run folder {folder}", "--out"):
-                run_folder.write_settings(folder, config, **documents)
-            write = as_usage_error(folder)(lambda: provenance.write_manifest(folder, sources(), given))
-            writing = pool.submit(write)
-        destination = Destination(folder, pool, sources, provenance.document_digests(folder))
+        with processes.together():
+            if is_first:
+                with as_usage_error(folder) if config.resume else files.writing(f"the run folder {folder}", "--out"):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(files.held(folder))
+            start, lines = Start(state, []), b""
+            if config.resume:  # all processes read it, and then the first one changes it
+                say = log if is_first else (lambda line: None)
+                start, lines = _find_start(config, folder, state, sources(), given, say)
+        with processes.together():
+            if not is_first:
+                destination, config = None, dataclasses.replace(config, out=None)
+            else:
+                pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+                if config.resume:
+                    _continue(config, folder, start, lines, documents, sources, given, log)
+                else:
+                    run_folder.refuse_taken(folder)
+                    with files.writing(f"the run folder {folder}", "--out"):
+                        run_folder.write_settings(folder, config, **documents)
+                    write = as_usage_error(folder)(lambda: provenance.write_manifest(folder, sources(), given))
+                    writing = pool.submit(write)
+                destination = Destination(folder, pool, sources, provenance.document_digests(folder))
         yield Recorder(config, start, destination, lines)
         if writing:
             writing.result()
+
+
+def _continue(
+    config: Config,
+    folder: Path,
+    start: Start,
+    lines: bytes,
+    documents: Mapping[str, Any],
+    sources: Callable[[], dict[str, str]],
+    given: Mapping[str, str],
+    log: Log,
+) -> None:
+    """Prepares the folder of a run that continues; arguments as `open_run_folder` and `_rewind`."""
+    if start.summary is not None or len(start.records) == config.rounds:
+        return
+    before = run_folder.read_config(folder).devices
+    if before != config.devices:
+        log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
+    with as_usage_error(folder):
+        _rewind(folder, len(start.records), lines, log)
+        run_folder.write_settings(folder, config, **documents)
+        provenance.write_manifest(folder, sources(), given, len(start.records), log)
 
 
 @contextlib.contextmanager

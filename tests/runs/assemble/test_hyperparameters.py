@@ -24,7 +24,7 @@ def test_declared_defaults_equal_the_config_s():
 
 
 def test_no_two_settings_are_one_hyperparameter():
-    names = [setting.facts.hyper for setting in config.SETTINGS.values() if setting.facts.hyper]
+    names = [name for setting in config.SETTINGS.values() for name in setting.scalars(config.Config())]
     assert len(names) == len(set(names)) == len(registry.make_hyper(config.Config()))
 
 

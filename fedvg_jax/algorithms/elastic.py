@@ -27,7 +27,7 @@ from jax import Array
 from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Probe, Tree, Variables
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Probe, Tree, UsageError, Variables
 
 
 def elastic(official: bool = False) -> Algorithm:
@@ -53,7 +53,13 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
     mu = hyper["sensitivity_decay"]
 
     def output(params: Tree, batch: Tree, mask: Array) -> Array:
-        squares = jnp.square(probe.task.predict(params, stats, batch))
+        outputs = probe.task.predict(params, stats, batch)
+        if not isinstance(outputs, Array) or not jnp.issubdtype(outputs.dtype, jnp.floating):
+            got = f"a {type(outputs).__name__}" if not isinstance(outputs, Array) else outputs.dtype
+            raise UsageError(
+                f"elastic needs one float array [B, ...] from task.predict; got {got}; use another algorithm"
+            )
+        squares = jnp.square(outputs)
         squares = squares.reshape(len(mask), -1).sum(1)
         return jnp.where(mask, squares, 0).sum() / jnp.maximum(mask.sum(), 1).astype(squares.dtype)
 

@@ -19,7 +19,6 @@ RENAMED = {
     "fedvg.exponent": "generalised.exponent",
     "fedvg.temperature": "generalised.temperature",
     "fedvg.mix": "generalised.mix",
-    "fedvg.fit_steps": "fitted.steps",
     "fedvg.fit_rate": "fitted.rate",
     "send.kind": "send",
     "robust.rule": "robust",
@@ -49,6 +48,7 @@ SWITCHED = {
 """Former name -> (value of the published code, the other value, name of the departure)."""
 
 REMOVED = {"robust.noise": 0.0, "validation.pixel_noise": 0.0, "validation.fraction": 1.0, "trust_cache": False}
+REMOVED |= {"fedvg.fit_steps": 10, "fitted.steps": 10}
 """Setting that is no more -> its default, which is ignored."""
 
 VALUES = {

@@ -65,9 +65,7 @@ class WeightingFacts(NamedTuple):
     label: str = ""
     """Its spelling in papers, where that is not the name."""
     make: Reference = ""
-    """Takes the task, or, without `takes_task`, nothing, and `arguments`."""
-    arguments: Callable[[Any], Mapping[str, Any]] = lambda config: {}
-    """Config -> arguments of the factory beside the task."""
+    """Takes the task, or, without `takes_task`, nothing."""
     takes_task: bool = True
     """Without it, no row of D_val is read, so that `dp` accounts for sampled cohorts."""
     is_of_norms: bool = False
@@ -154,14 +152,10 @@ class Methods:
     class Fitted:
         """Weights that are fitted to D_val by optimisation."""
 
-        steps: int = setting(10, Range(">= 1 and below 2**31", 1, 2**31, excludes_high=True))
-        """Optimisation steps per round."""
         rate: float = setting(1.0, ABOVE_0, hyper="fit_rate")
         """Learning rate, per unit of loss."""
 
-    fitted: Fitted = _weighting(
-        Fitted, make="weightings.baselines:fitted", streams=False, arguments=lambda c: {"num_steps": c.fitted.steps}
-    )
+    fitted: Fitted = _weighting(Fitted, make="weightings.baselines:fitted", streams=False)
 
     @dataclass(frozen=True)
     class FedAvgM:

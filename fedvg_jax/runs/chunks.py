@@ -221,13 +221,6 @@ def evaluate(
     return record | client_models.entries(sim, state, store)
 
 
-def evaluate_validation(sim: simulation.Simulation, compiled: Programs) -> Record:
-    """Returns the `val_*` entries of an evaluation of the initial model."""
-    rows = evaluation_tables(sim.data)["val"]
-    sums = jax.device_get(compiled.evaluate(sim.state.variables, sim.data.pool, rows))
-    return {"round": 0} | history.evaluation("val", sim.task.metrics(sums))
-
-
 def _number(name: str, value: Any) -> float | None:
     """Returns the value of a user's metric as JSON holds it: null where it is not finite."""
     if np.size(value) != 1:

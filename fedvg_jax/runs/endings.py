@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -163,26 +162,6 @@ def check_target(config: Config, task: Task, pool: Tree) -> None:
     names = [f"val_{name}" for name in task.metrics(sums)]
     if wanted.metric not in names:
         raise UsageError(f"stop_at {wanted.metric} is not measured by this task; use one of {', '.join(names)}")
-
-
-def refuse_met(config: Config, record: Record) -> None:
-    """Raises UsageError where an evaluation of the initial model already meets `stop_at`.
-
-    >>> refuse_met(Config(stop_at="val_shift 0.1"), {"round": 0, "val_shift": 4.0})
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: stop_at val_shift 0.1: the initial model has val_shift 4, so the run would end at once; use \
-another value, or "val_shift < 0.1" if smaller is better
-    """
-    wanted = stop_target(config)
-    if wanted and _reached(config, [record]):
-        name, sign, value = wanted
-        other, kind = ("<", "smaller") if sign > 0 else (">", "larger")
-        hint = "" if re.search("[<>]", config.stop_at) else f', or "{name} {other} {value:g}" if {kind} is better'
-        raise UsageError(
-            f"stop_at {config.stop_at}: the initial model has {name} {record[name]:.6g}, so the run would end at once;"
-            f" use another value{hint}"
-        )
 
 
 def _reached(config: Config, evaluated: Sequence[Record]) -> str:

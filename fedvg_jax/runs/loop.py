@@ -63,16 +63,12 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     Raises:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
         MisfitError: the files of the folder are not as its run left them.
-        UsageError: the run folder cannot be used, or the initial model meets `stop_at`.
+        UsageError: the run folder cannot be used.
     """
     observers = Observers(**listeners)
     if folder := sim.config.profile:  # jax would report one that it cannot write with a traceback
         with processes.together(), files.writing(f"a trace to {folder}", "--profile"):
             folder.mkdir(parents=True, exist_ok=True)
-    compiled = None
-    if sim.config.stop_at and not sim.config.resume:  # before there is a folder
-        compiled = chunks.compile_programs(sim)
-        endings.refuse_met(sim.config, chunks.evaluate_validation(sim, compiled))
     with open_recorder(sim, observers.log) as recorder:
         observers.on_start()
         start = recorder.start
@@ -80,7 +76,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
             observers.on_records(start.records)
         if start.summary is not None:
             return _finished_history(sim, recorder)
-        return _run_rounds(sim, recorder, observers, compiled)
+        return _run_rounds(sim, recorder, observers)
 
 
 @contextlib.contextmanager
@@ -132,10 +128,8 @@ class Run(NamedTuple):
     """about the first chunk with a round that averages no client, once there is one"""
 
 
-def _run_rounds(
-    sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers, compiled: chunks.Programs | None
-) -> History:
-    """Computes the rounds that are left, and returns the history of all; `compiled` may be None."""
+def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History:
+    """Computes the rounds that are left, and returns the history of all."""
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
@@ -143,14 +137,12 @@ def _run_rounds(
         observers.log(history.OF_GLOBAL_MODEL)
     if sim.epsilon:
         observers.log(privacy.COVERS)
-    if hint := contracts.effect_hint(sim.algorithm, sim.task, sim.data.pool):
-        observers.log(hint)
     for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
         if hint := hint_of(sim.task, sim.data.pool):
             observers.log(hint)
     state, num_done = start.state, len(start.records)
     is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
-    compiled = None if is_over else compiled or chunks.compile_programs(sim, observers.on_compiling)
+    compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
     compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
     begin = time.perf_counter()  # a clock that cannot be set
 

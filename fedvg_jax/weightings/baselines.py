@@ -132,7 +132,7 @@ def sgd_step(task: Task, rate: Array, model: Variables, pool: Tree, rows: Array)
     return tree.like(Variables(tree.sub(model.params, tree.scale(rate, grads)), stats), model)
 
 
-def fitted(task: Task, num_steps: int, rate: float | None = None) -> Weighting:
+def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weighting:
     """Returns weights fitted to D_val by exponentiated gradient steps on the simplex, from uniform weights.
 
         s_k <- s_k exp(-rate dL/ds_k) / sum_j s_j exp(-rate dL/ds_j),    L(s) = loss of sum_k s_k theta_k on all D_val

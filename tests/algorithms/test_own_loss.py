@@ -16,7 +16,7 @@ from fedvg_jax import config
 from fedvg_jax.algorithms.feddecorr import mean_squared_correlation
 from fedvg_jax.core.types import Anchor, Batch
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble.contracts import check_features, effect_hint
+from fedvg_jax.runs.assemble.contracts import check_features
 
 WORLD = worlds.small()
 SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
@@ -176,14 +176,6 @@ def test_features_are_the_input_of_the_last_layer_that_mixes_entries(end):
 def test_a_linear_model_has_no_trained_features(algorithm):
     with pytest.raises(fv.UsageError, match=f"algorithm {algorithm} would equal FedAvg: .* use a model with a hidden"):
         fv.simulation(fv.Config(model="linear", algorithm=algorithm, clients=4))
-
-
-def test_fedntd_of_two_classes_is_said_to_be_fedavg():
-    for classes, start in ((2, "FedNTD with two classes is FedAvg"), (3, "")):
-        task = fv.models.classification(fv.models.MLP(classes, hidden=(4,)), classes, (6,))
-        hint = effect_hint(fv.algorithms.fedntd(), task, Batch(np.ones((9, 6)), np.zeros(9, int)))
-        assert hint.startswith(start) and bool(hint) == bool(start)
-    assert not effect_hint(fv.algorithms.fedavg(), task, Batch(np.ones((9, 6)), np.zeros(9, int)))
 
 
 def test_the_derivative_of_feddecorr_grows_as_features_shrink(x64):

@@ -14,7 +14,7 @@ from fedvg_jax.study.sweep_points import Sweep, make_points, parse_axes, read_fi
 
 OTHER = {"norm": "group", "split": "global", "select": "held_out", "pretrained": "w.safetensors", "pool": "host"}
 OTHER |= {"memories": "device", "fedvg.exponent": 2.0, "fedvg.temperature": 0.5, "fedvg.mix": 0.25}
-OTHER |= {"fedvg.fit_steps": 3, "fedvg.fit_rate": 0.5, "send.kind": "topk", "robust.rule": "clipped_mean"}
+OTHER |= {"fedvg.fit_rate": 0.5, "send.kind": "topk", "robust.rule": "clipped_mean"}
 OTHER |= {"attack.kind": "noise"}
 """Former name of `RENAMED` -> a value that is not the default."""
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.algorithms.fedntd import loss as ntd_loss
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.stores import stored
@@ -138,15 +137,15 @@ def _shapes_of_batch(pool: Any) -> tuple[Any, Any]:
     return jax.eval_shape(lambda pool: tree.gather(pool, jnp.arange(_ROWS, dtype=jnp.int32)), pool)
 
 
-def check_output(task: Task, pool: Any, consumer: str, instead: str, num_classes: int = 0) -> None:
-    """Checks that a task's output is one array of floats, or a score of every class, whose argmax is a label.
+def check_scores(task: Task, pool: Any, consumer: str, instead: str, num_classes: int) -> None:
+    """Checks that a task's output is a score of every class, whose argmax is a label.
 
     Args:
         task: the model and its loss.
-        pool: the examples, leaves [T, ...]; for scores with labels `y` [T], or [T, L] of sequences.
-        consumer: what needs the output, for the error.
-        instead: what to use without it, for the error.
-        num_classes: classes of the labels; 0 where no scores are needed.
+        pool: the examples, leaves [T, ...], with labels `y` [T], or [T, L] of sequences.
+        consumer: what needs the scores, for the error.
+        instead: what to use without them, for the error.
+        num_classes: classes of the labels.
 
     Raises:
         UsageError: it is not: scores are [B, C], or [B, L, C] of sequences, with C >= `num_classes`.
@@ -154,7 +153,7 @@ def check_output(task: Task, pool: Any, consumer: str, instead: str, num_classes
     >>> from fedvg_jax.core.types import Batch
     >>> predict = lambda params, stats, batch: batch.x @ params["w"]
     >>> logit = Task(lambda key: Variables({"w": jnp.ones(2)}, {}), None, predict, *[None] * 3)
-    >>> check_output(logit, Batch(jnp.ones((9, 2)), jnp.zeros(9, int)), "weighting val_accuracy", "use val_loss", 2)
+    >>> check_scores(logit, Batch(jnp.ones((9, 2)), jnp.zeros(9, int)), "weighting val_accuracy", "use val_loss", 2)
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: weighting val_accuracy needs scores [B, C] from task.predict, C >= 2 classes; got float32 of \
@@ -163,14 +162,14 @@ shape (7,) for B = 7; use val_loss
     batch = _shapes_of_batch(pool)[0]
     output = _shape_of_output(task, batch)
     is_floats = isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating)
-    if is_floats and (not num_classes or (output.shape[:-1] == batch.y.shape and output.shape[-1] >= num_classes)):
+    if is_floats and output.shape[:-1] == batch.y.shape and output.shape[-1] >= num_classes:
         return
-    axes = ", ".join(["B", *map(str, batch.y.shape[1:]), "C"]) if num_classes else ""
-    needed = f"scores [{axes}] from task.predict, C >= {num_classes} classes" if num_classes else ""
+    axes = ", ".join(["B", *map(str, batch.y.shape[1:]), "C"])
+    needed = f"scores [{axes}] from task.predict, C >= {num_classes} classes"
     got = None if output is None else f"a {type(output).__name__}"
     if isinstance(output, jax.ShapeDtypeStruct):
         got = f"{output.dtype} of shape {output.shape} for B = {_ROWS}"
-    raise UsageError(f"{consumer} needs {needed or 'one float array [B, ...] from task.predict'}; got {got}; {instead}")
+    raise UsageError(f"{consumer} needs {needed}; got {got}; {instead}")
 
 
 def label_hint(task: Task, pool: Any) -> str:
@@ -569,13 +568,6 @@ def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leave
         f"needs features that fix the output: this model's are {which}, beside which x affects the output; {remedy}, or"
         " give task.forward Outputs.features"
     )
-
-
-def effect_hint(algorithm: Algorithm, task: Task, pool: Tree) -> str:
-    """Returns that FedNTD is FedAvg where there are two classes, "" elsewhere."""
-    if algorithm.loss is not ntd_loss or _shape_of_output(task, _shapes_of_batch(pool)[0]).shape[-1] != 2:
-        return ""
-    return "FedNTD with two classes is FedAvg: a row has one class that is not true"
 
 
 def _check_scalar(loss: Any, what: str) -> None:

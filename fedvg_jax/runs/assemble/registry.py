@@ -271,7 +271,7 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
                 return basic.mix(build(first), build(second))
         name = _native_name(algorithm) if rule == "native" else rule
         facts = WEIGHTINGS[name]
-        options = {**facts.arguments(config), **(_fedvg_options(config, gradient) if facts.is_of_norms else {})}
+        options = _fedvg_options(config, gradient) if facts.is_of_norms else {}
         return methods.factory("weightings", name)(*[task] * facts.takes_task, **options)
 
     return build(parse_weighting(config.weighting))

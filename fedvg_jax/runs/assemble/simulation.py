@@ -254,8 +254,7 @@ def _check_settings(config: Config) -> Config:
 def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> _Population:
     """Reads the data set and draws the partition, unless they are given."""
     data, partition = given.get("data"), given.get("partition")
-    arrays = user_data.as_arrays(load_data(config, reading) if data is None else data)
-    arrays = spaced(arrays, config.max_rows)
+    arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
     user_data.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
     if config.normalise == "columns":
@@ -278,7 +277,7 @@ def _make_program(
     else:
         contracts.check_task(task, population.pool)
         model = fast_task(task)
-        _check_settings_of_task(config, model, population.pool, has_named_algorithm=algorithm is None)
+        _check_settings_of_task(config, model, population.pool)
     return programs.make_program(config, model, algorithm, weighting)
 
 
@@ -360,20 +359,18 @@ def _check_accuracies(
     for consumer, instead in consumers:
         user_data.integer_labels(arrays, consumer, instead)
         if task:
-            contracts.check_output(task, pool, consumer, instead, len(arrays.class_names))
+            contracts.check_scores(task, pool, consumer, instead, len(arrays.class_names))
 
 
-def _check_settings_of_task(config: Config, task: Task, pool: Batch, *, has_named_algorithm: bool) -> None:
+def _check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
     """Checks that a user's task does what the settings ask of it.
 
     A resumed run keeps the settings that it started with, so those that have no effect are not refused there.
 
     Raises:
-        UsageError: a setting would build the config's model and has no effect, or a setting needs an output or a sum
-            that the task does not have.
+        UsageError: a setting would build the config's model and has no effect, or needs a sum that the task does not
+            have.
     """
-    if has_named_algorithm and config.algorithm == "elastic":
-        contracts.check_output(task, pool, "algorithm elastic", "use another algorithm")
     if config.resume is not None:
         return
     settings, defaults = flatten(config), flatten(Config())

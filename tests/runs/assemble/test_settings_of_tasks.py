@@ -69,9 +69,9 @@ def test_every_use_of_an_accuracy_needs_scores(changes, message, advice):
 
 def test_scores_of_sequences_have_an_axis_for_their_places():
     batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
-    contracts.check_output(scores(2), batch, "it", "leave it", 2)
+    contracts.check_scores(scores(2), batch, "it", "leave it", 2)
     with pytest.raises(UsageError, match=r"it needs scores \[B, 5, C\].*shape \(7, 5\) for B = 7; leave it"):
-        contracts.check_output(linear.TASK, batch, "it", "leave it", 2)
+        contracts.check_scores(linear.TASK, batch, "it", "leave it", 2)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,6 @@ def test_resumed_run_keeps_settings_without_effect(tmp_path):
 
 def test_elastic_needs_one_array_of_outputs():
     task, got = OUTPUTS["a dict"]
-    message = rf"algorithm elastic needs one float array \[B, ...\] from task.predict; {got}; use another algorithm"
+    message = rf"elastic needs one float array \[B, ...\] from task.predict; {got}; use another algorithm"
     with pytest.raises(UsageError, match=message):
         built(task, algorithm="elastic")

@@ -142,12 +142,6 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
 
 def _check_flags(config: Config) -> None:
     """Raises UsageError for a setting that only the command line can follow, or whose file cannot be written."""
-    if config.dry_run:
-        command = "python -m fedvg_jax.sim --dry-run"
-        raise UsageError(f"Config: dry_run has no effect in Python; leave it out, or use the command line: {command}")
-    # the stored settings of a resumed run name the file that they came from
-    if config.config and config.resume in (None, run_folder.AUTO):
-        raise UsageError(f"Config: config has no effect in Python; give the settings of {config.config} as fields")
     flag = hardware.DETERMINISTIC
     if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
         raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")

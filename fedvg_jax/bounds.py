@@ -110,10 +110,10 @@ _ALONE: dict[str, Any] = {
 }
 """Settings of one client. Corrupt rows, partition and validation set are those of the federation."""
 
-_OF_A_RUN = ("checkpoint_every", "dry_run", "export", "export_partition", "keep", "profile", "resume", "track")
+_OF_A_RUN = ("checkpoint_every", "export", "export_partition", "keep", "profile", "resume", "track")
 """Settings of what a run does beside training."""
 
-OF_BOUNDS = ["fidelity", *(n for n in SETTINGS if n.partition(".")[0] not in (*_FEDERATION, *_OF_A_RUN))]
+OF_BOUNDS = ["fidelity", "config", *(n for n in SETTINGS if n.partition(".")[0] not in (*_FEDERATION, *_OF_A_RUN))]
 """Settings that bounds depend on, or that say where they are written."""
 
 Job = tuple[str, int | None, "np.ndarray"]

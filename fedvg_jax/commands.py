@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, command_line, former, presets
@@ -71,19 +72,30 @@ def guarded(command: Callable[[], int]) -> int:
 
 def parse(argv: Sequence[str]) -> Config:
     """Returns the resolved settings of a command line."""
-    return read_command_line(argv)[0]
+    return read_command_line(argv).config
 
 
-def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
-    """Returns the resolved settings of a command line, and the names of those of its file that the run does not use.
+class CommandLine(NamedTuple):
+    """What a command line asks for."""
+
+    config: Config
+    """The resolved settings."""
+    unused: str
+    """Settings of its file that the run does not use, with the name of the file; empty without any."""
+    is_dry: bool
+    """Whether to plan the run only."""
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Returns what a command line asks for.
 
     Raises:
         UsageError: for a setting that cannot work, and for a flag that the run does not use. A file may hold settings
             of other methods, because the runs of a sweep share it.
     """
     values = command_line.parse(argv, RUN)
-    path = values.get("config")
-    file = configs.read_toml(path) if path else {}
+    is_dry, path = values.pop("dry_run", False), values.pop("config", None)
+    file = configs.read_toml(files.user_path(path)) if path else {}
     if "config" in file:
         raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
     dataset = values.get("dataset") or file.get("dataset", Config.dataset)
@@ -95,7 +107,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, list[str]]:
     config = configs.apply(config, with_meaning(values, file.get("method")), "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     configs.refuse_unused(config, values)
-    return config, configs.unused(config, [name for name in file if name not in values])
+    unused = configs.unused(config, [name for name in file if name not in values])
+    return CommandLine(config, f"{', '.join(unused)} of {path}" if unused else "", is_dry)
 
 
 def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:

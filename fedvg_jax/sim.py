@@ -53,10 +53,10 @@ def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
     values, others = launch.split(words)
     processes = launch.parse(values)
-    config, unused = commands.read_command_line(others)
+    config, unused, is_dry = commands.read_command_line(others)
     if processes is None:
-        return simulate(config, unused)
-    if config.dry_run:
+        return simulate(config, unused, is_dry=is_dry)
+    if is_dry:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
     commands.set_environment(config)
     return launch.run(processes, lambda: simulate(config, unused, is_shared=True), lambda: lost_message(config))
@@ -65,12 +65,11 @@ def _run_command(words: Sequence[str]) -> int:
 # --- running
 
 
-def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False) -> int:
+def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_shared: bool = False) -> int:
     """Runs or plans a simulation, shows it, and returns the exit code.
 
     Args:
-        config: as `read_command_line` returns it.
-        unused: settings of the TOML file to list as unused.
+        config, unused, is_dry: as `read_command_line` returns them.
         is_shared: whether several processes run it, which `launch.run` has connected.
     """
     from rich.console import Console
@@ -90,7 +89,7 @@ def simulate(config: Config, unused: Sequence[str] = (), is_shared: bool = False
             config = shared_start.choose_folder(config, choose)
         else:  # without jax, so that a stop signal finds a handler that names the run folder
             _check_outputs(config)
-            if config.dry_run:
+            if is_dry:
                 config = run_folder.resolve(config)
                 return _show_plan(config, console, unused)
             config = choose(config)
@@ -155,7 +154,7 @@ def _saved_round(out: Path) -> str:
     return f"round {last} is saved" if last else "no round is saved yet"
 
 
-def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: Sequence[str]) -> int:
+def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str) -> int:
     """Trains, draws and exports; returns the exit code."""
     from fedvg_jax.host import processes
 
@@ -203,7 +202,7 @@ def _done(folder: Path, config: Config) -> list[history.Record]:
     return history.read(folder, num_done) if num_done else []
 
 
-def _show_plan(config: Config, console: Console, unused: Sequence[str]) -> int:
+def _show_plan(config: Config, console: Console, unused: str) -> int:
     """Shows what the run, or the rest of the run to resume, would take.
 
     It writes only to the cache, which the real run reuses.

@@ -252,7 +252,6 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
         ({}, {"metrics": {"test_mine": lambda model, data: 0}}, "metric 'test_mine' is already a name of the history"),
         ({}, {"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
         ({}, {"track": 3}, "unknown track '3'"),
-        ({"dry_run": True}, {}, "dry_run has no effect in Python"),
         ({"export": Path("none") / "m.safetensors"}, {}, "export none/m.safetensors: no such folder"),
     ],
 )

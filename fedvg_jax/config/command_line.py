@@ -21,7 +21,13 @@ from fedvg_jax.host.files import user_path
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Type of a setting -> word for its value in help."""
 
-ALL = (*presets.SHORTHANDS, *SETTINGS)
+FLAGS = {
+    "config": "TOML file of settings, which flags override.",
+    "dry_run": "Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed.",
+}
+"""Option that is no setting of a run -> its entry in help."""
+
+ALL = (*presets.SHORTHANDS, *SETTINGS, *FLAGS)
 """Names of everything that a flag may set."""
 
 NUMBERS = {int: "an integer", float: "a number"}
@@ -96,13 +102,13 @@ def add_settings(
             is given; a switch takes words, too, and `--no-NAME` is the word false.
         names: settings and shorthands that the command uses; its help shows no other.
     """
-    texts, topics = descriptions(Config) if shown else {}, {}
+    texts, topics = descriptions(Config) | FLAGS if shown else {}, {}
     many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
     on: dict[str, Any] = many or {"action": "store_true"}
     off: dict[str, Any] = {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
     for name in ALL:
         setting = SETTINGS.get(name)
-        topic = setting.facts.topic if setting else "Method"
+        topic = setting.facts.topic if setting else SETTINGS["out"].facts.topic if name in FLAGS else "Method"
         if topic not in topics:
             topics[topic] = parser.add_argument_group(topic)
         is_shown = name in names and (shown == "all" or (shown and (setting is None or setting.facts.is_common)))
@@ -122,7 +128,7 @@ def add_settings(
 
 def is_switch(name: str) -> bool:
     """Returns whether an option needs no value."""
-    return name in SETTINGS and bool in SETTINGS[name].types
+    return name == "dry_run" or (name in SETTINGS and bool in SETTINGS[name].types)
 
 
 def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all", names: Collection[str] = ALL) -> str:
@@ -198,7 +204,7 @@ def _with_pairs(words: list[str]) -> list[str]:
 
 def value_of(name: str, text: str, prog: str) -> Any:
     """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
-    kinds = SETTINGS[name].types if name in SETTINGS else (str,)
+    kinds = SETTINGS[name].types if name in SETTINGS else (Path, type(None)) if name == "config" else (str,)
     if type(None) in kinds and text == "None":
         return None
     if type(None) in kinds and not text:
@@ -248,6 +254,8 @@ def parse_runs(argv: Sequence[str], prog: str, description: str | None) -> list[
 def _word(name: str) -> str:
     """Returns the word for a value in help."""
     setting = SETTINGS.get(name)
+    if name == "config":
+        return "FILE"
     if name in OPEN_CHOICES or setting is None or setting.names:
         return "NAME"
     return setting.facts.word or "|".join(WORDS[kind] for kind in setting.types if kind in WORDS)

@@ -375,9 +375,9 @@ class Config(Methods):
     """Use only operations that are reproducible to the bit on a GPU; slower. A CPU is always reproducible."""
     force: bool = setting(False, kind="host")
     """Start even if the estimate of memory exceeds the memory of this machine."""
-    config: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="FILE", is_common=True)
-    """TOML file of settings, which flags override. The command line alone reads it."""
-    out: Path | None = setting(None, kind="host", word="DIR", is_common=True, also="output_dir log_dir")
+    out: Path | None = setting(
+        None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True, also="output_dir log_dir"
+    )
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
@@ -400,8 +400,6 @@ class Config(Methods):
     goes on in the same tracked run; a tracker that fails does not end the run."""
     profile: Path | None = setting(None, kind="host", word="DIR")
     """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
-    dry_run: bool = setting(False, kind="host", is_common=True)
-    """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
     robust: str = setting("mean", RULES, topic="Corrupt updates", also="defense")
     """Aggregation of the clients' models, some of which may be corrupt. mean, and clipped_mean:C, which shortens
     updates to the norm C, 10 by default, use the weights of --weighting; the others ignore them. trimmed_mean:F leaves

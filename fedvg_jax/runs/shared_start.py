@@ -20,7 +20,7 @@ from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import provenance
 
-OWN = ("out", "export", "profile", "resume", "config", "data_dir", "cache_dir", "force")
+OWN = ("out", "export", "profile", "resume", "data_dir", "cache_dir", "force")
 """Settings that may differ between the processes of a run."""
 
 _JAX_SETTINGS = re.compile("prng|threefry|random|gumbel|x64|dtype|precision|promotion|f16|softmax|optimi|linearize")

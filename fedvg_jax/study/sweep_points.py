@@ -52,8 +52,6 @@ NO_AXES = {
     "export": "the points would overwrite one file; export a model from its point's folder",
     "profile": "the points would write into one folder; profile a run of its own",
     "export_partition": "the points would write into one file; export the partition of a run of its own",
-    "config": "the file of a sweep is read once",
-    "dry_run": "it is a flag of the whole sweep",
 }
 """Settings of a run that no point of a sweep has -> the reason."""
 

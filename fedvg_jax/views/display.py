@@ -6,7 +6,7 @@ import contextlib
 import html
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Unpack
 
 import jax
@@ -46,9 +46,7 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(
-    console: Console, config: Config, unused: Sequence[str] = (), **given: Unpack[Given]
-) -> simulation.Simulation:
+def prepare(console: Console, config: Config, unused: str = "", **given: Unpack[Given]) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
@@ -64,12 +62,12 @@ def prepare(
     return sim
 
 
-def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
+def start_text(sim: simulation.Simulation, unused: str = "") -> str:
     """Returns lines on device, data, clients, model and method.
 
     Args:
         sim: the simulation that is about to start.
-        unused: settings of the TOML file that the run does not use, for a line of their own.
+        unused: settings that the run does not use and their TOML file, for a line of their own.
     """
     config, machine = sim.config, hardware.current()
     devices = f"{os.cpu_count()} cores" if machine.is_cpu else f"{machine.num_devices} x {machine.kind}"
@@ -92,7 +90,7 @@ def start_text(sim: simulation.Simulation, unused: Sequence[str] = ()) -> str:
         f"method  {method_text(config, sim.given)}"
         + (f", updates sent by {config.send}" if config.send != "none" else "")
         + (f", epsilon {sim.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.epsilon else ""),
-        *([f"unused  {', '.join(unused)} of {config.config}"] if unused else []),
+        *([f"unused  {unused}"] if unused else []),
     ]
     return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits" and "data" not in sim.given))
 

@@ -43,7 +43,7 @@ def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main, lis
 def test_all_options_are_in_the_long_help_once(capsys):
     assert sim.main(["--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
-    names = [*config.flatten(Config()), "method", "fidelity", *launch.FLAGS]
+    names = [*config.flatten(Config()), "method", "fidelity", *config.command_line.FLAGS, *launch.FLAGS]
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 

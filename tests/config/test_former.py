@@ -136,7 +136,7 @@ def test_settings_of_a_run_folder_of_former_names_are_read():
     written |= {"robust": {"rule": "krum", "trim": 0.1, "num_bad": 2, "num_kept": 1, "clip_norm": 10.0}}
     written |= {"attack": {"kind": "noise", "scale": 2.0}, "lr_schedule": "exponential", "lr_decay": 0.9}
     written["corrupt"] |= {"strength": 1.0}
-    written |= {"lora_rank": 2, "image_column": ""}
+    written |= {"lora_rank": 2, "image_column": "", "config": "configs/mine.toml", "dry_run": False}
     written["scaffold"] |= {"steps": "single", "memory": "kept"}
     written["validation"] |= {"copies": "none", "classes": "paper", "fraction": 1.0, "pixel_noise": 0.0}
     made = config_from_json(written, "config.json")

@@ -26,7 +26,6 @@ VALUES = {
     "keep": [0, 2],
     "tuning.steps": [0, 1],
     "dp.clip": [0.0, 1.0],
-    "dry_run": [False, True],
     "record": ["", "finetuned_accuracy"],
     "validation.rho": [0.0, 0.5],
 }

@@ -31,6 +31,9 @@ from fedvg_jax.host import files
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
 
+NO_SETTINGS = ("unused", "config", "dry_run")
+"""Entries of config.json that are no settings; the last two are of earlier versions."""
+
 DOCUMENTS = ("layers.json", "partition.json")
 """Files that describe what a run was computed from, and that stay as they were written."""
 
@@ -105,7 +108,7 @@ def config_from_json(settings: dict, source: str) -> Config:
     if not isinstance(settings, dict):
         raise UsageError(f"{source} is damaged (it has no settings); the run cannot be resumed")
     try:
-        flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
+        flat = configs.dotted({name: value for name, value in settings.items() if name not in NO_SETTINGS})
     except RecursionError:
         raise UsageError(f"{source} is damaged (nested too deeply); the run cannot be resumed") from None
     return configs.apply(Config(), flat, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import html
 import json
@@ -85,8 +84,7 @@ class History(_Results):
     def load(cls, folder: Path | str) -> History:
         """Returns the history of a run folder.
 
-        Models are read from the newest intact checkpoint when they are first used, as nested dicts on the host. The
-        config's `config` is None, so that it can be run again: the settings of that file are in it.
+        Models are read from the newest intact checkpoint when they are first used, as nested dicts on the host.
 
         Args:
             folder: a run folder; the run may still be going on, or have been killed. `summary` is then empty.
@@ -103,7 +101,7 @@ class History(_Results):
         if not isinstance(folder, str | os.PathLike):
             raise UsageError(f"History.load takes the folder of a run, a path; got {folder!r:.99}")
         folder = files.user_path(folder)
-        config = dataclasses.replace(run_folder.read_config(folder), config=None)
+        config = run_folder.read_config(folder)
         records = read(folder) if (folder / "history.jsonl").exists() else []
         stored = files.read_object_if_any(folder / "summary.json")
         summary = {name: value for name, value in stored.items() if name not in ("seal", seals.DIGEST)}

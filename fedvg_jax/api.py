@@ -19,21 +19,12 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks
 from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import (
-    Batch,
-    Data,
-    Executor,
-    Schedule,
-    Task,
-    Tree,
-    UsageError,
-    Variables,
-)
+from fedvg_jax.core.types import Batch, Data, Executor, Schedule, Task, Tree, UsageError, Variables
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import chunks, evaluation_records, loop, shared_start
+from fedvg_jax.runs import chunks, loop, shared_start
 from fedvg_jax.runs.assemble import hyperparameters, simulation
 from fedvg_jax.runs.assemble.given import Given, takes_given
 from fedvg_jax.runs.assemble.simulation import Simulation
@@ -115,7 +106,7 @@ def run(
         checks.takes(callback, ("record", "state"), f"callbacks[{number}]")
     for name, metric in metrics.items():
         checks.takes(metric, ("model", "data"), f"metric '{name}'")
-        if history.is_reserved(name) or name in evaluation_records.names(config):
+        if history.is_reserved(name):
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
     if progress:
         finished = _run_with_progress(config, given, metrics, callbacks)

@@ -65,10 +65,7 @@ RULES = {
     "clipped_mean": Value(10.0, ABOVE_0, hyper="clip_norm"),
 }
 
-ATTACKS = {
-    "none": None,
-    **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, FROM_0, hyper="attack_scale")),
-}
+ATTACKS = {"none": None, **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, FROM_0, hyper="attack_scale"))}
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")

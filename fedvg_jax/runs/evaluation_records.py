@@ -8,7 +8,6 @@ finetuned_accuracy    the same of the global model after local epochs on the cli
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +25,6 @@ from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
 CONFUSION = "confusion"
-
-
-def names(config: Config) -> tuple[str, ...]:
-    """Returns the keys that `record` adds besides those of `history.is_reserved`."""
-    wanted = listed(config.record)
-    return tuple(itertools.chain(*((n, *keys) for n, keys in CLIENT_ACCURACIES.items() if n in wanted)))
 
 
 def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> None:

@@ -44,11 +44,7 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
 
 
 def make_cohorts(
-    config: Config,
-    chosen: Selection,
-    program: programs.Program,
-    data: Data,
-    rows: Sequence[np.ndarray],
+    config: Config, chosen: Selection, program: programs.Program, data: Data, rows: Sequence[np.ndarray]
 ) -> Cohorts:
     """Returns the cohorts of a selection.
 

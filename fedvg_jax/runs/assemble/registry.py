@@ -30,17 +30,7 @@ from fedvg_jax.config.options import choice, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
-from fedvg_jax.core.types import (
-    Algorithm,
-    Executor,
-    Hyper,
-    Send,
-    Signal,
-    Task,
-    UsageError,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core.types import Algorithm, Executor, Hyper, Send, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning

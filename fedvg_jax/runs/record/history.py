@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import itertools
 import json
 import math
 import os
@@ -21,13 +22,8 @@ from fedvg_jax.runs.record import seals
 
 Record = dict[str, Any]
 
-RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds")
-RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed", "epsilon")
-
 SENT = ("bytes_down", "bytes_up")
 """Bytes that a cohort receives and sends in a round; in the summary, over all rounds."""
-
-RESERVED_NAMES += SENT
 
 CLIENT_ACCURACIES = {
     "accuracy_by_client": ("accuracy_by_client_mean", "worst_decile", "spread"),
@@ -36,6 +32,10 @@ CLIENT_ACCURACIES = {
 }
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
 those of the final round."""
+
+RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds", *SENT, "epsilon")
+RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
+RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
     "where tensors stay with the clients, accuracies are those of the global model, whose local tensors keep their"

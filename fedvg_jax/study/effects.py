@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import Choice, Scenario, Study
@@ -11,18 +10,8 @@ from fedvg_jax.study.statistics import LEVEL, Comparison
 from fedvg_jax.views.labels import method_label
 
 
-class Effect(NamedTuple):
-    """A method against the baseline in one scenario."""
-
-    comparison: Comparison
-    p_t: float
-    """Two-sided p of the paired t test, corrected by Holm over all comparisons of the study."""
-    p_wilcoxon: float
-    """The same of the signed-rank test."""
-
-
-def compare_all(study: Study, baseline: str, choice: Choice) -> dict[tuple[str, Scenario], Effect]:
-    """Returns (method, scenario) -> effect, of all methods except the baseline."""
+def compare_all(study: Study, baseline: str, choice: Choice) -> dict[tuple[str, Scenario], Comparison]:
+    """Returns (method, scenario) -> comparison with the baseline, of all other methods; Holm corrects over all."""
     compared = {
         (method, scenario): statistics.compare(
             *(cells.results(study, study.cell(name, scenario), choice) for name in (method, baseline))
@@ -31,16 +20,16 @@ def compare_all(study: Study, baseline: str, choice: Choice) -> dict[tuple[str, 
         for method in study.methods
         if method != baseline
     }
-    by_t, by_wilcoxon = ([getattr(each, p) for each in compared.values()] for p in ("t_p", "wilcoxon_p"))
-    rows = zip(compared.items(), statistics.holm(by_t), statistics.holm(by_wilcoxon), strict=True)
-    return {key: Effect(each, p_t, p_wilcoxon) for (key, each), p_t, p_wilcoxon in rows}
+    by_t, by_wilcoxon = (statistics.holm([getattr(c, p) for c in compared.values()]) for p in ("t_p", "wilcoxon_p"))
+    rows = zip(compared.items(), by_t, by_wilcoxon, strict=True)
+    return {key: each._replace(t_p_holm=p_t, wilcoxon_p_holm=p_wilcoxon) for (key, each), p_t, p_wilcoxon in rows}
 
 
-def outcome(study: Study, effect: Effect) -> str:
+def outcome(study: Study, comparison: Comparison) -> str:
     """Returns "ahead" or "behind" where the corrected t test is significant, otherwise "undecided"."""
-    if not effect.p_t < LEVEL:  # nor nan
+    if not comparison.t_p_holm < LEVEL:  # nor nan
         return "undecided"
-    return "ahead" if study.sign * effect.comparison.mean > 0 else "behind"
+    return "ahead" if study.sign * comparison.mean > 0 else "behind"
 
 
 def findings(study: Study, baseline: str, choice: Choice) -> list[str]:
@@ -52,8 +41,8 @@ def findings(study: Study, baseline: str, choice: Choice) -> list[str]:
     name = method_label(baseline)
     for scenario in study.scenarios:
         by_outcome: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": []}
-        here = {method: effect for (method, s), effect in compared.items() if s == scenario and effect.comparison.n}
-        for method, effect in sorted(here.items(), key=lambda item: -study.sign * item[1].comparison.mean):
+        here = {method: effect for (method, s), effect in compared.items() if s == scenario and effect.n}
+        for method, effect in sorted(here.items(), key=lambda item: -study.sign * item[1].mean):
             by_outcome[outcome(study, effect)].append(f"{method_label(method)} {_difference(study, effect)}")
         if any(by_outcome.values()):
             ahead = ", ".join(by_outcome.pop("ahead"))
@@ -63,14 +52,14 @@ def findings(study: Study, baseline: str, choice: Choice) -> list[str]:
             said = "; ".join([leading, *others])
             lines.append(f"{where}: {said}." if where else f"{said[0].upper()}{said[1:]}.")
     if lines:
-        lines.append(_how(study, [effect.comparison.n for effect in compared.values()], choice))
+        lines.append(_how(study, [effect.n for effect in compared.values()], choice))
     return lines
 
 
-def _difference(study: Study, effect: Effect) -> str:
+def _difference(study: Study, effect: Comparison) -> str:
     """Returns a difference with its interval, such as "+1.20 [+0.40, +2.00]"."""
-    mean, low, high = (f"{v:+.{study.digits}f}" for v in (effect.comparison.mean, *effect.comparison.t_interval))
-    return f"{mean} [{low}, {high}]" if math.isfinite(effect.comparison.t_interval[0]) else mean
+    mean, low, high = (f"{v:+.{study.digits}f}" for v in (effect.mean, *effect.t_interval))
+    return f"{mean} [{low}, {high}]" if math.isfinite(effect.t_interval[0]) else mean
 
 
 def _how(study: Study, counts: list[int], choice: Choice) -> str:

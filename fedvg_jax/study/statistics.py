@@ -32,8 +32,11 @@ class Comparison(NamedTuple):
     """Two-sided p of the paired t test."""
     wilcoxon_p: float
     """Two-sided p of the signed-rank test."""
-    greater_p: float
+    wilcoxon_p_greater: float
     """One-sided p of the signed-rank test: the method's values are larger."""
+    t_p_holm: float = math.nan
+    """`t_p` corrected over a family of comparisons."""
+    wilcoxon_p_holm: float = math.nan
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

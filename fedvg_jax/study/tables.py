@@ -278,34 +278,39 @@ def clients(study: Study) -> Table | None:
     return Table("clients", f"{study.title}: accuracy over clients, %", header, rows, notes)
 
 
+P_VALUES = {
+    "t_p": "p, t test",
+    "t_p_holm": "p, t, Holm",
+    "wilcoxon_p": "p, Wilcoxon",
+    "wilcoxon_p_greater": "p, Wilcoxon, one-sided",
+    "wilcoxon_p_holm": "p, Wilcoxon, Holm",
+}
+"""Field of `Comparison` -> its column."""
+
+
 def effects(study: Study, chosen: Options) -> Table:
     """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
     compared = compare_all(study, chosen.baseline, chosen.choice)
 
     def entries(cell: Cell) -> list[Entry]:
-        key = cell.method, cell.scenario
-        comparison, p_t, p_wilcoxon = compared[key]
+        comparison = compared[cell.method, cell.scenario]
         difference, low, high = (
             number(value, study.digits, signed=True) for value in (comparison.mean, *comparison.t_interval)
         )
         has_limits = low.numbers != (None,)
         interval = Entry(f"[{low.text}, {high.text}]", (*low.numbers, *high.numbers)) if has_limits else NO_NUMBERS
-        p_values = (comparison.t_p, p_t, comparison.wilcoxon_p, comparison.greater_p, p_wilcoxon)
-        return [number(comparison.n, 0), difference, interval, *map(p_value, p_values)]
+        p_values = [p_value(getattr(comparison, name)) for name in P_VALUES]
+        return [number(comparison.n, 0), difference, interval, *p_values]
 
     columns = [
         Column("n", ("n",)),
         Column("difference", ("difference",)),
         Column("95 % t interval", ("t_low", "t_high")),
-        Column("p, t test", ("t_p",)),
-        Column("p, t, Holm", ("t_p_holm",)),
-        Column("p, Wilcoxon", ("wilcoxon_p",)),
-        Column("p, Wilcoxon, one-sided", ("wilcoxon_p_greater",)),
-        Column("p, Wilcoxon, Holm", ("wilcoxon_p_holm",)),
+        *(Column(title, (name,)) for name, title in P_VALUES.items()),
     ]
     baseline = labels.method_label(chosen.baseline)
     header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
-    counts = [effect.comparison.n for effect in compared.values() if effect.comparison.n]
+    counts = [each.n for each in compared.values() if each.n]
     # Holm multiplies only the smallest p by the size of the family, and more pairs may have it
     family = len(counts) if len(set(counts)) == 1 else 1
     warnings = [text for n in sorted(set(counts)) if (text := statistics.warning(n, family))]

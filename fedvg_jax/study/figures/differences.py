@@ -43,7 +43,7 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
         chosen: what is compared; None for final rounds against the default baseline.
     """
     chosen = chosen or options(study)
-    compared = {k: e for k, e in effects.compare_all(study, chosen.baseline, chosen.choice).items() if e.comparison.n}
+    compared = {k: e for k, e in effects.compare_all(study, chosen.baseline, chosen.choice).items() if e.n}
     scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in compared)]
     if not scenarios:
         return "no method has runs that pair with those of the baseline"
@@ -55,9 +55,9 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
     rows = []
     for panel, scenario in zip(axes, scenarios, strict=True):
         bars = {
-            method: Bar(method_label(method), c.mean, *c.t_interval, effects.outcome(study, effect))
+            method: Bar(method_label(method), c.mean, *c.t_interval, effects.outcome(study, c))
             for method in study.methods
-            if (effect := compared.get((method, scenario))) and (c := effect.comparison)
+            if (c := compared.get((method, scenario)))
         }
         draw_bars(panel, list(bars.values()))
         panel.tick_params(labelbottom=True)

@@ -349,6 +349,18 @@ def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
     assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
 
 
+@pytest.mark.parametrize("first", ["fedper", "fedavg"])
+def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp_path, first):
+    """Without the local tensors of a personal method that has."""
+    methods = [first, *(name for name in ("fedavg", "fedvg") if name != first)]
+    sweep = write_sweep(
+        tmp_path / "s", {"method": methods, "seed": [0, 1]}, lambda v: (0.5,) if v["method"] == first else None
+    )
+    study = collect([sweep], partial=True)
+    assert study.methods == tuple(methods) and study.scenarios == ((),)
+    assert [len(study.cell(method, ()).missing) for method in methods] == [0, *[2] * (len(methods) - 1)]
+
+
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
     edit(own / "manifest.json", given={"weighting": "mine"})

@@ -7,8 +7,14 @@ NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's optio
 --alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
 `--export-partition FILE` writes every client's rows.
 
-`python -m fedvg_jax.prepare features --dataset NAME --model M --init FILE --out FILE.npz` writes the features of
-every row, the input of the model's last layer, for `--dataset npz --model linear`. See `prepare features --help`.
+`python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz` writes the features of every row, the
+input of the model's last layer, with labels, class names and a manifest: digests of weights and rows, and the settings.
+`--dataset npz --data-dir FILE.npz --model linear` trains on them. Its options:
+
+  --init FILE          weights of the model, or the folder of a run; without it they are random
+  --image-size S       size that images are resized to for the model, e.g. 96 or 96x128
+  --normalise NAME     pixels as the weights expect them
+  --float32            features in 32 bits; the default is 16
 
 `--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
 saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
@@ -51,16 +57,6 @@ OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "stem", "con
 OF_FEATURES += ("precision", "seed")
 """Settings of `prepare features`."""
 
-FEATURES_HELP = """usage: python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz [options]
-
-Writes the features of every row, the input of the model's last layer, with labels, class names and a manifest: digests
-of weights and rows, and the settings. `--dataset npz --data-dir FILE.npz --model linear` trains on them.
-
-  --init FILE          weights of the model, or the folder of a run; without it they are random
-  --image-size S       size that images are resized to for the model, e.g. 96 or 96x128
-  --normalise NAME     pixels as the weights expect them
-  --float32            features in 32 bits; the default is 16"""
-
 MAX_CLASSES = 30
 """Rows of the table of classes; of more classes it shows the largest."""
 
@@ -83,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         commands.print_help(argv, f"{PROG} {name}", purpose, "", used)
     elif {"-h", "--help"} & set(argv):
         names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
-        print(FEATURES_HELP if writes_features else f"{__doc__}\nData sets: {names}\nAll options: {PROG} --help-all")
+        print(f"{__doc__}\nData sets: {names}\nAll options: {PROG}{' features' * writes_features} --help-all")
     elif writes_features:
         return commands.guarded(lambda: write_features(argv[1:]))
     else:

@@ -34,8 +34,6 @@ class Entry(NamedTuple):
     numbers: tuple[float | int | None, ...] = ()
     """What the CSV file holds; the text where it is empty."""
     is_bold: bool = False
-    footnotes: str = ""
-    """Symbols of the cell's footnotes, behind the text; the CSV file has none."""
     key: str = ""
     """What the CSV file holds in place of the text."""
 
@@ -181,7 +179,7 @@ def terminal(table: Table) -> Group:
     for column, right in zip(table.columns, _right(table), strict=True):
         shown.add_column(Text(one_line(column.title)), justify="right" if right else "left")
     for row in table.rows:
-        shown.add_row(*(Text(one_line(e.text + e.footnotes), "bold" * e.is_bold) for e in row))
+        shown.add_row(*(Text(one_line(e.text), "bold" * e.is_bold) for e in row))
     lines = [Text(one_line(line)) for line in (table.title, *table.notes[:MAX_NOTES], *more)]
     return Group(lines[0], shown, *lines[1:])
 
@@ -191,7 +189,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv
 
 
 def _marked(entry: Entry, escape: Callable[[str], str], bold: str) -> str:
-    text = escape(entry.text + entry.footnotes)
+    text = escape(entry.text)
     return bold.format(text) if entry.is_bold else text
 
 

@@ -111,10 +111,10 @@ def missing_packages() -> list[str]:
 def write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FORMATS)) -> list[Path]:
     """Writes a table in every format, or in some; returns its files."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{table.name}.{suffix}" for suffix in suffixes]
-    for path, suffix in zip(paths, suffixes, strict=True):
+    paths = {suffix: folder / f"{table.name}.{suffix}" for suffix in suffixes}
+    for suffix, path in paths.items():
         files.replace(path, FORMATS[suffix](table))
-    return paths
+    return [*paths.values()]
 
 
 def _remove_stale(folder: Path, written: Sequence[Path]) -> None:

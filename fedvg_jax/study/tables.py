@@ -134,7 +134,7 @@ def _ranked(study: Study, scenario: Scenario | None, choice: Choice) -> list[Ent
     if scenario is None:
         return [Entry("", (None, None, 0)) for _ in study.methods]
     of_scenario = [study.cell(method, scenario) for method in study.methods]
-    entries = [spread_of(study, cell, choice)._replace(footnotes=marks(cell)) for cell in of_scenario]
+    entries = [marked(spread_of(study, cell, choice), cell) for cell in of_scenario]
     whole = {
         i: values for i, c in enumerate(of_scenario) if not marks(c) and (values := cells.results(study, c, choice))
     }
@@ -153,8 +153,12 @@ def spread_of(study: Study, cell: Cell, choice: Choice = "final") -> Entry:
 
 def marks(cell: Cell) -> str:
     """Returns the marks of the footnotes of a cell."""
-    symbols = INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
-    return f" {symbols}" if symbols else ""
+    return INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
+
+
+def marked(entry: Entry, cell: Cell) -> Entry:
+    """Returns an entry with the marks of a cell behind its text, which the CSV file has not."""
+    return entry._replace(text=f"{entry.text} {marks(cell)}".rstrip())
 
 
 def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
@@ -217,7 +221,7 @@ def per_cell(
         for method in study.methods:
             if method != skip:
                 cell = study.cell(method, scenario)
-                first = [_setting(scenario)] * several + [_method_entry(method)._replace(footnotes=marks(cell))]
+                first = [_setting(scenario)] * several + [marked(_method_entry(method), cell)]
                 rows.append((*first, *entries(cell)))
     return (*_lead(several), *columns), tuple(rows)
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.stages import Wrapped
+from jax.extend import core
+from jax.stages import Compiled, Traced, Wrapped
 
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms.kept import keeping_models
@@ -231,7 +232,7 @@ def _compiled(
         variables = trained_part.whole(state.variables, data.base)
         longest = {_width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])}
         compiled = {
-            width: (table.shape[-2], evaluate.lower(variables, data.pool, table).compile())
+            width: (table.shape[-2], _compile_evaluation(evaluate.trace(variables, data.pool, table)))
             for width, table in longest.items()
         }
         compiled_chunk = compiling.result()
@@ -244,6 +245,18 @@ def _compiled(
         return program(variables, pool, rows)
 
     return compiled_chunk, evaluate_compiled
+
+
+def _compile_evaluation(traced: Traced) -> Compiled:
+    """Returns a compiled evaluation; its only loop, unless the network has loops, is over minibatches."""
+    options = hw.choices().options_of_evaluation if _num_loops(traced.jaxpr.jaxpr) == 1 else {}
+    return traced.lower().compile(compiler_options={**options} or None)
+
+
+def _num_loops(jaxpr: core.Jaxpr) -> int:
+    """Returns the number of loops in a jaxpr and those within it; a scan of one step is none."""
+    own = sum(e.primitive.name == "while" or e.params.get("length", 1) > 1 for e in jaxpr.eqns)
+    return own + sum(_num_loops(inner) for e in jaxpr.eqns for inner in core.jaxprs_in_params(e.params))
 
 
 def _width(table: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import flax.linen as nn
 import jax
 import numpy as np
+import optax
 import pytest
 from support import linear
 from support.programs import compilations
@@ -16,7 +17,8 @@ import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.config.departures import departs
-from fedvg_jax.engine import federated_round
+from fedvg_jax.core.types import Batch
+from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import compilation
 from fedvg_jax.runs.assemble import programs, registry, simulation
@@ -93,6 +95,35 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     programs._compiled.store.cache_clear()
     alone = fedvg_jax.run(other)
     assert_equal_runs(shared, alone)
+
+
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(2)(nn.RNN(nn.SimpleCell(3))(x)[:, -1])
+
+
+class Deep(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(2)(nn.relu(nn.Dense(8)(x.reshape(len(x), -1))))
+
+
+def traced_evaluation(net: nn.Module):
+    x, rows = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32), np.arange(8, dtype=np.int32)
+    task = fedvg_jax.linen_task(net, optax.softmax_cross_entropy_with_integer_labels, x[:1])
+    arguments = jax.jit(task.init)(jax.random.key(0)), Batch(x, rows % 2), rows.reshape(2, 4)
+    return jax.jit(evaluate.make_evaluate(task)).trace(*arguments), arguments
+
+
+def test_only_evaluations_of_networks_without_loops_are_compiled_without_fusion_emitters():
+    assert [programs._num_loops(traced_evaluation(net)[0].jaxpr.jaxpr) for net in (Deep(), Recurrent())] == [1, 2]
+
+
+def test_evaluations_without_fusion_emitters_have_the_same_bits():
+    traced, arguments = traced_evaluation(Deep())
+    expected, result = (c(*arguments) for c in (traced.lower().compile(), programs._compile_evaluation(traced)))
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 FACTOR = 1.0

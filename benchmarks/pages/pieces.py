@@ -12,7 +12,7 @@ CONTROLS = (
     *("cifar10_resnet18_batch", "cifar10_resnet18_group", "breast_cancer", "literature"),
 )
 """Comparisons of FedVG with its controls."""
-USES = (*uses.SETS, *uses.WHOLE, *uses.HIDDEN, *uses.RANDOM)
+USES = (*uses.SETS, *uses.WHOLE, *uses.ADAPTERS, *uses.HIDDEN, *uses.RANDOM)
 """Folders of results with the uses of a validation set."""
 
 
@@ -33,6 +33,7 @@ def pieces() -> dict[str, str]:
         "contrasts_at_best_val": validation.contrasts(uses.SETS, "at_best_val", decides=False),
         "contrasts_whole_network": validation.contrasts(uses.WHOLE),
         "contrasts_whole_network_at_best_val": validation.contrasts(uses.WHOLE, "at_best_val", decides=False),
+        "contrasts_adapters": validation.contrasts(uses.ADAPTERS),
         **{name: validation.uses_of_validation(name) for name in USES},
         "contrasts_hidden": validation.contrasts(uses.HIDDEN, decides=False),
         "contrasts_random": validation.contrasts(uses.RANDOM, decides=False),

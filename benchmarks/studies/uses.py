@@ -39,6 +39,11 @@ SETS = {
 WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
 """Folder of results of clients that train all layers -> data set."""
 
+ADAPTERS = {
+    "adapters_study": "CIFAR-10, 4,000 images",
+}
+"""Folder of results of clients that train adapters and a head -> data set."""
+
 HIDDEN = {
     "hidden_cifar10": "CIFAR-10",
     "hidden_dermamnist": "DermaMNIST, rebuilt",
@@ -256,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Reads the command line."""
     parser = machine.parser(__doc__)
     parser.add_argument("source", type=Path, metavar="DIR", help="folder of a sweep")
-    names = (*SETS, *WHOLE, *HIDDEN, *RANDOM, *METHODS)
+    names = (*SETS, *WHOLE, *ADAPTERS, *HIDDEN, *RANDOM, *METHODS)
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--command", required=True, help="that made the runs")
     parser.add_argument("--commit", required=True)

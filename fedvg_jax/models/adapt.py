@@ -337,15 +337,20 @@ def _check_module(module: Any, init: Callable, apply: Callable, example, loss: P
             outputs, stats = apply(*v, x, mask, train, key)
         return {"outputs": outputs} | tree.by_path({"stats": stats})
 
-    def reads_in(train: bool, num_rows: int) -> tuple[tuple, list[tuple]]:
-        """Returns what the outputs, and what every running statistic reads of (variables, x, mask, key)."""
+    def arguments(num_rows: int) -> tuple:
         batch = jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), x.dtype), jax.ShapeDtypeStruct((num_rows,), bool)
+        return variables, *batch, jax.random.key(0)
+
+    def read_by(function: Callable, num_rows: int) -> tuple[tuple, list[tuple]]:
+        """Returns what the outputs, and what every running statistic reads of (variables, x, mask, key)."""
         with checks.without_notes():
-            read, _ = reads(functools.partial(results, train), variables, *batch, jax.random.key(0))
+            read, _ = reads(function, *arguments(num_rows))
         return read.pop("outputs"), list(read.values())
 
-    # a mask [3] would fit 3 channels in place of the rows; one of these numbers of rows shows it
-    (outputs, stats), (_, evaluated), _ = reads_in(True, 3), reads_in(False, 3), reads_in(True, 5)
+    training, evaluation = (functools.partial(results, train) for train in (True, False))
+    (outputs, stats), (_, evaluated) = read_by(training, 3), read_by(evaluation, 3)
+    if any(of_mask for _, _, of_mask, _ in (outputs, *stats)):
+        read_by(training, 5)  # raises an error where a mask [3] fits 3 channels in place of the rows
     if any(of_x and not of_mask for _, of_x, of_mask, _ in stats):
         raise UsageError(
             f"{name} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
@@ -359,19 +364,20 @@ def _check_module(module: Any, init: Callable, apply: Callable, example, loss: P
     }
     for warning in filter(warnings.get, warnings):
         _log_warning("%s %s: its __call__ has no effective argument %s", name, warning, ", ".join(_MODES[1:]))
-    if activation := _applied_twice(lambda v, x: apply(*v, x, jnp.ones(3, bool), False)[0], loss, variables, x):
+    if activation := _applied_twice(evaluation, loss, *arguments(3)):
         _log_warning("%s ends in a %s, and loss takes logits: return logits", name, activation)
     return outputs[3]
 
 
-def _applied_twice(predict: Callable, loss: PerExample, variables: Variables, x: Any) -> str:
-    """Returns the softmax or sigmoid that a module ends in, if the loss takes its outputs for logits; else "".
+def _applied_twice(results: Callable, loss: PerExample, *arguments: Any) -> str:
+    """Returns the softmax or sigmoid that `outputs` of a function ends in, if the loss takes it for logits; else "".
 
     Of logits z, both cross-entropies have the derivative activation(z) - y, times a constant, at any z.
     """
-    if not (name := last_activation(predict, variables, x)):
+    name, outputs = last_activation(results, *arguments), jax.eval_shape(results, *arguments)["outputs"]
+    if not name or not isinstance(outputs, jax.ShapeDtypeStruct):
         return ""
-    shape = jax.eval_shape(predict, variables, x).shape[1:]
+    shape = outputs.shape[1:]
     activation, y = getattr(jax.nn, name), (jnp.arange(math.prod(shape)) == 0).reshape(shape).astype(float)
     p = activation(jnp.linspace(0.0, 1.0, 2 * y.size).reshape(2, *shape))
     expected = activation(p) - y[None]

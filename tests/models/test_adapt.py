@@ -300,6 +300,7 @@ WARNED = {
     "a chance": (lambda: linen(nn.Dense(1), nn.sigmoid, loss=lambda p, y: -jnp.log(jnp.where(y, p, 1 - p))[0]), ()),
     "an error": (lambda: linen(nn.Dense(1), nn.sigmoid, lambda x: x[:, 0]), ()),
     "probabilities": (lambda: linen(nn.Dense(3), nn.softmax, loss=lambda p, y: -jnp.log(p[y])), ()),
+    "named": (lambda: linen(nn.Dense(3), lambda x: {"p": nn.softmax(x)}, loss=lambda o, y: -jnp.log(o["p"][y])), ()),
     "a mean": (lambda: linen(nn.Dense(3), lambda x: x.mean(1, keepdims=True), loss=cross_entropy), ()),
     "log-probabilities": (lambda: linen(nn.Dense(3), nn.log_softmax, loss=cross_entropy), ()),
 }
@@ -311,6 +312,12 @@ def test_one_line_says_what_has_no_effect(kind, caplog):
     make()
     assert len(caplog.messages) == len(messages)
     assert all(message in line for message, line in zip(messages, caplog.messages, strict=True))
+
+
+def test_checks_trace_a_module_without_a_mask_once_in_each_mode():
+    sizes = []
+    linen(lambda x: sizes.append(len(x)) or x, nn.Dense(1), lambda x: x[:, 0])
+    assert sizes == [1, 3, 3]
 
 
 class Spectral(nn.Module):

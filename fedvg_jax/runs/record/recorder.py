@@ -255,40 +255,21 @@ def open_run_folder(
                 destination, config = None, dataclasses.replace(config, out=None)
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-                if config.resume:
-                    _continue(config, folder, start, lines, documents, sources, given, log)
-                else:
+                describe = as_usage_error(folder)(provenance.write_manifest)
+                if not config.resume:
                     run_folder.refuse_taken(folder)
                     with files.writing(f"the run folder {folder}", "--out"):
                         run_folder.write_settings(folder, config, **documents)
-                    write = as_usage_error(folder)(lambda: provenance.write_manifest(folder, sources(), given))
-                    writing = pool.submit(write)
+                    writing = pool.submit(lambda: describe(folder, sources(), given))
+                elif start.summary is None and len(start.records) < config.rounds:
+                    with as_usage_error(folder):
+                        _rewind(config, folder, len(start.records), lines, log)
+                        run_folder.write_settings(folder, config, **documents)
+                    describe(folder, sources(), given, len(start.records), log)
                 destination = Destination(folder, pool, sources, provenance.document_digests(folder))
         yield Recorder(config, start, destination, lines)
         if writing:
             writing.result()
-
-
-def _continue(
-    config: Config,
-    folder: Path,
-    start: Start,
-    lines: bytes,
-    documents: Mapping[str, Any],
-    sources: Callable[[], dict[str, str]],
-    given: Mapping[str, str],
-    log: Log,
-) -> None:
-    """Prepares the folder of a run that continues; arguments as `open_run_folder` and `_rewind`."""
-    if start.summary is not None or len(start.records) == config.rounds:
-        return
-    before = run_folder.read_config(folder).devices
-    if before != config.devices:
-        log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
-    with as_usage_error(folder):
-        _rewind(folder, len(start.records), lines, log)
-        run_folder.write_settings(folder, config, **documents)
-        provenance.write_manifest(folder, sources(), given, len(start.records), log)
 
 
 @contextlib.contextmanager
@@ -357,16 +338,19 @@ def _best_model(entries: Mapping[str, Any], variables: Variables) -> BestModel:
     return BestModel(entries["round"], name.removeprefix("val_"), entries[name], variables)
 
 
-def _rewind(folder: Path, number: int, lines: bytes, log: Log) -> None:
+def _rewind(config: Config, folder: Path, number: int, lines: bytes, log: Log) -> None:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it verifiable.
 
     Args:
+        config: the settings with which it continues.
         folder: of the run.
         number: of the round; 0 to start again.
         lines: history.jsonl up to it.
-        log: called with a line about a run that starts again.
+        log: called with a line about other devices, and about a run that starts again.
     """
-    path = folder / "history.jsonl"
+    path, before = folder / "history.jsonl", run_folder.read_config(folder).devices
+    if before != config.devices:
+        log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
     (folder / "summary.json").unlink(missing_ok=True)
     checkpoint.move_later(folder, number)
     if not number:

@@ -91,7 +91,9 @@ def _with_column(text: str, role: str, name: str) -> str:
 
 def _with_rank(text: str, rank: str) -> int | str:
     layers = re.sub(r"^\d+(:|$)", "", text)
-    return f"{rank}:{layers}" if layers and int(rank) else int(rank)
+    if layers and rank != "0":
+        return f"{rank}:{layers}"
+    return int(rank) if rank.isdecimal() and len(rank) < 10 else rank  # a text is refused by the checks
 
 
 def name_of(name: str) -> str:

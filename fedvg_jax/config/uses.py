@@ -39,6 +39,8 @@ def unmet(config: Config, name: str) -> Condition | None:
         return conditions[0] if conditions and all(conditions) else None
     if name in former.SWITCHED:
         return _unmet(config, DEPARTURES[former.SWITCHED[name][2]])
+    if name in former.JOINED:
+        return _unmet(config, SETTINGS[former.JOINED[name][0]].facts.used)
     if name in former.VALUES:
         setting, names, _ = former.VALUES[name]
         return _unmet(config, [is_one(setting, *names)])

@@ -93,6 +93,10 @@ def test_former_names_of_parts_of_a_setting_join_it(flags):
     named = {"image_column": "", "label_column": "fine", "group_column": "writer"}
     assert config.apply(Config(), named, "config.json").columns == "group=writer,label=fine"
     assert commands.parse(["--dataset=hf:set", "--group-column=writer"]).columns == "group=writer"
+    with usage_error("--group-column is not used by --dataset digits"):
+        commands.parse(["--group-column=writer"])
+    with usage_error("lora must be 0, RANK, or RANK:REGEX"):
+        commands.parse(["--lora-rank=some"])
 
 
 def test_clients_of_an_attack_are_the_corrupt_clients():

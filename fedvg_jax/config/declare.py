@@ -82,6 +82,8 @@ class Value(NamedTuple):
     range: Range | None = None
     hyper: str = ""
     """As in `Facts`."""
+    make: Reference = ""
+    """Makes what the name stands for, from the value; empty where a table of functions has the name."""
 
 
 class Condition(NamedTuple):
@@ -170,6 +172,12 @@ class Setting(NamedTuple):
         """The allowed names; empty for other settings."""
         return () if isinstance(self.facts.allowed, Range | None) else tuple(self.facts.allowed)
 
+    @property
+    def values(self) -> dict[str, Value]:
+        """The allowed names behind which a value may stand."""
+        allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
+        return {name: value for name, value in allowed.items() if isinstance(value, Value)}
+
     def split(self, text: str) -> tuple[str, Any]:
         """Returns the name in a text NAME or NAME:VALUE, and the value, by default that of the name.
 
@@ -177,8 +185,8 @@ class Setting(NamedTuple):
             ValueError: the value has another type, or is out of range.
         """
         name, _, given = text.partition(":")
-        value = self.facts.allowed.get(name) if isinstance(self.facts.allowed, Mapping) else None
-        if not isinstance(value, Value):
+        value = self.values.get(name)
+        if value is None:
             return text, None
         if not value.range:
             return name, given
@@ -198,8 +206,7 @@ class Setting(NamedTuple):
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
         if self.facts.hyper:
             return {self.facts.hyper: self.get(config)}
-        allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
-        traced = {name: value for name, value in allowed.items() if isinstance(value, Value) and value.hyper}
+        traced = {name: value for name, value in self.values.items() if value.hyper}
         if not traced:
             return {}
         chosen, number = self.split(self.get(config))

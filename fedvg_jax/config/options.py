@@ -306,7 +306,11 @@ class Config(Methods):
     Both get a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
     send: str = setting(
         "none",
-        {"none": None, "topk": Value(0.01, FRACTION), "qsgd": Value(4, COUNT)},
+        {
+            "none": None,
+            "topk": Value(0.01, FRACTION, make="compression.top_k:top_k"),
+            "qsgd": Value(4, COUNT, make="compression.qsgd:qsgd"),
+        },
         also="compression sparsification quantization",
     )
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest

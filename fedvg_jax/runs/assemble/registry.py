@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax import algorithms, compression
+from fedvg_jax import algorithms
 from fedvg_jax.config import (
     ALGORITHMS,
     MODELS,
@@ -30,7 +30,7 @@ from fedvg_jax.config.options import choice, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
-from fedvg_jax.core.types import Algorithm, Executor, Hyper, Send, Signal, Task, UsageError, Variables, Weighting
+from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
@@ -51,9 +51,6 @@ def make_algorithm(config: Config) -> Algorithm:
     return methods.factory("algorithms", config.algorithm)(**arguments)
 
 
-SENDS: dict[str, Callable[[Any], Send]] = {"topk": compression.top_k, "qsgd": compression.qsgd}
-
-
 def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
     """Returns the algorithm with the compression that the config names; UsageError where it has one of its own."""
     kind, value = choice(config, "send")
@@ -61,7 +58,7 @@ def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
         return algorithm
     if algorithm.send is not None:
         raise UsageError(f"send {kind} and algorithm.send both compress updates; leave one out")
-    return algorithm._replace(send=SENDS[kind](value))
+    return algorithm._replace(send=referenced(SETTINGS["send"].values[kind].make)(value))
 
 
 def probe_ratio(config: Config, algorithm: Algorithm) -> float:

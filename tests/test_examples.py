@@ -35,7 +35,7 @@ def test_seeds_in_one_program_equal_the_runs_of_a_sweep(monkeypatch):
 
 def test_the_round_in_the_open_equals_the_round_of_a_run(x64):
     example = loaded("one_round")
-    sim = fedvg_jax.simulation(dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=2))
+    sim = fedvg_jax.simulation(dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=2, model="linear"))
 
     def doubled(tree):
         return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, tree)

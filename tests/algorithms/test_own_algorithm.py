@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from support import worlds
+from support.files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe
@@ -45,19 +46,18 @@ def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
 
 
 WRONG = {
-    "unknown": ({"epps": 1.0}, "unknown hyperparameter 'epps'; did you mean 'eps'? (allowed: eps)"),
-    "no number": ({"eps": "small"}, "hyperparameter 'eps' must be in [0, inf); got small"),
-    "too small for float32": ({"eps": 1e-60}, "hyperparameter 'eps' must be a number that float32 can hold; got 1e-60"),
-    "a setting": ({"lr": 0.1}, "hyperparameter 'lr' is set by the config; use a field of Config"),
+    "unknown": ({"epps": 1.0}, "'epps'; did you mean 'eps'?"),
+    "no number": ({"eps": "small"}, "'eps' must be in [0, inf); got small"),
+    "too small for float32": ({"eps": 1e-60}, "that float32 can hold; got 1e-60"),
+    "a setting": ({"lr": 0.1}, "'lr' is set by the config"),
 }
 
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_in_hyper_is_named_in_one_line(mistake):
     hyper, message = WRONG[mistake]
-    with pytest.raises(fv.UsageError) as error:
+    with usage_error(message):
         fv.run(fv.Config(clients=4, rounds=1, weighting="uniform"), algorithm=FEDEXP, hyper=hyper)
-    assert str(error.value) == message
 
 
 def test_one_name_declared_with_two_meanings_is_refused():
@@ -65,6 +65,7 @@ def test_one_name_declared_with_two_meanings_is_refused():
         fv.run(fv.Config(clients=4, rounds=1, weighting="fedvg"), algorithm=FEDEXP)
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_other():
     """`elastic` as an object has the schedule of the setting; without probes its sensitivities are all 0."""
 

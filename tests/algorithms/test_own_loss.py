@@ -19,6 +19,8 @@ from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.assemble.contracts import check_features
 
 WORLD = worlds.small()
+pytestmark = pytest.mark.usefixtures("traced")  # of runs, only messages matter here
+
 SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
 WEIGHTS = {"moon": "moon_mu", "fedntd": "ntd_beta", "feddecorr": "decorr_beta"}
 """Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
@@ -143,11 +145,11 @@ FEATURES = {
 @pytest.mark.parametrize("kind", FEATURES)
 def test_features_that_are_not_trained_or_do_not_fix_the_output_are_refused(kind):
     end, message = FEATURES[kind]
-    x, y = np.ones((80, 6), np.float32), np.arange(80) % 3
-    task = fv.linen_task(Ending(end), cross_entropy, x[:1])
+    pool = Batch(np.ones((80, 6), np.float32), np.arange(80) % 3)
+    task = fv.linen_task(Ending(end), cross_entropy, pool.x[:1])
     with pytest.raises(fv.UsageError, match=message):
-        fv.simulation(SETTINGS, data=(x, y), task=task, algorithm=fv.algorithms.feddecorr())
-    check_features(fv.algorithms.fedntd(), task, Batch(x, y), worlds.hyper())  # reads none
+        check_features(fv.algorithms.feddecorr(), task, pool, worlds.hyper())
+    check_features(fv.algorithms.fedntd(), task, pool, worlds.hyper())  # reads none
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,6 @@ def test_the_derivative_of_feddecorr_grows_as_features_shrink(x64):
     np.testing.assert_allclose(small, 10 * large, rtol=1e-3)
 
 
-@pytest.mark.usefixtures("traced")
 def test_an_nnx_module_has_outputs_and_no_features():
     x, y = worlds.images(80)
     data = np.asarray(x, np.float32).reshape(80, -1), y

@@ -1,9 +1,12 @@
 """Compressions of one update against float64 oracles, and their laws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import compression
@@ -18,8 +21,8 @@ def flat(pytree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(pytree)])
 
 
-def apply(send, delta=DELTA, memory=(), key=0):
-    return send.apply({}, jax.random.key(key), jax.tree.map(jnp.asarray, delta), jax.tree.map(jnp.asarray, memory))
+def apply(send, memory=()):
+    return worlds.jit(functools.partial(send.apply, {}))(jax.random.key(0), DELTA, memory)
 
 
 @pytest.mark.parametrize("fraction", [1e-6, 0.3, 1.0])
@@ -53,14 +56,15 @@ def test_qsgd_is_unbiased(x64):
     """A rounding of one entry has variance at most (||v|| / 2 s)^2, so a mean of 4000 is within 5 deviations of it."""
     send, keys = compression.qsgd(2), jax.random.split(jax.random.key(1), 4000)
     delta = jax.tree.map(jnp.asarray, DELTA)
-    mean = jax.tree.map(lambda x: x.mean(0), jax.vmap(lambda key: send.apply({}, key, delta, ())[0])(keys))
+    drawn = worlds.jit(jax.vmap(lambda key: send.apply({}, key, delta, ())[0]))(keys)
+    mean = jax.tree.map(lambda x: x.mean(0), drawn)
     for v, q in zip(jax.tree.leaves(DELTA), jax.tree.leaves(mean), strict=True):
         assert np.abs(q - v).max() <= 5 * np.sqrt((v**2).sum()) / 4 / np.sqrt(4000)
 
 
 def test_the_derivative_of_qsgd_is_that_of_its_mean(x64):
     send = compression.qsgd(1)
-    slope = jax.jacobian(lambda v: send.apply({}, jax.random.key(0), v, ())[0])(jnp.asarray(DELTA["b"]["w"]))
+    slope = worlds.jit(jax.jacobian(lambda v: send.apply({}, jax.random.key(0), v, ())[0]))(DELTA["b"]["w"])
     np.testing.assert_array_equal(slope, np.eye(5))
 
 

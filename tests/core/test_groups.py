@@ -19,7 +19,6 @@ from fedvg_jax.weightings.fedvg import NormParts, fedvg, inverse_norm_weights, i
 K = 4
 WORLD = worlds.small()
 PATHS = tree.paths(worlds.variables().params)
-SIZES = {"bn1/bias": 5, "bn1/scale": 5, "classifier/bias": 3, "classifier/kernel": 15, "fc1/bias": 5, "fc1/kernel": 30}
 
 
 def make(**options):

@@ -293,9 +293,10 @@ def test_malformed_python_file_is_named(tmp_path, content, parts):
 
 
 def test_features_that_32_bits_cannot_hold_are_refused(tmp_path):
-    np.savez(tmp_path / "f.npz", x=np.array([[1.0], [1e39]]), y=np.array([0, 1]))
-    with usage_error("features of row 1 are not finite in 32 bits"):
-        data.load("npz", tmp_path)
+    for value in (1e39, np.nan):
+        np.savez(tmp_path / "f.npz", x=np.array([[1.0], [value]]), y=np.array([0, 1]))
+        with usage_error("features of row 1 are not finite in 32 bits"):
+            data.load("npz", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "rows.csv"])

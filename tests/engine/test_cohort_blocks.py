@@ -1,7 +1,6 @@
 """A round that visits its cohort in blocks is the round that holds it whole, in the memory of a block."""
 
 import functools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from fedvg_jax.engine import attacks, differentiable, executors, federated_round
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs.assemble import contracts, registry
-from fedvg_jax.runs.record import history
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
@@ -213,19 +211,6 @@ def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
 )
 def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
-
-
-def test_a_run_in_cohort_blocks_records_the_whole_cohort(tmp_path):
-    """Its records list exactly the clients of the cohort, with the weights n_k / n."""
-    settings = config.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, weighting="samples")
-    settings = replace(settings, hold=2, lanes="1", model="linear", out=tmp_path / "run")
-    fedvg_jax.run(settings, data=worlds.images(120))
-    records = history.read(tmp_path / "run")
-    assert [len(set(record["clients"])) for record in records] == [5, 5]
-    for record in records:
-        counts = np.array(record["num_samples"])
-        np.testing.assert_allclose(record["weights"], counts / counts.sum(), rtol=1e-5)
-        assert record["train_loss"] > 0
 
 
 def test_a_dry_run_shortens_the_plans_of_cohort_blocks():

@@ -127,10 +127,12 @@ def test_every_algorithm_and_weighting_runs_on_a_part():
     check_rounds(task, trained, worlds.ON_QUADRATICS, OTHERS, worlds.uneven())
 
 
-@pytest.mark.parametrize("algorithms", [("moon", "fedntd", "feddecorr"), ("ditto",)])
-def test_every_algorithm_with_a_loss_or_models_of_its_own_runs_on_a_part(algorithms):
+@pytest.mark.parametrize(
+    ("algorithms", "names"), [(("moon", "fedntd", "feddecorr"), OF_NETWORKS), (("ditto",), ("uniform",))]
+)
+def test_every_algorithm_with_a_loss_or_models_of_its_own_runs_on_a_part(algorithms, names):
     task, trained, _ = parts()
-    check_rounds(task, trained, algorithms, OF_NETWORKS, WORLD)
+    check_rounds(task, trained, algorithms, names, WORLD)
 
 
 def test_hypergradients_pass_through_rounds_of_a_part(x64):

@@ -62,7 +62,7 @@ def variables_of(arrays) -> Variables:
     """Returns the model whose arrays `named` returned."""
     parts = {"params": {}, "stats": {}}
     for name, array in arrays.items():
-        parts["stats" if name.endswith(("mean", "var")) else "params"][name] = jax.numpy.asarray(array)
+        parts["stats" if name.endswith(("mean", "var")) else "params"][name] = np.asarray(array)
     return Variables(**{part: unflatten_dict(leaves, sep=".") for part, leaves in parts.items()})
 
 
@@ -73,7 +73,7 @@ def gradient(arrays) -> dict[str, np.ndarray]:
     for rows in WORLD.scoring:
         mask = rows >= 0
         batch, _ = tree.gather(WORLD.pool, rows)
-        gradients, _ = _gradient(params, stats, batch, mask, True)
+        gradients, _ = _gradient(params, stats, batch, mask)
         total, count = tree.add(total, tree.scale(float(mask.sum()), gradients)), count + mask.sum()
     return named(Variables(tree.scale(1 / float(count), total), {}))
 
@@ -112,15 +112,20 @@ def minibatches(client: int, number: int = 0) -> list[np.ndarray]:
     return [rows[rows >= 0] for rows in schedule.rows[first : first + schedule.num_steps[position]]]
 
 
-_gradient = jax.jit(jax.grad(worlds.TASK.loss, has_aux=True), static_argnums=4)
+_of_batch = worlds.jit(jax.grad(worlds.TASK.loss, has_aux=True), static_argnums=4)
+
+
+def _gradient(*arguments):
+    """Returns the gradient and the statistics after it, in NumPy, so that tests compute with them without compiling."""
+    return jax.device_get(_of_batch(*arguments, True))
 
 
 def trained(variables: Variables, client: int, number: int = 0) -> Variables:
     """Returns the model of a client after its local steps of plain SGD."""
-    params, stats = variables
+    params, stats = jax.device_get(variables)
     for rows in minibatches(client, number):
         mask = np.arange(WORLD.batch_size) < len(rows)
         batch, _ = tree.gather(WORLD.pool, np.where(mask, np.resize(rows, WORLD.batch_size), -1))
-        gradients, stats = _gradient(params, stats, batch, mask, True)
+        gradients, stats = _gradient(params, stats, batch, mask)
         params = tree.sub(params, tree.scale(LR, gradients))
     return Variables(params, stats)

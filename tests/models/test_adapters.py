@@ -1,6 +1,7 @@
 """Low-rank adapters: the product, what they leave as it is, and runs that train them."""
 
 import dataclasses
+import functools
 import math
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ from support import programs, worlds
 import fedvg_jax as fv
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.models import adapters, pretrained
+from fedvg_jax.runs.assemble import registry
 
 
 class Net(nn.Module):
@@ -38,11 +40,12 @@ IMAGES = np.random.default_rng(0).normal(size=(40, 4, 4, 2))
 INCLUDE = "pointwise|mix"
 
 
+@functools.cache
 def make(net=Net, rank=2, **options):
     """(task without adapters, task with them, its variables, with a B that is not 0)."""
     x = jnp.asarray(IMAGES[:1], jnp.float32)
     task = fv.linen_task(net(), optax.softmax_cross_entropy_with_integer_labels, x)
-    variables = jax.tree.map(lambda leaf: leaf.astype(float), task.init(jax.random.key(0)))
+    variables = worlds.random_variables(task)
     adapted, start = fv.lora(task, variables, rank, **{"include": INCLUDE} | options)
     leaves = [x + 0.3 * math.prod(x.shape) if p.endswith("lora_b") else x for p, x in tree.by_path(start).items()]
     return task, adapted, start, jax.tree.structure(start).unflatten(leaves)
@@ -52,8 +55,8 @@ def test_the_first_model_is_the_base(x64):
     """To the bit: B is 0."""
     task, adapted, start, _ = make()
     batch = fv.Batch(jnp.asarray(IMAGES), jnp.zeros(40, int))
-    expected = task.predict(*adapters.removed(start), batch)
-    np.testing.assert_array_equal(adapted.predict(*start, batch), expected)
+    both = worlds.jit(lambda: (adapted.predict(*start, batch), task.predict(*adapters.removed(start), batch)))()
+    np.testing.assert_array_equal(*both)
     names = {path.rpartition("/")[0] for path in tree.paths(start.params) if adapters.IS_ADAPTER(path)}
     assert names == {"mix", "pointwise"}
 
@@ -61,8 +64,12 @@ def test_the_first_model_is_the_base(x64):
 def test_adapters_compute_what_their_merged_kernels_do(x64):
     task, adapted, _, moved = make()
     batch = fv.Batch(jnp.asarray(IMAGES), jnp.arange(40) % 3)
-    worlds.assert_close(adapted.predict(*moved, batch), task.predict(*adapters.merged(moved), batch), 1e-12)
-    assert np.abs(adapted.predict(*moved, batch) - task.predict(*adapters.removed(moved), batch)).max() > 0.1
+    models = adapters.merged(moved), adapters.removed(moved)
+    actual, merged, removed = worlds.jit(
+        lambda: (adapted.predict(*moved, batch), *(task.predict(*model, batch) for model in models))
+    )()
+    worlds.assert_close(actual, merged, 1e-12)
+    assert np.abs(actual - removed).max() > 0.1
 
 
 def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
@@ -76,11 +83,11 @@ def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
     worlds.assert_close(merged, layer["kernel"] + change, 1e-12)
 
 
-def test_no_client_has_a_kernel_or_its_gradient():
+def test_no_client_has_a_kernel_or_its_gradient(x64):
     _, adapted, start, _ = make()
     trained, base = trained_part.split(start, trained_part.chooser(adapted))
     task, clients = trained_part.bind(adapted, base), 3
-    batch = fv.Batch(jnp.asarray(IMAGES[:5], jnp.float32), jnp.zeros(5, int)), jnp.ones(5, bool)
+    batch = fv.Batch(jnp.asarray(IMAGES[:5]), jnp.zeros(5, int)), jnp.ones(5, bool)
 
     gradient = jax.grad(lambda params, rows: task.loss(params, {}, *rows, True)[0])
     stacked = tree.repeat((trained.params, batch), clients)
@@ -124,15 +131,18 @@ def test_a_run_trains_adapters_and_what_is_named_beside_them():
 def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
     """The exported model is the base with the adapters in its kernels."""
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    config = fv.Config(clients=4, rounds=1, alpha=10.0, local_epochs=1, lr=0.3, eval_every=1)
-    base = fv.run(dataclasses.replace(config, export=first)).variables
+    config = fv.Config(clients=4, rounds=1, alpha=10.0, local_epochs=1, lr=0.01, eval_every=1)
+    plain = registry.named_task(config, (8, 8, 1), 10)
+    base = worlds.random_variables(plain)
+    pretrained.save(first, base, "mlp")
     tuned = dataclasses.replace(config, init=first, lora=2, weighting="fedvg", export=second)
     sim, ended = fv.simulation(tuned), fv.run(tuned)
     assert ended.records[-1]["bytes_up"] == 2 * 4 * (2 * (64 + 200) + 2 * (200 + 200) + 200 * 10 + 10)
     worlds.assert_close(sim.base.params["fc1"]["kernel"], base.params["fc1"]["kernel"], 0)
-    plain = fv.simulation(config)
-    exported = pretrained.load(second, plain.state.variables, "mlp", head=True)
-    assert fv.evaluate(plain, exported)["test_loss"] == pytest.approx(ended.records[-1]["test_loss"], rel=1e-5)
+    exported = pretrained.load(second, base, "mlp", head=True)
+    assert fv.evaluate(plain, exported, sim.data)["test_loss"] == pytest.approx(
+        ended.records[-1]["test_loss"], rel=1e-5
+    )
     with pytest.raises(fv.UsageError, match="lora 2 has no effect beside task="):
         fv.run(dataclasses.replace(config, lora=2), data=worlds.random_images(), task=worlds.TASK)
 
@@ -145,6 +155,7 @@ class WithLora(nnx.Module):
         return self.out(nnx.tanh(self.hidden(x)))
 
 
+@pytest.mark.usefixtures("traced")
 def test_adapters_of_nnx_are_parameters():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     task = fv.nnx_task(WithLora, lambda output, y: (output[0] - y) ** 2, x[:1])

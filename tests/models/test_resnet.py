@@ -9,7 +9,7 @@ import pytest
 from support import worlds
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Batch, ClientReturn, Data, Variables
+from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
@@ -29,8 +29,7 @@ def test_scores_are_finite_beside_empty_groups_and_rows_that_differ_from_their_p
     task = tasks.classification(resnet.ResNet(3, (1, 2, 2, 2), width=2), 3, (16, 16, 1))
     x = np.random.default_rng(0).normal(size=(8, 16, 16, 1)).astype(np.float32)
     x[7], rows = x[6], jnp.array([[0, 1, 2], [3, 4, 5], [6, 7, -1]])
-    params, stats = worlds.jit(task.init)(jax.random.key(0))
-    variables = Variables(jax.tree.map(lambda a: a + 0.1, params), stats)
+    variables = worlds.random_variables(task)
     data = Data(Batch(jnp.asarray(x), jnp.arange(8, dtype=jnp.int32) % 3), rows, rows, rows)
     score = worlds.jit(signals.validation_gradient(task, True, groups_per_pass=2))
     gradient = score(worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data)

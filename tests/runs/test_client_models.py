@@ -53,12 +53,12 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     assert [history.summary[name] for name in names] == [record[name] for name in names]
 
 
-@pytest.mark.parametrize("kind", ["none", "label_flip"])
-def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next(kind):
-    """MOON's memory is the model that the client has trained; without its loss, it trains as FedAvg does."""
+def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next():
+    """Half of the clients have flipped labels. MOON's memory is the model that the client has trained; without its
+    loss, it trains as FedAvg does."""
     algorithm, states = fv.algorithms.moon()._replace(loss=None), []
     made = config.Config(**SMALL | {"record": "finetuned_accuracy", "join_ratio": 1.0, "local_epochs": 2})
-    made = config.apply(made, {"finetune_epochs": 2, "corrupt.kind": kind, "corrupt.clients": 0.5}, "test")
+    made = config.apply(made, {"finetune_epochs": 2, "corrupt.kind": "label_flip", "corrupt.clients": 0.5}, "test")
     sim = simulation.simulation(made, **OWN, algorithm=algorithm)
     history = fv.run(
         made, **OWN, algorithm=algorithm, callbacks=[lambda record, state: states.append(tree.copies(state))]

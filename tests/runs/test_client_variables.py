@@ -52,6 +52,7 @@ def test_models_of_clients_are_their_personal_ones_or_have_their_own_tensors(tmp
             np.testing.assert_array_equal(leaf, expected[path])
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_run_whose_clients_keep_no_model_says_what_keeps_one(tmp_path):
     history = run(out=tmp_path / "run", rounds=1)
     with pytest.raises(

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import data, prepare
@@ -38,7 +39,7 @@ def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(imag
     source, x, y = images
     config = Config(model="tinycnn")
     task = registry.named_task(config, (8, 8, 1), 3)
-    variables = task.init(jax.random.key(7))
+    variables = worlds.random_variables(task)
     pretrained.save(tmp_path / "weights.safetensors", variables, "tinycnn")
     assert call(source, tmp_path / "f.npz", "--init", str(tmp_path / "weights.safetensors"), "--float32") == 0
     forward = jax.jit(lambda x: task.forward(*variables, Batch(x, y.astype(np.int32)), np.ones(len(x), bool), False)[0])
@@ -92,12 +93,6 @@ def test_interrupted_call_leaves_no_file(images, tmp_path):
     assert not list(folder.iterdir())
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path):
-    np.savez(tmp_path / "f.npz", x=np.array([[1.0, 2.0], [np.nan, 1.0]]), y=np.array([0, 1]))
-    with pytest.raises(UsageError, match="row 1 are not finite"):
-        data.load("npz", tmp_path / "f.npz")
-
-
 def test_features_that_16_bits_cannot_hold_are_refused(tmp_path):
     arrays = Arrays("table", np.full((3, 2), 1e6, np.float32), np.arange(3, dtype=np.int32), NAMES, 3)
     with pytest.raises(UsageError, match=r"rows 0 to 2 exceed float16; use --float32"):
@@ -141,6 +136,7 @@ def test_images_of_any_set_are_resized_for_the_model(images, tmp_path, capsys, s
     assert "image_size must be a number of pixels" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("traced")
 def test_weights_of_a_run_are_not_said_to_be_random(tmp_path, capsys):
     run = fv.run(Config(model="linear", rounds=1, clients=2, local_epochs=1, max_rows=200, out=tmp_path / "run"))
     flags = ["features", "--dataset", "digits", "--max-rows", "20", "--model", "linear", "--init", str(run.folder)]

@@ -36,6 +36,7 @@ def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
     np.testing.assert_allclose(ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(gradient)), rtol=1e-4)
 
 
+@pytest.mark.usefixtures("traced")
 def test_rows_or_memories_on_the_host_are_refused():
     sim = fv.simulation(fv.Config(clients=4, placement="host"))
     with pytest.raises(fv.UsageError, match=r"use placement device, or fv\.run"):

@@ -7,6 +7,7 @@ import dp_accounting
 import jax
 import pytest
 from support import worlds
+from support.cases import naming
 from support.files import one_line
 from support.small_sweeps import assert_equal_runs
 
@@ -76,13 +77,12 @@ def test_a_resumed_run_goes_on_with_its_noise_and_its_epsilon(tmp_path):
     assert_equal_runs(resumed, whole)
     assert [r["epsilon"] for r in whole.records] == pytest.approx([epsilon(n) for n in (1, 2, 3)], rel=1e-8)
     assert (resumed.summary["epsilon"], resumed.summary["delta"]) == (whole.records[-1]["epsilon"], DELTA)
-    start, end = (
-        tree.by_path(v.params)
-        for v in (fv.simulation(dataclasses.replace(CONFIG, train="", dp={}), **GIVEN).state.variables, whole.variables)
-    )
+    sim = fv.simulation(CONFIG, **GIVEN)
+    start, end = (tree.by_path(v.params) for v in (sim.whole(sim.state.variables), whole.variables))
     assert {path for path in start if (start[path] != end[path]).any()} == {"classifier/bias", "classifier/kernel"}
 
 
+@pytest.mark.usefixtures("traced")
 def test_without_privacy_there_is_no_epsilon():
     sim = simulation.simulation(dataclasses.replace(CONFIG, dp={}), **GIVEN)
     assert sim.epsilon is None
@@ -102,6 +102,7 @@ OWN = {
 }
 
 
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(("message", "case"), OWN.items(), ids=OWN)
 def test_what_has_no_bound_is_refused(message, case):
     settings, own = case
@@ -110,11 +111,15 @@ def test_what_has_no_bound_is_refused(message, case):
         simulation.simulation(dataclasses.replace(CONFIG, **settings), **GIVEN | {"data": data} | own)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "feddecorr"])
-def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed(name):
-    assert simulation.simulation(dataclasses.replace(CONFIG, algorithm=name, train=""), data=GIVEN["data"]).epsilon
+def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
+    for name in ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "fedntd", "feddecorr", "ditto"):
+        algorithm = worlds.algorithm(name)
+        state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
+        with naming(name):
+            accounts.check(CONFIG, algorithm, state, worlds.hyper(), None)
 
 
+@pytest.mark.usefixtures("traced")
 def test_without_dp_accounting_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with one_line(r"dp.clip needs dp_accounting.*pip install 'fedvg_jax\[dp\]'"):

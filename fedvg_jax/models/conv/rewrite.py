@@ -99,9 +99,10 @@ def _rewritten(function: F, conv: str) -> F:
             return function(*args, **kwargs)
 
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        if not _has_rule(closed.jaxpr):
-            return function(*args, **kwargs)
-        return jax.tree.unflatten(jax.tree.structure(shape), _evaluate(conv, closed, *arrays))
+        # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
+        has_rule = _has_rule(closed.jaxpr)
+        results = _evaluate(conv, closed, *arrays) if has_rule else core.jaxpr_as_fun(closed)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return rewritten  # pyright: ignore[reportReturnType]
 

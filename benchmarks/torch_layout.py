@@ -27,7 +27,7 @@ def to_torch(variables: Variables) -> dict[str, np.ndarray]:
     """Returns our variables in torch's layout, by torch's names."""
     ours = {"params": variables.params, "batch_stats": variables.stats}
     leaves = jax.tree.leaves_with_path(jax.device_get(ours))
-    return {_name(path): _to_torch(_name(path), np.asarray(leaf)) for path, leaf in leaves}
+    return {n: array_to_torch(np.asarray(leaf), _channels(n)) for n, leaf in ((_name(p), leaf) for p, leaf in leaves)}
 
 
 def from_torch(tensors: dict[str, np.ndarray], like: Variables) -> Variables:
@@ -55,22 +55,36 @@ def _name(path) -> str:
     return f"{prefix}{layer}.{_NAMES[collection, tensor]}"
 
 
-def _to_torch(name: str, x: np.ndarray) -> np.ndarray:
+def _channels(name: str) -> int | None:
+    return _CHANNELS if name == "base.fc1.weight" else None
+
+
+def array_to_torch(x: np.ndarray, channels: int | None = None) -> np.ndarray:
+    """Returns our array in torch's layout.
+
+    Args:
+        x: kernel, bias or statistic.
+        channels: of the flattened image that a dense kernel multiplies; None for others.
+    """
     if x.ndim == 4:
         return x.transpose(3, 2, 0, 1)
-    if name == "base.fc1.weight":
-        side = round((len(x) // _CHANNELS) ** 0.5)
-        return x.reshape(side, side, _CHANNELS, -1).transpose(3, 2, 0, 1).reshape(x.shape[1], -1)
-    return x.T
+    if channels:
+        side = round((len(x) // channels) ** 0.5)
+        return x.reshape(side, side, channels, -1).transpose(3, 2, 0, 1).reshape(x.shape[1], -1)
+    return x.T if x.ndim == 2 else x
+
+
+def array_from_torch(x: np.ndarray, channels: int | None = None) -> np.ndarray:
+    """Returns torch's array in our layout; the inverse of `array_to_torch`."""
+    if x.ndim == 4:
+        return x.transpose(2, 3, 1, 0)
+    if channels:
+        side = round((x.shape[1] // channels) ** 0.5)
+        return x.reshape(-1, channels, side, side).transpose(2, 3, 1, 0).reshape(-1, len(x))
+    return x.T if x.ndim == 2 else x
 
 
 def _to_ours(name: str, x: np.ndarray, shape) -> np.ndarray:
-    if x.ndim == 4:
-        x = x.transpose(2, 3, 1, 0)
-    elif name == "base.fc1.weight":
-        side = round((x.shape[1] // _CHANNELS) ** 0.5)
-        x = x.reshape(-1, _CHANNELS, side, side).transpose(2, 3, 1, 0).reshape(-1, len(x))
-    else:
-        x = x.T
+    x = array_from_torch(x, _channels(name))
     assert x.shape == shape, f"{name}: {x.shape} in torch's file, {shape} in our model"
     return np.ascontiguousarray(x)

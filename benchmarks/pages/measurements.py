@@ -102,9 +102,9 @@ def faults() -> str:
         ["damaged run folder", damage["survived"] + damage["lost"], damage["lost"]],
         ["damaged cache, compiled programs included", caches["survived"] + caches["lost"], caches["lost"]],
     ]
-    where = f"{machine['processor']}, {machine['cores']} cores, {measured['date']}"
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
     lines = table(["fault", "tries", "lost"], [[str(cell) for cell in row] for row in rows])
-    return f"{lines}\n`{measured['command']}`; {where}."
+    return f"{lines}\n`{machine['command']}`; {where}."
 
 
 def targets() -> str:

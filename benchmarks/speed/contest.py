@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +35,6 @@ ROUND: the timed float32 round against the same round in float64, ||a - exact|| 
     2^-24 ||theta|| / ||update|| was 1e-6.
 WEIGHTS: relative difference of weights, which are inverses of the gradient norms of such clients.
 """
-
-
-def resize_case(case, images: int | None, rounds: int | None):
-    """Returns the case with other numbers of images and rounds; None keeps its own."""
-    case = case._replace(images=images) if images and case.images else case
-    return case._replace(rounds=rounds) if rounds else case
 
 
 def flatten_model(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.ndarray]:
@@ -78,8 +71,7 @@ def serve(
             np.savez(folder / f"{name}.{line.strip()}.npz", **make_arrays())
             print(json.dumps({}), flush=True)
         else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-            print(json.dumps(time() | {"memory_gib": round(peak, 3)}), flush=True)
+            print(json.dumps(time()), flush=True)
 
 
 class Contestant:

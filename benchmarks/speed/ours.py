@@ -1,6 +1,6 @@
 """The contestant "ours" of `rounds`: times rounds of this package.
 
-python -m benchmarks.speed.ours --folder DIR --case NAME [--images N] [--data-dir DIR] [--conv NAME]
+python -m benchmarks.speed.ours --folder DIR --case NAME [--rounds N] [--data-dir DIR]
 
 `rounds` starts it and sends it requests, see `contest`. It also writes the workload of the other
 contestants to DIR: the images, the minibatches of every client and the initial model.
@@ -37,13 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = machine.parser(__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--case", choices=cases.CASES, required=True)
-    parser.add_argument("--images", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--conv", default="auto", help="convolution algorithm")
     args = parser.parse_args(argv)
-    case = contest.resize_case(cases.CASES[args.case], args.images, args.rounds)
-    sim = simulation(case, args.data_dir, args.conv)
+    case = cases.CASES[args.case]
+    case = case._replace(rounds=args.rounds or case.rounds)
+    sim = simulation(case, args.data_dir)
     planned = [sim.schedule(r) for r in range(case.rounds)]
     write_workload(args.folder, case, sim, planned)
     ours = Ours(sim, planned, case.checked_steps)
@@ -51,11 +50,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def simulation(case: cases.Case, data_dir: Path | None = None, conv: str = "auto") -> build.Simulation:
+def simulation(case: cases.Case, data_dir: Path | None = None) -> build.Simulation:
     """Returns the simulation of a case."""
     devices = str(len(jax.devices())) if case.each_core else "auto"
-    config = dataclasses.replace(cases.config(case), conv=conv, devices=devices)
-    options = {"data": cases.arrays(case, data_dir), "partition": cases.partition(case), "task": cases.task(case, conv)}
+    config = dataclasses.replace(cases.config(case), devices=devices)
+    options = {"data": cases.arrays(case, data_dir), "partition": cases.partition(case), "task": cases.task(case)}
     return build.simulation(config, **options)
 
 

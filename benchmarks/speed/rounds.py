@@ -1,6 +1,6 @@
 """Times federated rounds on the CPU, and the same rounds in PyTorch.
 
-    python -m benchmarks.speed.rounds [--cases lenet5 cnn ...] [--repeats 5] [--images N] [--data-dir DIR] [--out FILE]
+    python -m benchmarks.speed.rounds [--cases lenet5 cnn ...] [--repeats 5] [--data-dir DIR] [--out FILE]
 
 A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops
 (`peers`) and pfl-research (`pfl_peer`). Each contestant is a process with the same number of
@@ -77,7 +77,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=list(cases.CASES))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="contestants besides ours")
     parser.add_argument("--repeats", type=int, default=5, help="timings of every contestant, in turns")
-    parser.add_argument("--images", type=int, help="images in the pool, instead of each case's own number")
     parser.add_argument("--rounds", type=int, help="rounds in one timing, instead of each case's own number")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no further case after this time")
     parser.add_argument("--threads", type=int, default=len(machine.affinity()), help="threads of each contestant")
@@ -146,7 +145,7 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
     """
     environment = {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
     command = [sys.executable, "-m", "benchmarks.speed.ours", "--folder", str(folder), "--case", name]
-    for option in ("images", "rounds", "data_dir"):
+    for option in ("rounds", "data_dir"):
         if (value := getattr(args, option)) is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
     jax_environment = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.threads)}
@@ -191,21 +190,13 @@ def summarise(
         "world": workload,
         "about": about,
         "seconds": medians,
-        "memory_gib": {peer: max(t["memory_gib"] for t in ts) for peer, ts in times.items()},
         "image_gradients_per_second": round(gradients / ours, 1),
         "ratio": {peer: round(m["round"]["median"] / ours, 3) for peer, m in medians.items() if peer != "ours"},
-        "alpha": alpha(name),
+        "alpha": cases.CASES[name].settings.get("alpha"),
         "agreement": agreement,
         "skipped": skipped,
-        "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
         "commit": machine.commit(),
-        "load": machine.load(),
     }
-
-
-def alpha(name: str) -> float | None:
-    """Returns the case's Dirichlet concentration; None if its clients are equal."""
-    return cases.CASES[name].settings.get("alpha")
 
 
 def all_agree(case: Mapping[str, Any]) -> bool:

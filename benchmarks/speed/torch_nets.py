@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import torch_layout
+
 Tensors = dict[str, Tensor]
 
 
@@ -36,29 +38,19 @@ PATCH, HEADS, SIZE = 16, 6, 224
 
 def to_torch(model: str, name: str, x: np.ndarray) -> Tensor:
     """Returns our array in torch's layout."""
-    if x.ndim == 4:
-        x = x.transpose(3, 2, 0, 1)
-    elif name == "patch_embed/kernel":
-        x = x.reshape(PATCH, PATCH, -1, x.shape[1]).transpose(3, 2, 0, 1)
-    elif name == "fc1/kernel" and model in FLATTENED:
-        side = round((len(x) // FLATTENED[model]) ** 0.5)
-        x = x.reshape(side, side, FLATTENED[model], -1).transpose(3, 2, 0, 1).reshape(x.shape[1], -1)
-    elif x.ndim == 2:
-        x = x.T
-    return torch.tensor(np.ascontiguousarray(x))
+    if name == "patch_embed/kernel":
+        x = x.reshape(PATCH, PATCH, -1, x.shape[1])
+    return torch.tensor(np.ascontiguousarray(torch_layout.array_to_torch(x, _channels(model, name))))
 
 
 def from_torch(model: str, name: str, tensor: Tensor) -> np.ndarray:
     """Returns torch's tensor in our layout; the inverse of `to_torch`."""
-    x = tensor.detach().numpy()
-    if name == "patch_embed/kernel":
-        return x.transpose(2, 3, 1, 0).reshape(-1, len(x))
-    if x.ndim == 4:
-        return x.transpose(2, 3, 1, 0)
-    if name == "fc1/kernel" and model in FLATTENED:
-        side = round((x.shape[1] // FLATTENED[model]) ** 0.5)
-        return x.reshape(-1, FLATTENED[model], side, side).transpose(2, 3, 1, 0).reshape(-1, len(x))
-    return x.T if x.ndim == 2 else x
+    x = torch_layout.array_from_torch(tensor.detach().numpy(), _channels(model, name))
+    return x.reshape(-1, x.shape[-1]) if name == "patch_embed/kernel" else x
+
+
+def _channels(model: str, name: str) -> int | None:
+    return FLATTENED.get(model) if name == "fc1/kernel" else None
 
 
 def lenet5(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:

@@ -72,32 +72,22 @@ def our_values(study: Study) -> list[Value]:
 def ambiguities(study: Study) -> list[str]:
     """Returns a line for every value of the paper that several cells stand for, such as those of two learning rates."""
     return [
-        f"{key.method} on {key.dataset}, {key.model}, alpha {key.alpha:g} has {len(values)} cells that differ in other"
-        " settings"
-        for key, values in _values_by_key(study).items()
+        f"{method} on {dataset}, {model}, alpha {alpha:g} has {len(values)} cells that differ in other settings"
+        for (dataset, model, method, alpha), values in _values_by_key(study).items()
         if len(values) > 1
     ]
 
 
-class _Key(NamedTuple):
-    """What identifies a value of the paper."""
-
-    dataset: str
-    model: str
-    method: str
-    alpha: float
-
-
-def _values_by_key(study: Study) -> dict[_Key, list[Value]]:
-    """Returns the means of all cells that stand for a value of the paper."""
-    by_key: dict[_Key, list[Value]] = {}
+def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value]]:
+    """Returns (data set, model, method, alpha) -> the means of all cells that stand for that value of the paper."""
+    by_key: dict[tuple[str, str, str, float], list[Value]] = {}
     for cell in study.cells.values() if study.metric == "accuracy" else ():
         finals = list(results(study, cell).values())
         if finals:
             run = next(iter(cell.runs.values()))
             config, name = run.config, paper_name(run.config, run.given)
             if name and config.partition in DIRICHLET:
-                key = _Key(config.dataset, config.model, name, config.alpha)
+                key = config.dataset, config.model, name, config.alpha
                 by_key.setdefault(key, []).append(Value(*key, *statistics.mean_and_std(finals)))
     return by_key
 
@@ -467,15 +457,11 @@ def _mean_correlation(
 
 
 OF_VALUES: dict[str, Callable[[Values], Finding | None]] = {
-    "rank_at_smallest_alpha": rank_at_smallest_alpha,
-    "best_on_organamnist": best_on_organamnist,
-    "low_variance": low_variance,
-    "gain_over_fedavg": gain_over_fedavg,
-    "gain_with_transformers": gain_with_transformers,
-    "significance_over_pairs": significance_over_pairs,
-    "improved_cells": improved_cells,
-    "external_within": external_within,
-    "best_granularities": best_granularities,
+    measure.__name__: measure
+    for measure in (
+        *(rank_at_smallest_alpha, best_on_organamnist, low_variance, gain_over_fedavg, gain_with_transformers),
+        *(significance_over_pairs, improved_cells, external_within, best_granularities),
+    )
 }
 """Measure -> function of mean accuracies, which also computes the paper's numbers."""
 
@@ -487,11 +473,10 @@ def printed(measure: str) -> Finding | None:
 
 
 OF_STUDY: dict[str, Callable[[Study], Finding | None]] = {
-    "steady_over_rho": steady_over_rho,
-    "balanced_client_by_norm": balanced_client_by_norm,
-    "norms_grow_with_depth": norms_grow_with_depth,
-    "weights_rank_client_models": weights_rank_client_models,
-    "weights_against_class_distance": weights_against_class_distance,
-    "head_against_body": head_against_body,
+    measure.__name__: measure
+    for measure in (
+        *(steady_over_rho, balanced_client_by_norm, norms_grow_with_depth),
+        *(weights_rank_client_models, weights_against_class_distance, head_against_body),
+    )
 }
 """Measure -> function of a study."""

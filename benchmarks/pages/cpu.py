@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.machine import BUSY, RESULTS
 from benchmarks.pages.files import load_all
-from benchmarks.pages.markdown import number
+from benchmarks.pages.markdown import number, table
 from benchmarks.speed import cases
 
 
@@ -24,15 +24,13 @@ def summary(results: Path = RESULTS) -> str:
 
 def short_rounds(file: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of the README's table of a results file."""
-    yield describe(file)
-    yield ""
-    yield "| round | ours, s | compiling, s | PyTorch, lean | PyTorch, DataLoader |"
-    yield "|---|---|---|---|---|"
+    yield describe(file) + "\n"
+    rows = []
     for name, case in file["cases"].items():
         ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in ("lean", "loader")]
-        busy = "" if quiet(case) else " (busy)"
-        ours = number(case["seconds"]["ours"]["round"]["median"]), f"{case['about']['ours']['compile_seconds']:.1f}"
-        yield f"| {name}{busy} | {' | '.join((*ours, *ratios))} |"
+        seconds = number(case["seconds"]["ours"]["round"]["median"]), f"{case['about']['ours']['compile_seconds']:.1f}"
+        rows.append([name + ("" if quiet(case) else " (busy)"), *seconds, *ratios])
+    yield table(["round", "ours, s", "compiling, s", "PyTorch, lean", "PyTorch, DataLoader"], rows).rstrip()
 
 
 def describe(file: dict[str, Any]) -> str:
@@ -55,27 +53,24 @@ def describe(file: dict[str, Any]) -> str:
 
 def rounds(file: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of the table of rounds on a CPU."""
-    peak = file["sgemm GF/s"]
-    yield describe(file)
-    yield ""
-    yield f"| {' | '.join(_COLUMNS)} |"
-    yield "|---" * len(_COLUMNS) + "|"
+    yield describe(file) + "\n"
+    rows = []
     for name, case in file["cases"].items():
-        ours = case["seconds"]["ours"]["round"]
-        cells = [
+        ours, alpha = case["seconds"]["ours"]["round"], case["alpha"]
+        rows.append([
             f"{name}: {cases.CASES[name].description}{'' if quiet(case) else ' (busy)'}",
-            _alpha(case),
+            "equal" if alpha is None else f"{alpha:g}",
             f"{sum(case['world']['work'].values()) // case['world']['rounds']:,}",
             f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
             cpu_seconds(case, "ours"),
-            of_peak(case, peak["all cores"]),
-            *(ratio_to_ours(case, peer) for peer in _PEERS),
+            of_peak(case, file["sgemm GF/s"]["all cores"]),
+            *(ratio_to_ours(case, peer) for peer in ("lean", "loader", "pfl")),
             f"{case['about']['ours']['compile_seconds']:.1f}",
-        ]
-        yield f"| {' | '.join(cells)} |"
+        ])  # fmt: skip
+    head = ["round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader"]
+    yield table([*head, "pfl", "compile, s"], rows).rstrip()
     if not all(map(quiet, file["cases"].values())):
-        yield ""
-        yield ("busy: other work was running on the machine, so that these times are too long and their ratios rough.")
+        yield "\nbusy: other work was running on the machine, so that these times are too long and their ratios rough."
 
 
 def render_limits(results: Path = RESULTS) -> str:
@@ -101,16 +96,10 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
             f" report: {empty} s with an empty compilation cache, {full} s with a full one (target 90 s)."
         )
     if "plan" in file:
-        yield ""
-        yield "What `--dry-run` estimates, divided by what is measured (target: within 20 %):"
-        yield ""
-        yield "| run | seconds | memory |"
-        yield "|---|---|---|"
-        for name, plan in file["plan"].items():
-            yield f"| {name} | {plan['time']:.2f} | {plan['memory']:.2f} |"
-    yield ""
-    yield "Commands of these measurements:"
-    yield ""
+        yield "\nWhat `--dry-run` estimates, divided by what is measured (target: within 20 %):\n"
+        rows = [[name, f"{plan['time']:.2f}", f"{plan['memory']:.2f}"] for name, plan in file["plan"].items()]
+        yield table(["run", "seconds", "memory"], rows).rstrip()
+    yield "\nCommands of these measurements:\n"
     for command in dict.fromkeys(section["command"] for section in sections):
         yield f"- `{command}`"
 
@@ -121,18 +110,6 @@ LIMITS = ("help", "start", "sweep", "plan")
 def quiet(case: dict[str, Any]) -> bool:
     """Returns whether the machine was idle before and after a case."""
     return all((case.get(name) or 0) <= BUSY for name in ("others_before", "others_after"))
-
-
-_PEERS = ("lean", "loader", "pfl")
-
-
-def _alpha(case: dict[str, Any]) -> str:
-    """Returns the Dirichlet concentration of a case as text."""
-    return "equal" if case["alpha"] is None else f"{case['alpha']:g}"
-
-
-_COLUMNS = ("round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader")
-_COLUMNS += ("pfl", "compile, s")
 
 
 def cpu_seconds(case: dict[str, Any], contestant: str) -> str:

@@ -42,7 +42,10 @@ def shown(value: Any) -> str:
 def methods() -> str:
     """Returns `--method NAME` -> the settings it stands for, of the base methods and FedVG."""
     bases = {name: settings for name, settings in presets.METHODS.items() if "+" not in name}
-    return settings_table("`--method`", bases)
+    rows = [
+        [f"`{name}`", ", ".join(f"`{key} = {v}`" for key, v in settings.items())] for name, settings in bases.items()
+    ]
+    return table(["`--method`", "settings"], rows)
 
 
 def presets_of_data_sets() -> str:
@@ -57,28 +60,16 @@ def presets_of_data_sets() -> str:
     return table(["`--dataset`", *(f"`{name}`" for name in names)], rows)
 
 
-def settings_table(title: str, named: dict[str, dict]) -> str:
-    """Returns a row for every name, with its settings."""
-    rows = [
-        [f"`{name}`", ", ".join(f"`{key} = {value}`" for key, value in settings.items())]
-        for name, settings in named.items()
-    ]
-    return table([title, "settings"], rows)
-
-
 def fidelity() -> str:
     """Returns one row for every difference between the paper, the published code and the defaults here."""
     defaults = config.flatten(config.Config())
-    rows = [
-        [
-            escape(row.subject),
+    rows = []
+    for row in DEPARTURES:
+        paper, published = (
             escape(row.paper) + DOUBT[row.paper_evidence],
             escape(row.published) + DOUBT[row.published_evidence],
-            escape(row.ours),
-            published_behaviour(row, defaults),
-        ]
-        for row in DEPARTURES
-    ]
+        )
+        rows.append([escape(row.subject), paper, published, escape(row.ours), published_behaviour(row, defaults)])
     return table(["", "paper", "published code", "default here", "published behaviour"], rows)
 
 

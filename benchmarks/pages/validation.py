@@ -11,7 +11,7 @@ from benchmarks.pages.files import load, source_of_folder, source_of_seeds
 from benchmarks.pages.markdown import interval, table
 from benchmarks.studies import client_values as values
 from benchmarks.studies import lasting_weights as lasting
-from benchmarks.studies import uses
+from benchmarks.studies import seeds, uses
 from fedvg_jax.views.labels import method_label
 
 
@@ -135,7 +135,7 @@ def lasting_weights() -> str:
     head = ("weights", "test accuracy, %", "minus uniform, points", "minus FedVG, points", "lasting spread")
     mean, low, high = measured["explained"]
     finals = {name: np.array([curve[-1] for curve in runs]) for name, runs in measured["runs"].items()}
-    gap = values.interval((finals["lasting"] - finals["dealt"]).tolist())
+    gap = seeds.interval((finals["lasting"] - finals["dealt"]).tolist())
     lines = [
         f"- Share of the variance of log weights within rounds that the lasting part explains: {mean:.2f}"
         f" ({low:.2f} to {high:.2f}).",

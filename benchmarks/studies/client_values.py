@@ -14,33 +14,19 @@ draws its own partition.
 
 from __future__ import annotations
 
-import argparse
-import functools
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 import fedvg_jax as fv
-from benchmarks import machine
+from benchmarks.studies import seeds
 from benchmarks.studies.paper.clients import rank_correlation
-from fedvg_jax import commands
-from fedvg_jax.core.types import Schedule, SimState, Tree
+from fedvg_jax.core.types import Data, Schedule, SimState, Tree
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble.simulation import load_data
-from fedvg_jax.study import statistics
-
-ALPHA = 0.05
-LR = 0.2
-"""Learning rate of the committed results, unless the options give one."""
 
 RECORD = "client_accuracy,client_val_loss,client_drift"
 
@@ -66,19 +52,14 @@ WEIGHTS = {
 SPANS = ("all rounds", "first third", "last third")
 
 
-class Measured(NamedTuple):
-    """Results of one seed, by round."""
+Measured = dict[tuple[str, str], np.ndarray]
+"""Results of one seed: (part of the results, key of `MEASUREMENTS` or `WEIGHTS`) -> [rounds].
 
-    useful: np.ndarray
-    """[rounds] share of clients with a positive value"""
-    correlations: dict[str, np.ndarray]
-    """key of `MEASUREMENTS` -> [rounds]"""
-    gains: dict[str, np.ndarray]
-    """key of `WEIGHTS` -> [rounds, 2] loss and accuracy after one round minus those of uniform weights"""
+`useful` is the share of clients with a positive value; `loss` and `accuracy` are those after one round minus those of
+uniform weights."""
 
-
-Rounds = Callable[[SimState, Schedule, np.ndarray], tuple[SimState, Tree, tuple[np.ndarray, dict[str, np.ndarray]]]]
-"""(state, schedule, weights [R, K]) -> (states, sums of `task.measure` on the test rows, (scores, details) [K])"""
+Rounds = Callable[[SimState, Schedule, np.ndarray, Data], tuple[SimState, Tree, tuple[np.ndarray, dict]]]
+"""(state, schedule, weights [R, K], data) -> (states, sums of `task.measure` on the test rows, ([K] scores, ...))"""
 
 
 def rounds_under(sim: fv.Simulation) -> Rounds:
@@ -93,10 +74,10 @@ def rounds_under(sim: fv.Simulation) -> Rounds:
     step = fv.make_round(*parts, sim.config.clients, **options)
 
     @jax.jit
-    def rounds(state, schedule, weights):
+    def rounds(state, schedule, weights, data):
         def round_under(weights):
-            new, metrics = step(state, schedule, sim.data, {**sim.hyper, "given": weights})
-            return new, evaluate(new.variables, sim.data.pool, sim.data.test), (metrics.scores, metrics.detail)
+            new, metrics = step(state, schedule, data, {**sim.hyper, "given": weights})
+            return new, evaluate(new.variables, data.pool, data.test), (metrics.scores, metrics.detail)
 
         return jax.vmap(round_under, out_axes=(0, 0, None))(weights)
 
@@ -158,111 +139,50 @@ def loss_and_accuracy(sim: fv.Simulation, sums: Tree) -> np.ndarray:
     return np.array([[m["loss"], m["accuracy"]] for m in metrics])
 
 
-def measure(config: fv.Config, seed: int) -> Measured:
+def measure(sim: fv.Simulation, rounds: Rounds, seed: int) -> Measured:
     """Runs uniform averaging from one seed; measures all clients and the other weights in every round."""
-    sim = fv.simulation(replace(config, seed=seed, partition_seed=seed), data=_arrays(config))
-    rounds, rng = rounds_under(sim), np.random.default_rng(seed)
+    rng, state, measured = np.random.default_rng(seed), sim.state, []
     cohort = len(np.asarray(sim.schedule(0).clients))
     left_out = np.concatenate([np.ones((1, cohort)), 1 - np.eye(cohort)])
-    useful, correlations, gains, state = [], [], [], sim.state
-    for number in range(config.rounds):
+    for number in range(sim.config.rounds):
         schedule = sim.schedule(number)
-        states, sums, (scores, details) = rounds(state, schedule, left_out.astype(np.float32))
+        states, sums, (scores, details) = rounds(state, schedule, left_out.astype(np.float32), sim.data)
         base, *without = loss_and_accuracy(sim, sums)
         values = np.array(without)[:, 0] - base[0]
-        measured = measurements(sim, schedule, scores, details)
-        weights = np.stack(list(other_weights(measured, rng).values()))
-        _, sums, _ = rounds(state, schedule, np.resize(weights, left_out.shape).astype(np.float32))
-        useful.append((values > 0).mean())
-        correlations.append([rank_correlation(values, measured[name]) for name in MEASUREMENTS])
-        gains.append(loss_and_accuracy(sim, sums)[: len(weights)] - base)
+        of_clients = measurements(sim, schedule, scores, details)
+        weights = np.stack(list(other_weights(of_clients, rng).values()))
+        _, sums, _ = rounds(state, schedule, np.resize(weights, left_out.shape).astype(np.float32), sim.data)
+        gains = dict(zip(WEIGHTS, loss_and_accuracy(sim, sums)[: len(weights)] - base, strict=True))
+        of_round = {("useful", ""): (values > 0).mean()}
+        of_round |= {("correlations", name): rank_correlation(values, of_clients[name]) for name in MEASUREMENTS}
+        of_round |= {("loss", name): gain[0] for name, gain in gains.items()}
+        of_round |= {("accuracy", name): 100 * gain[1] for name, gain in gains.items()}
+        measured.append(of_round)
         state = jax.tree.map(lambda leaf: leaf[0], states)
-    by_measurement = np.array(correlations).T
-    by_weights = np.array(gains).swapaxes(0, 1)
-    return Measured(
-        np.array(useful),
-        dict(zip(MEASUREMENTS, by_measurement, strict=True)),
-        dict(zip(WEIGHTS, by_weights, strict=True)),
-    )
-
-
-@functools.lru_cache(1)
-def _arrays(config: fv.Config) -> Any:
-    return load_data(config)
-
-
-def interval(values: Sequence[float]) -> list[float]:
-    """Returns the mean and the limits of the 95 % Student's t interval.
-
-    >>> np.round(interval([1.0, 2.0, 3.0]), 3).tolist()  # t(0.975, 2 degrees of freedom) = 4.303; deviation 1
-    [2.0, -0.484, 4.484]
-    """
-    ours = {(i, 0): value for i, value in enumerate(values)}
-    compared = statistics.compare(ours, dict.fromkeys(ours, 0.0))
-    return [compared.mean, *compared.t_interval]
+    return {key: np.array([of_round[key] for of_round in measured]) for key in measured[0]}
 
 
 def summary(measured: Sequence[Measured]) -> dict[str, Any]:
-    """Returns [mean, low, high] over seeds of the means over rounds.
+    """Returns [mean, low, high] over seeds of the means over rounds, by part, key and span of rounds.
 
     The mean of a rank correlation ignores rounds in which the measurement is equal for all clients.
     """
-    num_rounds = len(measured[0].useful)
+    num_rounds = len(measured[0]["useful", ""])
     third = num_rounds // 3
     spans = dict(zip(SPANS, (slice(None), slice(third), slice(num_rounds - third, None)), strict=True))
-
-    def over_seeds(values: Callable[[Measured], np.ndarray]) -> dict[str, list[float]]:
-        return {
-            span: interval([float(np.nanmean(values(seed)[rounds])) for seed in measured])
+    results: dict[str, Any] = {}
+    for part, name in measured[0]:
+        values = {
+            span: seeds.interval([float(np.nanmean(seed[part, name][rounds])) for seed in measured])
             for span, rounds in spans.items()
         }
-
-    return {
-        "useful": over_seeds(lambda seed: seed.useful),
-        "correlations": {name: over_seeds(lambda seed, name=name: seed.correlations[name]) for name in MEASUREMENTS},
-        "loss": {name: over_seeds(lambda seed, name=name: seed.gains[name][:, 0]) for name in WEIGHTS},
-        "accuracy": {name: over_seeds(lambda seed, name=name: 100 * seed.gains[name][:, 1]) for name in WEIGHTS},
-    }
-
-
-class Command(NamedTuple):
-    """The parsed command line of a benchmark over seeds."""
-
-    config: fv.Config
-    """with FedVG's weights"""
-    seeds: int
-    out: Path
-    results: dict[str, Any]
-    """see `machine.begin`"""
-
-
-def parse_command(argv: Sequence[str] | None, name: str, description: str | None, seeds: int) -> Command:
-    """Parses the command line of a benchmark over seeds, by its module's name, docstring and number of seeds."""
-    parser = machine.parser(description, f"{name}.json")
-    parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="options of fedvg_jax.sim")
-    args = parser.parse_args(argv)
-    options = [word for word in args.options if word != "--"]
-    config = replace(commands.parse([f"--alpha={ALPHA}", f"--lr={LR}", *options]), weighting="fedvg", devices="1")
-    return Command(config, args.seeds, args.out, machine.begin(f"studies.{name}", argv))
-
-
-def write_result(command: Command, num_seeds: int, summary: dict[str, Any]) -> dict[str, Any]:
-    """Writes and returns the summary of `num_seeds` seeds, with the machine and the settings."""
-    names = ("dataset", "model", "alpha", "rounds")
-    settings = {name: getattr(command.config, name) for name in names} | {"seeds": num_seeds}
-    machine.finish(command.out, results := command.results | {"settings": settings} | summary)
+        results |= {part: results.get(part, {}) | ({name: values} if name else values)}
     return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures all seeds and writes the results."""
-    command = parse_command(argv, "client_values", __doc__, 10)
-    config = replace(command.config, record=RECORD)
-    measured = [measure(config, seed) for seed in track(range(command.seeds), console=Console(stderr=True))]
-    result = write_result(command, command.seeds, summary(measured))
-    print(json.dumps(result))
-    return 0
+    return seeds.run(argv, "client_values", __doc__, 10, rounds_under, measure, summary, RECORD)
 
 
 if __name__ == "__main__":

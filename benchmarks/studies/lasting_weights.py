@@ -16,24 +16,20 @@ Every seed draws its own partition, and all runs of a seed share the partition, 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 import fedvg_jax as fv
-from benchmarks.studies.client_values import interval, parse_command, write_result
+from benchmarks.studies import seeds
 from benchmarks.studies.paper.clients import rank_correlation
+from benchmarks.studies.seeds import interval
 from fedvg_jax.core.types import Hyper, ServerView, Tree, Variables, Weighting
 from fedvg_jax.engine.evaluate import make_evaluate
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble.simulation import load_data
 
 WEIGHTS = {
     "fedvg": "FedVG",
@@ -236,16 +232,7 @@ def summary(measured: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains all seeds and writes the results after each."""
-    command = parse_command(argv, "lasting_weights", __doc__, 20)
-    arrays = load_data(command.config)
-    measured, program, result = [], None, {}
-    for seed in track(range(command.seeds), console=Console(stderr=True)):
-        sim = fv.simulation(replace(command.config, seed=seed, partition_seed=seed), data=arrays)
-        program = program or make_program(sim)
-        measured.append(measure(sim, program, seed))
-        result = write_result(command, seed + 1, summary(measured))  # so that an interrupted run keeps its seeds
-    print(json.dumps(result))
-    return 0
+    return seeds.run(argv, "lasting_weights", __doc__, 20, make_program, measure, summary)
 
 
 if __name__ == "__main__":

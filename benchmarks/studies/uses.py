@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 import operator
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks import machine
-
-if TYPE_CHECKING:
-    from fedvg_jax.study import statistics
+from fedvg_jax.study import statistics, tables
+from fedvg_jax.study.collect import collect as study_of
+from fedvg_jax.study.markup import comma_separated
 
 ROOT, RESULTS = machine.ROOT, machine.RESULTS
 
@@ -151,16 +150,19 @@ def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
     return values
 
 
+def pairs(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], tuple[Values, Values]]:
+    """Returns (hypothesis, alpha) -> values of FedVG and of its control, where both were run."""
+    return {
+        (name, alpha): (values[alpha, FEDVG], values[alpha, control])
+        for name, control in CONTROLS.items()
+        for alpha in ALPHAS
+        if (alpha, FEDVG) in values and (alpha, control) in values
+    }
+
+
 def primary(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], Contrast]:
     """Returns (hypothesis, alpha) -> FedVG minus its control, one family with Holm's correction."""
-    from fedvg_jax.study import statistics
-
-    pairs = [(name, alpha) for name in CONTROLS for alpha in ALPHAS]
-    compared = {
-        (name, alpha): statistics.compare(values[alpha, FEDVG], values[alpha, CONTROLS[name]])
-        for name, alpha in pairs
-        if (alpha, FEDVG) in values and (alpha, CONTROLS[name]) in values
-    }
+    compared = {key: statistics.compare(*pair) for key, pair in pairs(values).items()}
     corrected = statistics.holm([c.t_p for c in compared.values()])
     return {key: contrast_of(c, p) for (key, c), p in zip(compared.items(), corrected, strict=True)}
 
@@ -171,20 +173,12 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
     Args:
         folder: one of `RANDOM`; the pretrained runs have the same seeds, partitions and cohorts.
     """
-    from fedvg_jax.study import statistics
-
     pretrained, random = (
         {
-            (name, alpha): {
-                key: value - values[alpha, control][key]
-                for key, value in values[alpha, FEDVG].items()
-                if key in values[alpha, control]
-            }
-            for name, control in CONTROLS.items()
-            for alpha in ALPHAS
-            if (alpha, FEDVG) in values and (alpha, control) in values
+            key: {seeds: value - control[seeds] for seeds, value in ours.items() if seeds in control}
+            for key, (ours, control) in pairs(read(name)).items()
         }
-        for values in map(read, (PRETRAINED[folder], folder))
+        for name in (PRETRAINED[folder], folder)
     )
     compared = {key: statistics.compare(pretrained[key], random[key]) for key in random if key in pretrained}
     return {key: contrast_of(c, c.t_p) for key, c in compared.items()}
@@ -205,8 +199,6 @@ def against(
     values: Mapping[tuple[str, str], Values], alpha: str, method: str, baseline: str = "fedavg"
 ) -> Contrast | None:
     """Returns a method minus the baseline at one alpha, without correction; None where one of them was not run."""
-    from fedvg_jax.study import statistics
-
     if (alpha, method) not in values or (alpha, baseline) not in values:
         return None
     c = statistics.compare(values[alpha, method], values[alpha, baseline])
@@ -218,10 +210,6 @@ def against(
 
 def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     """Writes runs.csv and run.json of the finished runs in a sweep's folder."""
-    from fedvg_jax.study import tables
-    from fedvg_jax.study.collect import collect as study_of
-    from fedvg_jax.study.markup import comma_separated
-
     study = study_of([source], partial=True)
     rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
     cells = [study.cell(method, scenario) for scenario in study.scenarios for method in study.methods]
@@ -235,15 +223,8 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
         pairs = zip(rows[1:], runs, strict=True)
         writer.writerows([*row, *more(run.records, run.config.lr)] for row, run in pairs)
     about = machine.describe([])
-    where = f"{about['processor']}, {about['cores']} cores"
-    written = {
-        "command": command,
-        "commit": commit,
-        "machine": where,
-        "date": about["date"][:10],
-        "runs": len(rows) - 1,
-    }
-    (folder / "run.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    written = {"command": command, "commit": commit, "machine": f"{about['processor']}, {about['cores']} cores"}
+    machine.write(folder / "run.json", written | {"date": about["date"][:10], "runs": len(rows) - 1})
 
 
 def more(records: Sequence[Mapping[str, Any]], lr: float) -> list[str]:

@@ -250,7 +250,7 @@ def test_rounds_under_given_weights_average_the_clients_with_these_weights():
     sim = fv.simulation(replace(config, record=client_values.RECORD))
     schedule = sim.schedule(0)
     weights = np.array([[1, 1, 1], [1, 0, 3], *np.eye(3)], np.float32)
-    states, sums, (scores, details) = client_values.rounds_under(sim)(sim.state, schedule, weights)
+    states, sums, (scores, details) = client_values.rounds_under(sim)(sim.state, schedule, weights, sim.data)
     distances = np.zeros(3)
     for before, (uniform, weighted, *clients) in zip(*map(jax.tree.leaves, (sim.state, states)), strict=True):
         if not jax.dtypes.issubdtype(before.dtype, np.floating):

@@ -257,9 +257,14 @@ def accelerator_peaks(size: int = 8192, repeats: int = 20) -> dict[str, float]:
 
 
 def median_seconds(f: Callable[[], Any], repeats: int) -> float:
-    """Returns the median seconds of `repeats` calls after a warm-up call; `f` waits for its own result."""
+    """Returns the median of `seconds`."""
+    return seconds(f, repeats)["median"]
+
+
+def seconds(f: Callable[[], Any], repeats: int) -> dict[str, Any]:
+    """Returns the seconds of `repeats` calls after a warm-up call, as `spread`; `f` waits for its own result."""
     f()
-    return spread([time_call(f) for _ in range(repeats)])["median"]
+    return spread([time_call(f) for _ in range(repeats)])
 
 
 def time_call(f: Callable[[], Any]) -> float:

@@ -77,21 +77,17 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def seconds_of(call: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Returns the seconds of calls after a first one, which writes bytecode and compiled programs, as `spread`."""
-    return machine.spread([machine.time_call(call) for _ in range(1 + repeats)][1:])
-
-
 def time_help(folder: Path, repeats: int) -> dict[str, float]:
-    """Returns the seconds of `--help`."""
-    return seconds_of(lambda: command("sim", "--help"), repeats)
+    """Returns the seconds of `--help`, after a first process that writes bytecode."""
+    return machine.seconds(lambda: command("sim", "--help"), repeats)
 
 
 def time_starts(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """Returns the seconds of each run of `STARTS`."""
+    """Returns the seconds of each run of `STARTS`, after a first one that fills the compilation cache."""
     starts = {name: words_of(flags, folder, "start") for name, flags in STARTS.items()}
     return {
-        name: seconds_of(lambda words=words: machine.in_process(run, words), repeats) for name, words in starts.items()
+        name: machine.seconds(lambda words=words: machine.in_process(run, words), repeats)
+        for name, words in starts.items()
     }
 
 

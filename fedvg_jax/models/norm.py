@@ -114,6 +114,8 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     >>> lone_row_is_undefined(init)
     True
     """
+    if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):  # which JAX has traced before
+        return False
     values: dict[tuple[str, ...], float] = {}
 
     def note(call, args, kwargs, context):
@@ -128,8 +130,7 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
 
     with nn.intercept_methods(note):
         stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # noqa: PLW0108  a new function is traced anew
-    num_stats = len(jax.tree.leaves(stats))
-    return num_stats > 0 and (num_stats != 2 * len(values) or min(values.values()) == 1)
+    return len(jax.tree.leaves(stats)) != 2 * len(values) or min(values.values()) == 1
 
 
 def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:

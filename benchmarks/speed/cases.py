@@ -59,6 +59,13 @@ CASES = {
         200,
         description="at 224 px, 4 clients of 8 a round, 1 epoch, batches of 8",
     ),
+    "vit_s16_lora": Case(
+        "vit_s16",
+        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8, "lora": 8},
+        120,
+        description="as vit_s16 with fewer rows; adapters of rank 8 and the head are trained",
+        checked_steps=1,
+    ),
     "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
     "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),
     "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),

@@ -38,11 +38,11 @@ WEIGHTS: relative difference of weights, which are inverses of the gradient norm
 
 
 def flatten_model(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.ndarray]:
-    """Returns the arrays of a model by path: "prefix/params/layer/kernel", "prefix/stats/layer/mean"."""
+    """Returns the arrays of a model or a part by path: "prefix/params/layer/kernel", "prefix/stats/layer/mean"."""
 
     def flatten(node, path: str) -> dict[str, np.ndarray]:
         if not isinstance(node, Mapping):
-            return {path: np.asarray(node)}
+            return {} if node is None else {path: np.asarray(node)}
         return {name: leaf for key in node for name, leaf in flatten(node[key], f"{path}/{key}").items()}
 
     return flatten(params, f"{prefix}/params") | flatten(stats, f"{prefix}/stats")

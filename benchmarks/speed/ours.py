@@ -24,7 +24,7 @@ from jax import lax
 
 from benchmarks import machine
 from benchmarks.speed import cases, contest
-from fedvg_jax.core import tree
+from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import ClientReturn, Data, Executor, Hyper, Schedule, ServerView, SimState, Variables
 from fedvg_jax.engine import executors, lane_plan, local_training, robust
 from fedvg_jax.engine import schedule as schedules
@@ -64,6 +64,8 @@ def write_workload(folder: Path, case: cases.Case, sim: build.Simulation, planne
     schedules = {f"r{r}/{name}": getattr(s, name) for r, s in enumerate(planned) for name in contest.SCHEDULE_FIELDS}
     scoring = {"scoring": np.asarray(sim.data.scoring)}
     model = contest.flatten_model("init", *jax.device_get(sim.state.variables))
+    if sim.base is not None:
+        model |= contest.flatten_model("base", *jax.device_get(sim.base))
     np.savez(folder / "workload.npz", **pool, **schedules, **scoring, **model)
     config = sim.config
     settings = {
@@ -135,7 +137,8 @@ class Ours:
         state, data = jax.device_get((self.sim.state, self.sim.data))
         planned = planned._replace(plan=lane_plan.plan_lanes(planned.num_steps, 1))
         with jax.enable_x64(True):
-            state, hyper = jax.tree.map(_to_float64, (state, self.sim.hyper))
+            state, hyper, base = jax.tree.map(_to_float64, (state, self.sim.hyper, data.base))
+            data = data._replace(base=base)
             return state, data, self.phases_of_one_device["train"](state, planned, data, hyper), hyper
 
     def time(self) -> dict[str, float]:
@@ -179,8 +182,10 @@ def _to_float64(x: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
 
 def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     """Returns training, scoring and aggregation as separately jitted functions."""
-    weighting, parts = sim.weighting, (sim.task, sim.algorithm, sim.optimiser)
-    client = functools.partial(local_training.make_client, *parts)
+
+    def client(shared, planned):
+        task = sim.bind(shared[1].base).task
+        return local_training.make_client(task, sim.algorithm, sim.optimiser, shared, planned)
 
     def train(state, planned, data, hyper) -> Variables:
         trained = executor.train(client, (state, data, hyper), planned)
@@ -188,7 +193,7 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
     def measure(shared, client):
         hyper, data = shared
-        return weighting.signal(hyper, client, data)
+        return sim.bind(data.base).weighting.signal(hyper, client, data)
 
     def score(state, clients, planned, data, hyper):
         deltas = jax.tree.map(lambda p, c: p[None] - c, state.variables.params, clients.params)
@@ -196,7 +201,8 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         return executor.map(measure, (hyper, data), reports)
 
     def aggregate(state, clients, signals, planned, data, hyper):
-        weights = weighting.weigh(hyper, signals, ServerView(state.variables, clients, planned.shuffle, data))
+        view = ServerView(state.variables, clients, planned.shuffle, data)
+        weights = sim.weighting.weigh(hyper, signals, view)
         return robust.mean(hyper, state.variables, clients, weights, sharding=executor.clients)
 
     return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
@@ -208,7 +214,8 @@ def flops(case: cases.Case, sim: build.Simulation) -> float | None:
     Counted with XLA's own convolution, because ours adds products with zeros in some layers and saves products in
     others. XLA counts a loop's body once, so loops are unrolled here.
     """
-    task = cases.task(case, "lax") or registry.make_task(dataclasses.replace(sim.config, conv="lax"), sim.arrays)
+    config = dataclasses.replace(sim.config, conv="lax")
+    task = cases.task(case, "lax") or trained_part.bind(registry.make_task(config, sim.arrays), sim.base)
     size = sim.config.batch_size
     x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)
     batch = type(sim.data.pool)(x, jax.ShapeDtypeStruct((size,), jnp.int32))

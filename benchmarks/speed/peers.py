@@ -45,10 +45,14 @@ class Workload(NamedTuple):
     rounds: list[list[list[Tensor]]]
     """rows of the minibatches: round, client, minibatch"""
     scoring: list[Tensor]
+    base: Tensors
+    """frozen parameters, which need no gradient"""
 
     @property
     def net(self):
-        return torch_nets.NETS[self.settings["model"]]
+        """The network, as a function of the trained parameters."""
+        net, base = torch_nets.NETS[self.settings["model"]], self.base
+        return (lambda params, *args: net(base | params, *args)) if base else net
 
 
 def read(folder: Path) -> Workload:
@@ -59,7 +63,7 @@ def read(folder: Path) -> Workload:
     x = torch.tensor(arrays["x"]).permute(0, 3, 1, 2).contiguous().float() / 255
 
     def tensors(kind: str) -> Tensors:
-        model = contest.select_prefix(arrays, f"init/{kind}")
+        model = contest.select_prefix(arrays, kind)
         return {name: torch_nets.to_torch(settings["model"], name, array) for name, array in model.items()}
 
     def batches(table: np.ndarray) -> list[Tensor]:
@@ -71,7 +75,8 @@ def read(folder: Path) -> Workload:
 
     rounds = [clients(r) for r in range(settings["rounds"])]
     y = torch.tensor(arrays["y"]).long()
-    return Workload(settings, x, y, tensors("params"), tensors("stats"), rounds, batches(arrays["scoring"]))
+    model, base = (tensors("init/params"), tensors("init/stats")), tensors("base/params")
+    return Workload(settings, x, y, *model, rounds, batches(arrays["scoring"]), base)
 
 
 class Variant(NamedTuple):
@@ -362,7 +367,8 @@ def to_float64(workload: Workload) -> Workload:
         return {name: tensor.double() for name, tensor in tensors.items()}
 
     pixels = (workload.x.double() * 255).round() / 255
-    return workload._replace(x=pixels, params=convert(workload.params), stats=convert(workload.stats))
+    model = {name: convert(getattr(workload, name)) for name in ("params", "stats", "base")}
+    return workload._replace(x=pixels, **model)
 
 
 def check(peer: Lean) -> dict[str, np.ndarray]:

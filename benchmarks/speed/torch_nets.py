@@ -32,6 +32,9 @@ ONE = Groups()
 FLATTENED = {"lenet5": 16, "cnn": 64, "pfl_cnn": 64}
 """Channels of the image that is flattened before fc1: channel-major in torch, pixel-major in ours."""
 
+LORA_SCALE = 8
+"""s of adapters."""
+
 PATCH, HEADS, SIZE = 16, 6, 224
 """Patch size, attention heads and image size of ViT-S/16."""
 
@@ -137,8 +140,9 @@ def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) ->
 
 
 def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
-    """Dense layer, x W' + b."""
-    return F.linear(x, t[f"{name}/kernel"], t[f"{name}/bias"])
+    """Dense layer, x W' + b; with an adapter plus (x A') B' s / r, as peft's `lora.Linear`."""
+    y, a = F.linear(x, t[f"{name}/kernel"], t[f"{name}/bias"]), t.get(f"{name}/lora_a")
+    return y if a is None else y + F.linear(F.linear(x, a), t[f"{name}/lora_b"]) * (LORA_SCALE / len(a))
 
 
 def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE) -> Tensor:

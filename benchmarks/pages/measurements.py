@@ -42,6 +42,16 @@ def adapters() -> str:
     return table(columns, rows) + "\n\n" + source(measured["machine"])
 
 
+def adapters_vit_b16() -> str:
+    """Returns the memory of a round of ViT-B/16 in which a large cohort trains adapters."""
+    measured = load("adapters_vit_b16")
+    point = measured["points"][0]
+    names = ("trained_bytes", "frozen_bytes", "temporaries")
+    cells = [str(point["cohort"]), *(f"{point[name] / 2**20:,.0f}" for name in names)]
+    columns = ["cohort", "trained, MiB", "frozen, MiB", "temporaries of one device, MiB"]
+    return table(columns, [cells]) + "\n\n" + source(measured["machine"])
+
+
 def cohort_memory() -> str:
     """Returns MiB of a round's temporaries, by cohort and `--hold`."""
     points = {(p["cohort"], p["hold"]): f"{p['bytes'] / MIB:,.0f} MiB" for p in load("cohort_memory")["points"]}
@@ -179,7 +189,7 @@ def experiments() -> str:
 
 
 TABLES = (
-    *(compiling, adapters, cohort_memory, convolutions, own_networks, host_pool, faults, targets),
+    *(compiling, adapters, adapters_vit_b16, cohort_memory, convolutions, own_networks, host_pool, faults, targets),
     *(hypergradient_memory, parity, costs, planning, experiments),
 )
 """Tables, each with the name of its markers."""

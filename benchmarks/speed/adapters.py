@@ -1,30 +1,33 @@
 """Measures rounds in which a whole model, adapters, or head and norms are trained: time, memory and bytes sent.
 
     python -m benchmarks.speed.adapters [--models NAME ...] [--cohorts K ...]
+    python -m benchmarks.speed.adapters --models vit_b16 --out benchmarks/results/adapters_vit_b16.json
 
 ViT-S/16 at 224 pixels and EfficientNet-Lite0 at 64 with random weights; cohorts of 4 and 16 clients, each with one step
-on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. Each case compiles and runs in a process of its own.
-`seconds` is the least of the rounds after the first. `temporaries` are those that XLA plans for a chunk of rounds
-(`memory_analysis`); data, state and frozen tensors come in addition. Writes benchmarks/results/adapters.json.
+on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. ViT-B/16 with adapters has a cohort of 64 and minibatches
+of 1 row. Each case compiles and runs in a process of its own, with a device for every core, as the command line has.
+`seconds` is the least of the rounds after the first, if there are any. `temporaries` are those that XLA plans for a
+chunk of rounds on each device (`memory_analysis`); data, state and frozen tensors come in addition. Writes
+benchmarks/results/adapters.json.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from typing import Any
 
 from benchmarks import machine
 
-SIZES = {"vit_s16": 224, "efficientnet_lite0": 64}
-COHORTS = (4, 16)
-ROWS = 8
-TIMED = {4: 2, 16: 1}
-"""Cohort -> rounds that are timed."""
+SIZES = {"vit_s16": 224, "efficientnet_lite0": 64, "vit_b16": 224}
+COHORTS = {"vit_s16": (4, 16), "efficientnet_lite0": (4, 16), "vit_b16": (64,)}
+ROWS = {"vit_s16": 8, "efficientnet_lite0": 8, "vit_b16": 1}
+TIMED = {4: 2, 16: 1, 64: 0}
+"""Cohort -> rounds after the first."""
 PARTS = {
     "vit_s16": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|norm"}},
     "efficientnet_lite0": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|/bn"}},
+    "vit_b16": {"LoRA 8": {"lora": 8}},
 }
 
 
@@ -38,12 +41,12 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
     from fedvg_jax.runs.assemble import simulation
     from fedvg_jax.runs.placement.memory import num_bytes
 
-    rng, size = np.random.default_rng(0), SIZES[model]
-    train, rest = np.split(np.arange((cohort + 2) * ROWS), [cohort * ROWS])
+    rng, size, rows = np.random.default_rng(0), SIZES[model], ROWS[model]
+    train, rest = np.split(np.arange((cohort + 2) * rows), [cohort * rows])
     val, test = (np.split(half, [len(half)] + [len(half)] * (cohort - 2)) for half in np.split(rest, 2))
     partition = (np.split(train, cohort), val, test)
-    images = rng.integers(0, 256, ((cohort + 2) * ROWS, size, size, 3), np.uint8)
-    settings = {"rounds": 1 + TIMED[cohort], "join_ratio": 1.0, "local_epochs": 1, "batch_size": ROWS, "lr": 0.001}
+    images = rng.integers(0, 256, ((cohort + 2) * rows, size, size, 3), np.uint8)
+    settings = {"rounds": 1 + TIMED[cohort], "join_ratio": 1.0, "local_epochs": 1, "batch_size": rows, "lr": 0.001}
     config = fv.Config(
         model=model, clients=cohort, normalise="half", weighting="fedvg", **settings, **PARTS[model][part]
     )
@@ -60,7 +63,7 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
         "model": model,
         "cohort": cohort,
         "part": part,
-        "seconds": min(seconds[1:]),
+        "seconds": min(seconds[1:] or seconds),
         "compile_seconds": compile_seconds,
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
         "trained_bytes": num_bytes(state.variables),
@@ -72,13 +75,15 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Measures the cases that the command line chooses, by default all, and writes the results."""
     parser = machine.parser(__doc__, "adapters.json")
-    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--cohorts", nargs="+", type=int, choices=COHORTS, default=list(COHORTS))
+    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["vit_s16", "efficientnet_lite0"])
+    parser.add_argument("--cohorts", nargs="+", type=int, choices=list(TIMED), default=list(TIMED))
     options = parser.parse_args(argv)
     results, points = machine.begin("speed.adapters", argv), []
-    for model, cohort in itertools.product(options.models, options.cohorts):
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(machine.affinity()))}
+    cases = [(model, cohort) for model in options.models for cohort in COHORTS[model] if cohort in options.cohorts]
+    for model, cohort in cases:
         for part in PARTS[model]:
-            points.append(case := machine.in_process(measure, model, cohort, part))
+            points.append(case := machine.in_process(measure, model, cohort, part, environment=environment))
             mib = f"{case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up"
             print(f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round, {mib}", flush=True)
     machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": points})

@@ -23,6 +23,7 @@ from jax import Array
 
 from fedvg_jax.core import local_part, tree
 from fedvg_jax.core.types import Task, UsageError, Variables, compiled
+from fedvg_jax.host import hardware
 
 SCALE = 8.0
 """s. A learning rate then fits other ranks, too; peft has the same default."""
@@ -77,7 +78,8 @@ def lora(task: Task, variables: Variables, rank: int, include: str = "", train: 
     def is_frozen(path: str) -> bool:
         return not (IS_ADAPTER(path) or trained(path)) or bool(task.is_frozen and task.is_frozen(path))
 
-    return adapted._replace(is_frozen=is_frozen), filled(adapted.init(jax.random.key(0)), variables)
+    drawn = hardware.jit_once(adapted.init)(jax.random.key(0))
+    return adapted._replace(is_frozen=is_frozen), filled(drawn, variables)
 
 
 def with_adapters(task: Task, rank: int, include: str = "") -> Task:

@@ -41,7 +41,8 @@ def accumulate_gradients(
         if size == len(mask) or has_float_inputs:
             return part.loss(params, stats, batch, mask, train)
         mean = _mean_by_microbatches(lambda base: bind(task, base).loss, stats, train, size)
-        return mean(params, base, batch, mask), stats
+        # a base from outside of `shard_map` has a type of another mesh, of which the rule could make no zero tangents
+        return mean(params, lax.optimization_barrier(base), batch, mask), stats
 
     return part._replace(loss=loss)
 

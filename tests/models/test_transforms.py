@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from support import programs, worlds
 
 from fedvg_jax.core import trained_part
@@ -42,14 +44,20 @@ def test_loss_and_gradient_equal_those_of_the_whole_minibatch(model, max_rows, r
 
 
 def test_the_rule_closes_over_no_frozen_tensor(model):
-    """A program has the base as an argument: its gradients by microbatches are those of the part of the whole model."""
+    """A program has the base as an argument: its gradients by microbatches are those of the part of the whole model.
+
+    On two devices the function of a device closes over the base, as a round's does.
+    """
     part, base = trained_part.split(model, lambda path: path.startswith("classifier/"))
 
     def gradient(params, base):
         task = transforms.accumulate_gradients(WHOLE, 4, base, trained_part.bind)
         loss = jax.jit(task.loss, static_argnums=4)  # as a run's
-        return jax.grad(lambda params: loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0])(params)
+        own = jax.grad(lambda params: loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0])
+        return jax.shard_map(own, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(params)
 
+    mesh = Mesh(jax.devices()[:2], ("devices",))
+    part, base = jax.device_put((part, base), NamedSharding(mesh, P()))
     of_whole = worlds.jit(jax.grad(lambda params: WHOLE.loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0]))
     expected = of_whole(model.params)["classifier"]
     worlds.assert_close(worlds.jit(gradient)(part.params, base)["classifier"], expected, 1e-12)

@@ -13,6 +13,9 @@ from fedvg_jax.study.cells import Replicate
 LEVEL = 0.05
 """Significance level."""
 
+EXACT_UP_TO = 14
+"""Most differences of which all sign patterns are enumerated where ties rule out SciPy's exact table."""
+
 Alternative = Literal["two-sided", "greater"]
 
 
@@ -101,9 +104,10 @@ def _t_test(differences: np.ndarray) -> tuple[tuple[float, float], float]:
 
 
 def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") -> float:
-    """Returns the p value of the signed-rank test, exact for up to 50 differences without ties or 13 with ties.
+    """Returns the p value of the signed-rank test, exact for up to 50 differences without ties.
 
-    Differences of 0 are dropped. Above these numbers SciPy's normal approximation is used.
+    Differences of 0 are dropped. With ties, all sign patterns are enumerated for up to `EXACT_UP_TO` differences; above
+    that, SciPy's normal approximation is used.
 
     Args:
         differences: [n] float.
@@ -117,10 +121,19 @@ def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") ->
     """
     from scipy import stats
 
+    if not len(differences):
+        return math.nan
     nonzero = differences[differences != 0]
     if not len(nonzero):
-        return 1.0 if len(differences) else math.nan
-    result: Any = stats.wilcoxon(nonzero, alternative=alternative)
+        return 1.0
+    has_ties = len(np.unique(np.abs(nonzero))) < len(nonzero)
+    if has_ties and len(nonzero) <= EXACT_UP_TO:
+        ranks = (np.sign(nonzero) * stats.rankdata(np.abs(nonzero)),)
+        signs = {"permutation_type": "samples", "n_resamples": 2**EXACT_UP_TO}
+        result: Any = stats.permutation_test(ranks, np.sum, alternative=alternative, **signs)
+    else:
+        method = "asymptotic" if has_ties or len(nonzero) > 50 else "exact"
+        result = stats.wilcoxon(nonzero, alternative=alternative, method=method)
     return float(result.pvalue)
 
 

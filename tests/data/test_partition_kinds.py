@@ -182,7 +182,7 @@ def test_groups_may_be_any_integers_or_strings_one_per_row():
         ({"test_ratio": 0.5, "val_ratio": 0.5}, ["0.5 + validation ratio 0.5", "below 1"]),
         ({"val_ratio": 0.001}, ["0.001", "8 clients", "validation"]),
         ({"kind": "official", "alpha": 1e-9}, ["1e-09", "too small"]),
-        ({"kind": "group", "groups": None}, ["needs an array groups [T]", "--group-column"]),
+        ({"kind": "group", "groups": None}, ["needs an array groups [T]", "--columns group=NAME"]),
         ({"kind": "group", "num_clients": 41}, ["40 groups for 41 clients", "--clients 40"]),
         ({"kind": "group", "num_clients": 40, "min_samples": 17}, ["client", "has", "fewer than --min-samples 17"]),
         ({"kind": "classes", "classes_per_client": 5}, ["1..4", "got 5"]),

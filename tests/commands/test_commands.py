@@ -16,7 +16,11 @@ from fedvg_jax.study import sweep_arguments
 
 ROOT = Path(__file__).parents[2]
 
-WRITTEN = [p for p in sorted((ROOT / "docs").rglob("*.md")) if "/_" not in str(p.relative_to(ROOT))]
+WRITTEN = [
+    p for p in sorted((ROOT / "docs").rglob("*.md")) if not re.search("/_|docs/studies", str(p.relative_to(ROOT)))
+]
+"""Without the pages that a build of the site makes."""
+
 COMMANDS = [ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "bounds")]
 PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").rglob("*.toml")), *COMMANDS]
 COMMAND = re.compile(r"""python -m fedvg_jax[\w.]*(?:"[^"\n]*"|[^`\n#(;|&"])*""")

@@ -162,7 +162,7 @@ class Choices(NamedTuple):
     At LLVM's level 1 that of ResNet-18 takes 4.7 CPU seconds to compile instead of 36 and gives the same bits. Level 0
     gives others. Evaluations of a CNN would take 1.4 times as long at level 1."""
     options_of_evaluation: Mapping[str, bool]
-    """XLA's options for the evaluation of a network without loops.
+    """XLA's options for the evaluation of a network without loops, of jax 0.10 only.
 
     Without fusion emitters those of a CNN, LeNet-5 and ResNet-18 take 0.55, 0.78 and 0.82 times the CPU seconds to
     compile, run as fast and give the same bits. That of a GRU would take 2.4 times as long to run."""

@@ -116,10 +116,8 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     if len(set(lengths.values())) != 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no setting"
         raise UsageError(f"{source}: settings that are zipped must have equally many values; got {listed}")
-    rows = zip(*columns.values(), strict=True)
-    axis = Axis(
-        tuple(columns), tuple({repr(row): row for row in rows}.values())
-    )  # a value that is given twice counts once
+    once = {repr(row): row for row in zip(*columns.values(), strict=True)}  # a value that is given twice counts once
+    axis = Axis(tuple(columns), tuple(once.values()))
     if axis.names == ("record",) and len(axis.values) > 1:
         joined = ",".join(str(value) for (value,) in axis.values)
         raise UsageError(f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}")

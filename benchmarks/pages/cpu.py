@@ -44,10 +44,11 @@ def describe(file: dict[str, Any]) -> str:
     for version, measured in sorted(of_torch.items()):
         names.append(f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else ""))
     versions = ", ".join(names)
-    peak, busy = file["sgemm GF/s"], ", busy" if machine["busy"] else ""
+    peak = file["sgemm GF/s"]
     return (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
-        f" {peak['all cores']:.0f} on all{busy}), {file['threads']} threads each, {versions}, {machine['date'][:10]}."
+        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, {versions};"
+        f" the latest row is of {machine['date'][:10]}."
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import signal
 import sys
 import time
@@ -22,7 +23,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.gpu import process, workload
-from benchmarks.speed import cases
+from benchmarks.speed import adapters, cases
 from fedvg_jax.runs import loop
 
 Results = Iterator[dict[str, Any]]
@@ -75,6 +76,22 @@ def models(box: workload.Box) -> Results:
         ways = [(n, workload.Way(conv, model=model, side=side)) for n in (4, 1) for conv in convs]
         results[f"{model} at {side} pixels"] = workload.step_milliseconds(box, ways[: 1 if box.smoke else None])
         yield {"milliseconds": results}
+
+
+def trained_parts(box: workload.Box) -> Results:
+    """Seconds and memory of rounds that train all, adapters, or head and norms: decides what the page of adapters says.
+
+    Each case has a process of its own, because a device's peak of memory cannot be reset.
+    """
+    models = ["tinycnn"] if box.smoke else ["vit_s16", "efficientnet_lite0", "vit_b16"]
+    cases = [(m, cohort, part) for m in models for cohort in adapters.COHORTS[m] for part in adapters.PARTS[m]]
+    points: list[dict[str, Any]] = []
+    for case in sorted(cases, key=operator.itemgetter(1)):
+        try:
+            points.append(machine.in_process(adapters.measure, *case))
+        except SystemExit as error:  # out of memory: the others still count
+            points.append({"case": case, "error": str(error)})
+        yield {"points": points}
 
 
 def phases(box: workload.Box) -> Results:
@@ -137,6 +154,7 @@ SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
     "round_chosen": phases,
     "run": run,
     "models": models,
+    "adapters": trained_parts,
 }
 """In the order of `session.SECTIONS`."""
 

@@ -36,6 +36,7 @@ SECTIONS = {
     "round_chosen": 40,
     "run": 60,
     "models": 60,
+    "adapters": 120,
 }
 """Section -> its share of the time, the most important first; what one leaves goes to the next."""
 
@@ -80,6 +81,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cpu-smoke", action="store_true")
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "fedvg_jax" / "xla")
     parser.add_argument("--data-dir", type=Path, help="of the study: a folder with cifar10.npz, or its pieces part-*")
+    parser.add_argument(
+        "--adapters", nargs=2, type=Path, metavar=("FILE.npz", "START"), help="of the study of adapters"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     return parser.parse_args(argv)
 

@@ -1,8 +1,9 @@
 """`python -m benchmarks.gpu study`: the paper's cell as sweeps that continue where they stopped.
 
-Each of `STAGES` is a sweep folder of its own under --out, in the protocol's order. The study stops by itself
-before its time limit, and writes DIR.tar.xz: histories and summaries of finished runs, without checkpoints. Where
-DIR.tar.xz lies beside a missing DIR, it is unpacked first.
+Each of `STAGES` is a sweep folder of its own under --out, in the protocol's order. With --adapters FILE.npz START, its
+images and initial weights, the study of adapters is the last one, or without --data-dir the only one. The study stops
+by itself before its time limit, and writes DIR.tar.xz: histories and summaries of finished runs, without checkpoints.
+Where DIR.tar.xz lies beside a missing DIR, it is unpacked first.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ STAGES = {
 }
 """Folder of a sweep -> its command line."""
 
+ADAPTERS = ("--config", str(SWEEPS / "adapters.toml"))
+"""Command line of the study of adapters, the last stage."""
+
 LEFT_OUT = ("checkpoint", "best", "final", ".claim", "report")
 """Beginnings of names that the archive leaves out."""
 
@@ -44,14 +48,19 @@ def run(args: argparse.Namespace) -> int:
         with tarfile.open(archive) as file:
             file.extractall(args.out.parent, filter="data")
     args.out.mkdir(parents=True, exist_ok=True)
-    data = [] if args.cpu_smoke else ["--data-dir", str(assemble(args.data_dir))]
+    stages = {}
+    if args.data_dir or not args.adapters:
+        data = () if args.cpu_smoke else ("--data-dir", str(assemble(args.data_dir)))
+        stages |= {name: (*words, *data) for name, words in list(STAGES.items())[:: 3 if args.cpu_smoke else 1]}
+    if args.adapters:
+        stages["adapters"] = (*ADAPTERS, "--data-dir", str(args.adapters[0]), "--init", str(args.adapters[1]))
     note_machine(args)
     code = 0
-    for name, words in list(STAGES.items())[:: 3 if args.cpu_smoke else 1]:
+    for name, words in stages.items():
         left = deadline - RESERVE - time.monotonic()
         if left < (1 if args.cpu_smoke else 20):
             break
-        command = [sys.executable, "-m", "fedvg_jax.sweep", *words, *data, "--out", str(args.out / name)]
+        command = [sys.executable, "-m", "fedvg_jax.sweep", *words, "--out", str(args.out / name)]
         command += ["--jobs", "1", "--cache-dir", str(args.cache_dir), *["--scale", "tiny"] * args.cpu_smoke]
         process = subprocess.Popen(command, env=sections.environment_of(args))
         try:

@@ -43,6 +43,10 @@ def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
     steps |= {f"{network}, a client's step": ways for network, ways in networks.items()}
     for name, way, milliseconds in ((name, way, ms) for name, ways in steps.items() for way, ms in ways.items()):
         yield f"| {name}, {way.replace('lanes, ', 'lanes, --conv ').replace('1 lanes', '1 lane')} | {milliseconds} ms |"
+    for point in sections.get("adapters", {}).get("points", ()):
+        if "seconds" in point:
+            name = f"{point['model']}, cohort {point['cohort']}, {point['part']}: a round, peak of memory"
+            yield f"| {name} | {number(point['seconds'])} s, {point['peak_bytes'] / 2**20:,.0f} MiB |"
     for conv, rates in sections.get("score", {}).get("rows per second", {}).items():
         fastest = {precision: max(of_rows.items(), key=lambda row: row[1]) for precision, of_rows in rates.items()}
         for precision, (rows, rate) in fastest.items():

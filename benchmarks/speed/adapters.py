@@ -7,8 +7,8 @@ ViT-S/16 at 224 pixels and EfficientNet-Lite0 at 64 with random weights; cohorts
 on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. ViT-B/16 with adapters has a cohort of 64 and minibatches
 of 1 row. Each case compiles and runs in a process of its own, with a device for every core, as the command line has.
 `seconds` is the least of the rounds after the first, if there are any. `temporaries` are those that XLA plans for a
-chunk of rounds on each device (`memory_analysis`); data, state and frozen tensors come in addition. Writes
-benchmarks/results/adapters.json.
+chunk of rounds on each device (`memory_analysis`); data, state and frozen tensors come in addition. `peak_bytes` is the
+most that the first device held, where it says so. Writes benchmarks/results/adapters.json.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from typing import Any
 
 from benchmarks import machine
 
-SIZES = {"vit_s16": 224, "efficientnet_lite0": 64, "vit_b16": 224}
-COHORTS = {"vit_s16": (4, 16), "efficientnet_lite0": (4, 16), "vit_b16": (64,)}
-ROWS = {"vit_s16": 8, "efficientnet_lite0": 8, "vit_b16": 1}
+SIZES = {"vit_s16": 224, "efficientnet_lite0": 64, "vit_b16": 224, "tinycnn": 8}
+COHORTS = {"vit_s16": (4, 16), "efficientnet_lite0": (4, 16), "vit_b16": (64,), "tinycnn": (4,)}
+ROWS = {"vit_s16": 8, "efficientnet_lite0": 8, "vit_b16": 1, "tinycnn": 8}
 TIMED = {4: 2, 16: 1, 64: 0}
 """Cohort -> rounds after the first."""
 PARTS = {
     "vit_s16": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|norm"}},
     "efficientnet_lite0": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|/bn"}},
     "vit_b16": {"LoRA 8": {"lora": 8}},
+    "tinycnn": {"head": {"train": "^classifier/"}},
 }
 
 
@@ -69,13 +70,14 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
         "trained_bytes": num_bytes(state.variables),
         "frozen_bytes": num_bytes(sim.base),
         "bytes_up": sim.traffic.up,
+        "peak_bytes": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measures the cases that the command line chooses, by default all, and writes the results."""
     parser = machine.parser(__doc__, "adapters.json")
-    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["vit_s16", "efficientnet_lite0"])
+    parser.add_argument("--models", nargs="+", choices=list(PARTS), default=["vit_s16", "efficientnet_lite0"])
     parser.add_argument("--cohorts", nargs="+", type=int, choices=list(TIMED), default=list(TIMED))
     options = parser.parse_args(argv)
     results, points = machine.begin("speed.adapters", argv), []

@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 _FEDERATION = ("algorithm", "weighting", "selection", "send", "dropout")
-_FEDERATION += ("local", "local_first", "record", "finetune_epochs", "stop_at", "patience", "eval_every", "devices")
+_FEDERATION += ("local", "record", "finetune_epochs", "stop_at", "patience", "eval_every", "devices")
 _FEDERATION += ("lanes", "hold", "placement", "attack", "robust", *declare.method_groups(Config))
 """Settings, and groups of them, without effect on one model, which has no server and no cohort."""
 

@@ -53,7 +53,7 @@ OF_PREPARE += ("export_partition", "min_samples", "min_samples_rule")
 OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "stem", "conv", "normalise")
+OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "conv", "normalise")
 OF_FEATURES += ("precision", "seed")
 """Settings of `prepare features`."""
 

@@ -116,5 +116,5 @@ def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[
         chosen |= {"max_lanes": lanes, "small_image_conv": conv, "launch_graphs": graphs}
     if rates:
         conv, rows = max(rates, key=lambda way: rates[way])
-        chosen |= {"scoring_conv": conv, "rows_per_scoring_pass": {"": rows}, "values_per_scoring_pass": rows * 3072}
+        chosen |= {"scoring_conv": conv, "rows_per_scoring_pass": rows, "values_per_scoring_pass": rows * 3072}
     return chosen

@@ -19,7 +19,7 @@ NETWORKS = {
     "two_layers_nnx": ("tinycnn", 8, 1, 32, 40),
     "cnn": ("cnn", 32, 3, 32, 4),
     "depthwise": ("", 32, 3, 32, 4),
-    "resnet18": ("resnet18", 32, 3, 8, 1),
+    "resnet18": ("resnet18_cifar", 32, 3, 8, 1),
 }
 """Own network -> shipped network of its shape, height of the images, channels, rows of a minibatch, steps."""
 
@@ -65,9 +65,7 @@ def tasks(name: str, shipped: str, shape: list[int], conv: list[str]) -> dict[st
         written = fv.linen_task(linen_networks()[name](), loss, example)
     variants = {"written": written, "run": fast_task(written)} | {c: fast_task(written, c) for c in conv}
     if shipped:
-        config = fv.Config(
-            model=shipped, **({"stem": "cifar", "norm_layers": "group"} if shipped == "resnet18" else {})
-        )
+        config = fv.Config(model=shipped, **({"norm_layers": "group"} if shipped == "resnet18_cifar" else {}))
         variants = {"shipped": registry.named_task(config, (size, size, channels), 10)} | variants
     return variants
 

@@ -24,8 +24,7 @@ FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 """A zero byte; or half of a pair of UTF-16, which a byte of a command line that is not UTF-8 becomes."""
 
-NEVER_UNUSED = ("stem", "norm_layers", "momentum", "image_size", "min_samples_rule")
-NEVER_UNUSED += ("validation.data_dir", "validation.clients")
+NEVER_UNUSED = ("norm_layers", "momentum", "image_size", "min_samples_rule", "validation.data_dir")
 """Settings that are refused where a run does not use them, also in a file and from Python: without them it would
 silently train another model, or on other data, than their user expects."""
 
@@ -87,9 +86,11 @@ def _check_texts(config: Config) -> None:
     epochs_range(config)
     rank, layers = options.lora(config)
     _require(bool(rank) or config.lora in (0, "", "0"), "lora", config.lora, "0, RANK, or RANK:REGEX with RANK >= 1")
-    for name, pattern in {"fedvg.include": config.fedvg.include, "train": config.train, "local": config.local}.items():
+    share, local = options.local(config)
+    _require(share < 1, "local", config.local, "REGEX, or SHARE:REGEX with a SHARE below 1")
+    patterns = {"fedvg.include": config.fedvg.include, "train": config.train, "local": local, "lora": layers}
+    for name, pattern in patterns.items():
         compiled(pattern, name)
-    compiled(layers, "lora")
     for role, column in options.columns(config).items():
         require_name("role in columns", role, options.ROLES)
         _require(bool(column), "columns", config.columns, "ROLE=NAME,..., such as label=fine_label")
@@ -214,11 +215,11 @@ def _privacy_problems(config: Config) -> Iterator[str]:
         yield f"dp accounts for uniform cohorts; selection {config.selection} depends on the clients; use uniform"
     if config.normalise == "columns":
         yield "normalise columns takes statistics of the clients' rows without noise; dp needs normalise none"
-    if config.keep_clients:
-        yield "keep_clients stores the clients' models without noise; dp needs it left out"
+    if "client_models" in listed(config.record):
+        yield "record client_models stores the clients' models without noise; dp needs it left out"
     if config.stop_at or config.patience:
         yield "dp accounts for a fixed number of rounds; leave stop_at and patience out"
-    if config.tuning.steps and config.validation.source == "clients":
+    if config.tuning.steps and options.choice(config, "validation.source")[0] == "clients":
         yield "tuning.steps trains on D_val, rows of the clients, without noise; dp needs an external validation.source"
     if config.dp.delta * config.clients >= 1:
         yield f"dp.delta must be below 1 / clients = {1 / config.clients:g}; got {config.dp.delta:g}"
@@ -260,15 +261,17 @@ def _partition_problems(config: Config) -> Iterator[str]:
 
 def _validation_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the validation set."""
-    validation = config.validation
-    if validation.source == "clients" and config.val_ratio == 0:
+    validation, (source, share) = config.validation, options.choice(config, "validation.source")
+    if source == "clients" and config.val_ratio == 0:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
     if validation.size == 1:
         yield "validation.size must be >= 2, or 0 for all; got 1"
-    if validation.source != "clients" and config.normalise == "columns":
-        yield f"normalise columns scales the clients' rows only, and validation.source is {validation.source}; use none"
-    if validation.source != "clients" and validation.data_dir is None:
-        yield f"validation.source {validation.source} needs --validation.data-dir DIR with its files"
+    if source == "clients" and share < 1 and config.holdout != "client":
+        yield f"validation.source {validation.source} is used by --holdout client; got {config.holdout}"
+    if source != "clients" and config.normalise == "columns":
+        yield f"normalise columns scales the clients' rows only, and validation.source is {source}; use none"
+    if source != "clients" and validation.data_dir is None:
+        yield f"validation.source {source} needs --validation.data-dir DIR with its files"
 
 
 PROBLEMS = (_unused, _training_problems, _method_problems, _rule_problems, _privacy_problems, _hold_problems)

@@ -1,8 +1,10 @@
+# ruff: noqa: RUF009  the calls in the dataclass return fields
 """The settings as flags of a command line, by argparse: `--name VALUE`, and `--name` and `--no-name` of a switch."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import textwrap
 from collections.abc import Collection, Sequence
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedvg_jax.config import former, presets
-from fedvg_jax.config.declare import descriptions
+from fedvg_jax.config.declare import descriptions, setting, table
 from fedvg_jax.config.io import SYNONYMS
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, registered
@@ -21,13 +23,21 @@ from fedvg_jax.host.files import user_path
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Type of a setting -> word for its value in help."""
 
-FLAGS = {
-    "config": "TOML file of settings, which flags override.",
-    "dry_run": "Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed.",
-}
-"""Option that is no setting of a run -> its entry in help."""
 
-ALL = (*presets.SHORTHANDS, *SETTINGS, *FLAGS)
+@dataclasses.dataclass(frozen=True)
+class OfCommand:
+    """Options of the command line that are no settings of a run."""
+
+    config: Path | None = setting(None, word="FILE", topic=SETTINGS["out"].facts.topic, is_common=True)
+    """TOML file of settings, which flags override."""
+    dry_run: bool = setting(False, is_common=True)
+    """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
+
+
+FLAGS = table(OfCommand)
+OPTIONS = SETTINGS | FLAGS
+
+ALL = (*presets.SHORTHANDS, *OPTIONS)
 """Names of everything that a flag may set."""
 
 NUMBERS = {int: "an integer", float: "a number"}
@@ -102,16 +112,16 @@ def add_settings(
             is given; a switch takes words, too, and `--no-NAME` is the word false.
         names: settings and shorthands that the command uses; its help shows no other.
     """
-    texts, topics = descriptions(Config) | FLAGS if shown else {}, {}
+    texts, topics = descriptions(Config) | descriptions(OfCommand) if shown else {}, {}
     many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
     on: dict[str, Any] = many or {"action": "store_true"}
     off: dict[str, Any] = {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
     for name in ALL:
-        setting = SETTINGS.get(name)
-        topic = setting.facts.topic if setting else SETTINGS["out"].facts.topic if name in FLAGS else "Method"
+        option = OPTIONS.get(name)
+        topic = option.facts.topic if option else "Method"
         if topic not in topics:
             topics[topic] = parser.add_argument_group(topic)
-        is_shown = name in names and (shown == "all" or (shown and (setting is None or setting.facts.is_common)))
+        is_shown = name in names and (shown == "all" or (shown and (option is None or option.facts.is_common)))
         text = _help(name, texts[name], is_long=shown == "all") if is_shown else argparse.SUPPRESS
         group, dot, last = name.rpartition(".")
         if is_switch(name):
@@ -122,13 +132,13 @@ def add_settings(
         if last == "kind":  # the kind alone turns a group on
             parser.add_argument(flag_of(group), dest=name, help=argparse.SUPPRESS, **many)
     for name in former.NAMES:
-        value = many or ({"nargs": "?", "const": ""} if name in former.REMOVED else {})
+        value = many or ({"nargs": "?", "const": former.ALONE[name]} if name in former.ALONE else {})
         parser.add_argument(flag_of(name), dest=former.RENAMED.get(name, name), help=argparse.SUPPRESS, **value)
 
 
 def is_switch(name: str) -> bool:
     """Returns whether an option needs no value."""
-    return name == "dry_run" or (name in SETTINGS and bool in SETTINGS[name].types)
+    return name in OPTIONS and bool in OPTIONS[name].types
 
 
 def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all", names: Collection[str] = ALL) -> str:
@@ -194,7 +204,7 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
 
 def _with_pairs(words: list[str]) -> list[str]:
     """Returns the words with a flag that takes a name and a number, as --stop-at val_loss 0.1, and both in one word."""
-    paired = {flag_of(name) for name, setting in SETTINGS.items() if " " in setting.facts.word}
+    paired = {flag_of(name) for name, option in SETTINGS.items() if " " in option.facts.word}
     joined = list(words)
     for i, (flag, first, second) in reversed([*enumerate(zip(words, words[1:], words[2:]))]):  # noqa: B905  of two less
         if flag in paired and not re.search("[ <>]", first) and not second.startswith("--"):
@@ -204,7 +214,7 @@ def _with_pairs(words: list[str]) -> list[str]:
 
 def value_of(name: str, text: str, prog: str) -> Any:
     """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
-    kinds = SETTINGS[name].types if name in SETTINGS else (Path, type(None)) if name == "config" else (str,)
+    kinds = OPTIONS[name].types if name in OPTIONS else (str,)
     if type(None) in kinds and text == "None":
         return None
     if type(None) in kinds and not text:
@@ -253,12 +263,10 @@ def parse_runs(argv: Sequence[str], prog: str, description: str | None) -> list[
 
 def _word(name: str) -> str:
     """Returns the word for a value in help."""
-    setting = SETTINGS.get(name)
-    if name == "config":
-        return "FILE"
-    if name in OPEN_CHOICES or setting is None or setting.names:
+    option = OPTIONS.get(name)
+    if name in OPEN_CHOICES or option is None or option.names:
         return "NAME"
-    return setting.facts.word or "|".join(WORDS[kind] for kind in setting.types if kind in WORDS)
+    return option.facts.word or "|".join(WORDS[kind] for kind in option.types if kind in WORDS)
 
 
 def _help(name: str, text: str, is_long: bool) -> str:
@@ -269,14 +277,14 @@ def _help(name: str, text: str, is_long: bool) -> str:
         text: its description in sentences; the first stands alone.
         is_long: whether all sentences and the range are shown.
     """
-    setting = SETTINGS.get(name)
-    default = setting.default if setting else {"fidelity": "corrected"}.get(name)
+    option = OPTIONS.get(name)
+    default = option.default if option else {"fidelity": "corrected"}.get(name)
     sentences = re.split(r"(?<=\.) ", text)
     shown = sentences if is_long else [s for i, s in enumerate(sentences) if i == 0 or s.startswith("Default:")]
-    if choices := OPEN_CHOICES.get(name) or (setting.names if setting else ()):
+    if choices := OPEN_CHOICES.get(name) or (option.names if option else ()):
         shown.append(f"Choices: {', '.join(choices)}.")
-    if is_long and setting and setting.range and setting.range.words not in text:
-        shown.append(f"Allowed: {setting.range.words}.")
+    if is_long and option and option.range and option.range.words not in text:
+        shown.append(f"Allowed: {option.range.words}.")
     if not (default is None or default is False or default == "" or "Default:" in text):
         shown.append(f"Default: {default}.")
     return " ".join(shown).replace("%", "%%")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedvg_jax.config.declare import Condition, is_not, is_one
 from fedvg_jax.config.departures import canonical
 from fedvg_jax.core.types import UsageError
 
@@ -51,56 +52,127 @@ REMOVED = {"robust.noise": 0.0, "validation.pixel_noise": 0.0, "validation.fract
 REMOVED |= {"fedvg.fit_steps": 10, "fitted.steps": 10}
 """Setting that is no more -> its default, which is ignored."""
 
-VALUES = {
-    "partition_file": ("partition", ("file",), ""),
-    "shards_per_client": ("partition", ("shards",), "2"),
-    "classes_per_client": ("partition", ("classes",), "2"),
-    "candidates": ("selection", ("power_of_choice",), "0"),
-    "send.fraction": ("send", ("topk",), "0.01"),
-    "send.levels": ("send", ("qsgd",), "4"),
-    "robust.trim": ("robust", ("trimmed_mean",), "0.1"),
-    "robust.clip_norm": ("robust", ("clipped_mean",), "10.0"),
-    "robust.num_bad": ("robust", ("krum",), "1"),
-    "robust.num_kept": ("robust", ("krum",), "1"),
-    "attack.scale": ("attack", ("sign_flip", "scaling", "noise"), "1.0"),
-    "corrupt.strength": (
-        "corrupt.kind",
-        ("label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate"),
-        "1.0",
-    ),
-    "lr_decay": ("lr_schedule", ("exponential",), "0.99"),
-}
-"""Former name -> (setting, names of it behind which the value stands, default). Other names do not use the value."""
-
-JOINED: dict[str, tuple[str, Callable[[str, Any], int | str]]] = {
-    "image_column": ("columns", lambda text, name: _with_column(text, "image", name)),
-    "label_column": ("columns", lambda text, name: _with_column(text, "label", name)),
-    "group_column": ("columns", lambda text, name: _with_column(text, "group", name)),
-    "lora_rank": ("lora", lambda text, rank: _with_rank(text, str(rank))),
-}
-"""Former name -> (setting, (its text, value) -> text with that value)."""
-
-NAMES = (*RENAMED, *SWITCHED, *REMOVED, *VALUES, *JOINED)
-
-GROUPS = {name.partition(".")[0] for name in NAMES if "." in name}
+Join = Callable[[Any, Any, Mapping[str, Any]], Any]
+"""(value of a setting, value by a former name, all settings as they were given) -> value of the setting"""
 
 
-def _with_column(text: str, role: str, name: str) -> str:
-    return ",".join(filter(None, [text, name and f"{role}={name}"]))
+class Joined(NamedTuple):
+    """What becomes of a former setting that is part of another one."""
+
+    setting: str
+    join: Join
+    used: tuple[Condition, ...] = ()
+    """Conditions that must hold for a run to use it, beside those of the setting."""
 
 
-def _with_rank(text: str, rank: str) -> int | str:
-    layers = re.sub(r"^\d+(:|$)", "", text)
+def _switch(name: str) -> Joined:
+    published, other, departure = SWITCHED[name]
+
+    def join(departures: Any, value: Any, settings: Mapping[str, Any]) -> str:
+        if str(value).lower() not in (published, other):
+            raise UsageError(f"{name} is {published} or {other}; got {str(value)[:100]!r}")
+        return canonical(f"{departures},{'no-' if str(value).lower() == other else ''}{departure}")
+
+    return Joined("departures", join)
+
+
+def _behind(setting: str, names: tuple[str, ...], default: Any, place: str = "{value}") -> Joined:
+    """Returns the setting behind whose names a value has its place; other names do not use it."""
+
+    def join(text: Any, value: Any, settings: Mapping[str, Any]) -> str:
+        name, _, before = str(text).partition(":")
+        is_given = name in names and str(value or "") != str(default)
+        return f"{name}:{place.format(value=value, before=before or 1)}" if is_given else text
+
+    return Joined(setting, join, (is_one(setting, *names),))
+
+
+def _file(partition: Any, file: Any, settings: Mapping[str, Any]) -> str:
+    name = str(partition).partition(":")[0]
+    if file and name != "file":
+        raise UsageError(f"partition_file is for partition file, not {name}; use file:FILE")
+    return f"file:{file}" if file else partition
+
+
+def _column(role: str) -> Joined:
+    return Joined("columns", lambda text, name, settings: ",".join(filter(None, [text, name and f"{role}={name}"])))
+
+
+def _rank(lora: Any, rank: Any, settings: Mapping[str, Any]) -> int | str:
+    layers, rank = re.sub(r"^\d+(:|$)", "", str(lora)), str(rank)
     if layers and rank != "0":
         return f"{rank}:{layers}"
     return int(rank) if rank.isdecimal() and len(rank) < 10 else rank  # a text is refused by the checks
 
 
+def _share(local: Any, share: Any, settings: Mapping[str, Any]) -> str:
+    pattern = re.sub(r"^[\d.]+:", "", str(local))
+    return f"{share}:{pattern}" if pattern and str(share) not in ("0", "0.0") else pattern
+
+
+def _on_host(placement: Any, value: Any, settings: Mapping[str, Any]) -> Any:
+    return "host" if "host" in (placement, value) else placement if value == "auto" else value
+
+
+def _attackers(clients: Any, value: Any, settings: Mapping[str, Any]) -> Any:
+    if settings.get("attack.kind", settings.get("attack")) == "none":  # no run uses it
+        return clients
+    if settings.get("corrupt.kind") != "none" and value != clients:
+        raise UsageError("attack.clients is a former name of corrupt.clients; got both; give corrupt.clients alone")
+    return value
+
+
+def _stem(model: Any, stem: Any, settings: Mapping[str, Any]) -> str:
+    plain = str(model).removesuffix("_cifar")
+    return plain if stem == "imagenet" else f"{plain}_{stem}"
+
+
+def _kept(record: Any, is_kept: Any, settings: Mapping[str, Any]) -> str:
+    return ",".join(filter(None, [record, "client_models"])) if is_kept in (True, "true") else record
+
+
+_RESNETS = ("resnet18", "resnet34", "resnet50")
+_STRENGTHS = ("label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate")
+
+JOINED = {name: _switch(name) for name in SWITCHED} | {
+    "pool": Joined("placement", _on_host),
+    "memories": Joined("placement", _on_host),
+    "attack.clients": Joined("corrupt.clients", _attackers, (is_not("attack", "none"),)),
+    "partition_file": Joined("partition", _file, (is_one("partition", "file"),)),
+    "shards_per_client": _behind("partition", ("shards",), 2),
+    "classes_per_client": _behind("partition", ("classes",), 2),
+    "candidates": _behind("selection", ("power_of_choice",), 0),
+    "send.fraction": _behind("send", ("topk",), 0.01),
+    "send.levels": _behind("send", ("qsgd",), 4),
+    "robust.trim": _behind("robust", ("trimmed_mean",), 0.1),
+    "robust.clip_norm": _behind("robust", ("clipped_mean",), 10.0),
+    "robust.num_bad": _behind("robust", ("krum",), 1),
+    "robust.num_kept": _behind("robust", ("krum",), 1, place="{before},{value}"),
+    "attack.scale": _behind("attack", ("sign_flip", "scaling", "noise"), 1.0),
+    "corrupt.strength": _behind("corrupt.kind", _STRENGTHS, 1.0),
+    "lr_decay": _behind("lr_schedule", ("exponential",), 0.99),
+    "validation.clients": _behind("validation.source", ("clients",), 1.0),
+    "image_column": _column("image"),
+    "label_column": _column("label"),
+    "group_column": _column("group"),
+    "lora_rank": Joined("lora", _rank),
+    "local_first": Joined("local", _share, (is_not("local", "", "a regular expression"),)),
+    "stem": Joined("model", _stem, (is_one("model", *_RESNETS, *(f"{name}_cifar" for name in _RESNETS)),)),
+    "keep_clients": Joined("record", _kept),
+}
+"""Former name -> what becomes of it."""
+
+NAMES = {**RENAMED, **REMOVED, **JOINED}
+
+ALONE = {**dict.fromkeys(REMOVED, ""), "keep_clients": "true"}
+"""Flag that may have no value -> the value that stands for."""
+
+GROUPS = {name.partition(".")[0] for name in NAMES if "." in name}
+
+
 def name_of(name: str) -> str:
     """Returns the name of a setting that may be given by its former one."""
-    if name in (moved := {**VALUES, **JOINED}):
-        return moved[name][0]
-    return "departures" if name in SWITCHED else RENAMED.get(name, name)
+    return JOINED[name].setting if name in JOINED else RENAMED.get(name, name)
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,35 +196,21 @@ def current(settings: Mapping[str, Any], source: str, base: Mapping[str, Any]) -
     >>> current({"pool": "host", "memories": "auto", "scaffold.memory": "lost", "lr": 0.1}, "file", base)
     {'lr': 0.1, 'placement': 'host', 'departures': 'block,scaffold-memory'}
     """
-    if settings.keys().isdisjoint(NAMES):
-        return dict(settings)
+    given = {**base, **settings}
     result = {name: value for name, value in settings.items() if name not in NAMES}
-    words = [str(settings.get("departures", base["departures"]))]
-    attack = settings.get("attack.kind", result.get("attack", base.get("attack")))
-    corrupt = result.get("corrupt.kind", base.get("corrupt.kind"))
-    for name in sorted((name for name in settings if name in NAMES), key=lambda name: (name in VALUES, name)):
+    for name in sorted(settings.keys() & NAMES.keys(), key=lambda name: (name in JOINED, name)):
         value, new = settings[name], name_of(name)
-        if name == "attack.clients" and "none" in (attack, corrupt):  # without attacks no run uses it
-            result |= {} if attack == "none" else {new: value}
-        elif name in RENAMED:
-            before, given = base[new], result.get(new, base[new])
-            if given != before and value not in (before, given) and new != "placement":
+        if name in JOINED:
+            try:
+                result[new] = JOINED[name].join(result.get(new, base[new]), value, given)
+            except UsageError as error:
+                raise UsageError(f"{source}: {error}") from None
+        elif name in REMOVED:
+            if value != REMOVED[name]:
+                raise UsageError(f"{source}: {name} is no setting any more; leave it out")
+        elif result.get(new, value) not in (value, base[new]):
+            if value != base[new]:
                 raise UsageError(f"{source}: {name} is a former name of {new}; got both; give {new} alone")
-            result[new] = value if given == before or value == "host" else given
-        elif name in SWITCHED:
-            published, other, departure = SWITCHED[name]
-            if str(value).lower() not in (published, other):
-                raise UsageError(f"{source}: {name} is {published} or {other}; got {str(value)[:100]!r}")
-            words.append(departure if str(value).lower() == published else f"no-{departure}")
-        elif name in VALUES:
-            chosen, given = str(result.get(new, base[new])).partition(":")[0], str(value or "")
-            if chosen in VALUES[name][1] and given != VALUES[name][2]:
-                before = f"{settings.get('robust.num_bad', 1)}," if name == "robust.num_kept" else ""
-                result[new] = f"{chosen}:{before}{given}"
-            elif name == "partition_file" and given:
-                raise UsageError(f"{source}: partition_file is for partition file, not {chosen}; use file:FILE")
-        elif name in JOINED:
-            result[new] = JOINED[name][1](str(result.get(new, base[new])), value)
-        elif value != REMOVED[name]:
-            raise UsageError(f"{source}: {name} is no setting any more; leave it out")
-    return result | ({"departures": canonical(",".join(words))} if len(words) > 1 else {})
+        else:
+            result[new] = value
+    return result

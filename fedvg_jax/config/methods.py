@@ -327,7 +327,7 @@ class LocalPart(NamedTuple):
 
 PERSONAL = {
     "fedper": LocalPart("FedPer", {"local": "^classifier/"}),
-    "fedrep": LocalPart("FedRep", {"local": "^classifier/", "local_first": 0.5}),
+    "fedrep": LocalPart("FedRep", {"local": "0.5:^classifier/"}),
     "fedbn": LocalPart("FedBN", {"local": r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"}),
 }
 """FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the head, FedBN (Li et al. 2021) the

@@ -29,7 +29,6 @@ from fedvg_jax.config.declare import (
     Value,
     as_name,
     group,
-    is_not,
     is_one,
     setting,
     table,
@@ -68,6 +67,7 @@ RULES = {
 ATTACKS = {"none": None, **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, FROM_0, hyper="attack_scale"))}
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
+RECORDS += ("client_models",)
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
@@ -77,7 +77,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 # --- when a setting is used
 
-_RESNETS = Condition("model", lambda config: "stem" in MODELS[config.model].settings, "ResNets")
+_RESNETS = Condition("model", lambda config: MODELS[config.model].stage_of is not None, "ResNets")
 _NORMS = Condition("model", lambda config: "norm_layers" in MODELS[config.model].settings, "ResNets and EfficientNets")
 _CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
@@ -92,7 +92,7 @@ _SPLIT = Condition(
     "dermamnist, folder or hf:FOLDER",
 )
 _FEDVG = weighs_by("fedvg", "generalised")
-_EXTERNAL = is_not("validation.source", "clients", "external sources: cifar100, stl10, npz")
+_EXTERNAL = is_one("validation.source", "cifar100", "stl10", "npz")
 _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
 _IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
 _CORRUPT = Condition(
@@ -112,7 +112,6 @@ _OF_SEVERAL_SIZES = Condition(
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
 _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
-_LOCAL = Condition("local", lambda config: config.local != "", "a regular expression")
 _FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 
@@ -147,15 +146,14 @@ class Tuning:
 class Validation:
     """The shared validation set D_val."""
 
-    source: str = setting("clients", ("clients", "cifar100", "stl10", "npz"), "data")
-    """Source of D_val. clients: a fraction of every client's rows (published); cifar100 and stl10: an external set,
-    mapped to CIFAR-10's classes; npz: arrays in a file, whose class names are matched."""
+    source: str = setting(
+        "clients", {"clients": Value(1.0, FRACTION), "cifar100": None, "stl10": None, "npz": None}, "data"
+    )
+    """Source of D_val. clients: a fraction of every client's rows (published); clients:F: those of a fraction F of the
+    clients, selected by partition_seed; cifar100 and stl10: an external set, mapped to CIFAR-10's classes; npz: arrays
+    in a file, whose class names are matched."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
     """Folder or file of the external set."""
-    clients: float = setting(
-        1.0, FRACTION, "data", used=(is_one("validation.source", "clients"), is_one("holdout", "client"))
-    )
-    """Fraction of the clients whose validation rows are used, in (0, 1]. partition_seed selects them."""
     size: int = setting(0, Range(">= 2, or 0 for all", 0), "data")
     """Number of images kept, selected at random; 0 keeps all."""
     rho: float = setting(0.0, UNIT, "data")
@@ -227,14 +225,13 @@ class Config(Methods):
     augment: str = setting("none", ("none", "flip", "crop", "flip_crop"))
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
     model: str = setting("mlp", MODELS, topic="Model", is_common=True, also="arch network")
-    """Network. tinycnn is for 8x8 images."""
+    """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
+    (published), and 3x3 in those named _cifar."""
     init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN", also="weights checkpoint")
     """Initial weights: a safetensors file, a folder of the Hugging Face hub that holds one, or a run folder or one of
     its checkpoints, such as RUN/checkpoints/000040. A run gives its global model. A file for ResNets and ViTs has
     torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those of
     --export; the head is then initialised at random."""
-    stem: str = setting("imagenet", ("imagenet", "cifar"), used=(_RESNETS,))
-    """First convolution of a ResNet. imagenet: 7x7 with stride 2 and max-pooling (published); cifar: 3x3."""
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
     statistics of init; group: GroupNorm."""
@@ -298,12 +295,11 @@ class Config(Methods):
     """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions; 0: no adapters. REGEX
     names the layers by their paths, as in 8:^block_11/; by default all have one except the head and a ViT's patch
     embedding. Without train, the adapters and the head are trained."""
-    local: str = setting("", word="REGEX", also="personal_layers")
+    local: str = setting("", word="REGEX|SHARE:REGEX", also="personal_layers")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
-    sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own."""
-    local_first: float = setting(0.0, BELOW_1, used=(_LOCAL,))
-    """Share of a client's local steps, the first ones, that train only the local tensors, and then only the others.
-    Both get a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
+    sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own. With a SHARE below 1 of
+    a client's local steps, as in 0.5:^classifier/, the first ones train only the local tensors, and then only the
+    others. Both get a step at least; a client's only step trains all tensors."""
     send: str = setting(
         "none",
         {
@@ -351,7 +347,8 @@ class Config(Methods):
     trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
     global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
     of each client's own model; finetuned_accuracy, that of the global model after finetune_epochs on the client's own
-    training rows."""
+    training rows. In checkpoints: client_models, the model that every client trained in its newest round, for
+    History.client_variables."""
     finetune_epochs: int = setting(1, COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True, also="gpus")
@@ -388,8 +385,6 @@ class Config(Methods):
     keep: int = setting(2, FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
     best_on)."""
-    keep_clients: bool = setting(False)
-    """Keep in checkpoints the model that every client trained in its newest round, for History.client_variables."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
     """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is
     created for its user alone; a folder of another user, or writable by others, is refused."""
@@ -474,6 +469,16 @@ def lora(config: Config) -> tuple[int, str]:
     """
     match = re.fullmatch(r"([1-9]\d{0,8})(?::(.+))?", str(config.lora), re.ASCII)
     return (int(match[1]), match[2] or "") if match else (0, "")
+
+
+def local(config: Config) -> tuple[float, str]:
+    """Returns the share of local steps that train only local tensors, and the expression of these tensors.
+
+    >>> local(Config()), local(Config(local="^classifier/")), local(Config(local="0.5:^classifier/"))
+    ((0.0, ''), (0.0, '^classifier/'), (0.5, '^classifier/'))
+    """
+    match = re.fullmatch(r"(\d*\.?\d+):(.+)", config.local, re.ASCII)
+    return (float(match[1]), match[2]) if match else (0.0, config.local)
 
 
 def default_cache_dir() -> Path:

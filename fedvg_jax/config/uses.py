@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config import former
-from fedvg_jax.config.declare import Condition, is_not, is_one
+from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.departures import departures, listed
 from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config
@@ -40,12 +40,8 @@ def unmet(config: Config, name: str) -> Condition | None:
     if name in former.SWITCHED:
         return _unmet(config, DEPARTURES[former.SWITCHED[name][2]])
     if name in former.JOINED:
-        return _unmet(config, SETTINGS[former.JOINED[name][0]].facts.used)
-    if name in former.VALUES:
-        setting, names, _ = former.VALUES[name]
-        return _unmet(config, [is_one(setting, *names)])
-    if name == "attack.clients":
-        return _unmet(config, [is_not("attack", "none")])
+        setting, _, used = former.JOINED[name]
+        return _unmet(config, [*used, *SETTINGS[setting].facts.used])
     return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
 
 

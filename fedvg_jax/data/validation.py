@@ -49,7 +49,7 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     if share < 1:
         if len(parts.val) < len(parts.train):
             raise UsageError(
-                f"validation.clients {share} chooses among clients, and validation rows belong to none here;"
+                f"validation.source clients:{share} chooses among clients, and validation rows belong to none here;"
                 " leave it out"
             )
         count = max(1, round(share * len(parts.val)))
@@ -58,7 +58,7 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     if not len(rows):
         owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
         advice = "add some to it, or use another --validation.source"
-        advice = advice if chosen is None else "use a larger --validation.clients"
+        advice = advice if chosen is None else "use a larger share, --validation.source clients:F"
         raise UsageError(f"{owners} left no validation row; {advice}")
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 

@@ -91,11 +91,6 @@ class Choices(NamedTuple):
     One lane saturates a CPU. A training step of ResNet-18 launches 274 to 278 GPU kernels with 4 lanes and with 10, so
     lanes share the launches: on an H200 a client's step takes 0.84 ms on one lane and 0.31 ms on four. More than four
     were not timed; where clients are unequal, the largest bounds how many are of use."""
-    bytes_per_client: Mapping[str, int] | None
-    """Models whose cohort is shared by all devices (`--devices auto`) -> bytes of one client in training.
-
-    0 where they are negligible. Other models use one device; None: every model uses all devices. The devices of a CPU
-    are its cores, and only for the listed models is one client per core faster than one client on all cores."""
     is_float64_safe_on_many_devices: bool
     """False where a cohort must not be shared in double precision.
 
@@ -104,21 +99,14 @@ class Choices(NamedTuple):
     training step and 6 of scoring, and smaller programs in hundreds, so the cause is unknown and may be a race.
     jax's issue 39741 reports a compiled CPU program whose results differ between calls with more than one thread, in
     jax 0.11.0. Double precision on a CPU is for comparisons, where one device suffices."""
-    rows_per_scoring_pass: Mapping[str, int]
-    """Model -> validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one
-    group; "" for other models. Only batch statistics look at groups, so weights are read once for all of them.
-    Whatever the images, ViTs see 224 x 224 pixels.
+    rows_per_scoring_pass: int
+    """Validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one group, unless
+    the model says otherwise. Only batch statistics look at groups, so weights are read once for all of them.
 
     A pass of ResNet-18 launches about as many GPU kernels for 1,024 rows as for 32. An H200 scores 109,000, 209,000 and
     269,000 rows of one client a second in passes of 256, 1,024 and 4,096, and 294,000 of four clients at 1,024. On a
     CPU, 2, 4 and 8 groups of 32 CIFAR-10 images take LeNet5 1.19, 1.24 and 1.8 times the CPU seconds of one by one (its
-    activations leave the cache). 512 rows take ten MLPs 0.76, 0.62 and 0.78 times on 64, 784 and 3,072 inputs, and
-    5,000 rows of 1,280 inputs 0.65 times; 1,024 rows are no faster."""
-    clients_per_scoring_pass: Mapping[str, int]
-    """Model -> clients that one device scores together where it has fewer lanes; 1 for other models.
-
-    Together, the matmuls of narrow layers are as wide as all their clients. On one CPU core the gradients of ten linear
-    heads on 5,120 rows of 1,280 features take 195 ms one by one, 48 ms together in passes of 512 rows."""
+    activations leave the cache)."""
     values_per_feature_map: float
     """Most values of a feature map of four or more axes in a pass of a caller's task, which is scored like an MLP.
 
@@ -128,10 +116,6 @@ class Choices(NamedTuple):
     """Most input values (pixels x channels) of a pass, which bound its activations.
 
     1,024 images of 32 x 32 for each of four lanes of ResNet-18 take 6 GB; images of 224 x 224 have 49 times as many."""
-    microbatch_rows: Mapping[str, int]
-    """Rows per microbatch, for models in which no row depends on another; other models use whole minibatches.
-
-    The activations of two ViT images fit a CPU's caches."""
     weighted_mean: str
     """How `core.tree.weighted_sum` adds up the clients' models: "loop" over clients, or "product" of all at once.
 
@@ -175,13 +159,10 @@ CPU = Choices(
     scoring_conv=None,
     fusion_barriers=True,
     max_lanes=1,
-    bytes_per_client={"lenet5": 0, "cnn": 0, "resnet18": 0, "vit_s16": 640 * 2**20},
     is_float64_safe_on_many_devices=False,
-    rows_per_scoring_pass={"": 1, "linear": 512, "mlp": 512},
-    clients_per_scoring_pass={"linear": 16},
+    rows_per_scoring_pass=1,
     values_per_feature_map=2**18,
     values_per_scoring_pass=math.inf,
-    microbatch_rows={"vit_s16": 2, "vit_b16": 2},
     weighted_mean="loop",
     norms="by_tensor",
     is_packed=False,
@@ -198,13 +179,10 @@ ACCELERATOR = Choices(
     scoring_conv=None,
     fusion_barriers=False,
     max_lanes=4,
-    bytes_per_client=None,
     is_float64_safe_on_many_devices=True,
-    rows_per_scoring_pass={"": 1024, "vit_s16": 64, "vit_b16": 64},
-    clients_per_scoring_pass={},
+    rows_per_scoring_pass=1024,
     values_per_feature_map=math.inf,
     values_per_scoring_pass=1024 * 32 * 32 * 3,
-    microbatch_rows={},
     weighted_mean="product",
     norms="segmented",
     is_packed=True,
@@ -240,31 +218,26 @@ def auto_conv(num_pixels: int) -> str:
     return chosen.small_image_conv if num_pixels <= SMALL_IMAGE_PIXELS else chosen.large_image_conv
 
 
-def auto_devices(model: str, double: bool) -> int:
+def auto_devices(client_bytes: int | None, double: bool) -> int:
     """Returns how many devices of a process `--devices auto` shares a cohort among.
 
     The size of the cohort may limit them further.
 
     Args:
-        model: name of the model.
+        client_bytes: see `config.networks.Costs`.
         double: whether the run computes in float64.
 
     >>> with assumed(Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=8 * 2**30)):
-    ...     [auto_devices(model, False) for model in ("resnet18", "vit_s16", "mlp")]
+    ...     [auto_devices(client_bytes, False) for client_bytes in (0, 640 * 2**20, None)]
     [8, 6, 1]
     """
-    chosen, hardware = choices(), current()
+    hardware = current()
     num_devices = hardware.num_devices // hardware.num_processes
-    if double and not chosen.is_float64_safe_on_many_devices:
+    if client_bytes is None or (double and not choices().is_float64_safe_on_many_devices):
         return 1
-    if chosen.bytes_per_client is None:
+    if not client_bytes or hardware.memory_bytes is None:
         return num_devices
-    num_bytes = chosen.bytes_per_client.get(model)
-    if num_bytes is None:
-        return 1
-    if not num_bytes or hardware.memory_bytes is None:
-        return num_devices
-    return min(num_devices, max(1, int(MEMORY_SHARE * hardware.memory_bytes / num_bytes)))
+    return min(num_devices, max(1, int(MEMORY_SHARE * hardware.memory_bytes / client_bytes)))
 
 
 def auto_pool(num_bytes: int) -> str:
@@ -278,20 +251,20 @@ def auto_pool(num_bytes: int) -> str:
     return "host" if memory is not None and num_bytes > choices().pool_share * memory else "device"
 
 
-def groups_per_scoring_pass(group_rows: int, model: str = "", row_values: int = 1) -> int:
+def groups_per_scoring_pass(group_rows: int, most_rows: int = 0, row_values: int = 1) -> int:
     """Returns how many validation groups of `group_rows` rows scoring evaluates at once.
 
     Args:
         group_rows: rows of one group, the run's `batch_size`.
-        model: name of the model.
+        most_rows: of a pass, for the model; 0 for `Choices.rows_per_scoring_pass`.
         row_values: values of one row, e.g. height x width x channels of an image.
 
     >>> with assumed(Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=None)):
-    ...     [groups_per_scoring_pass(32, "resnet18", side * side * 3) for side in (32, 64, 224)]
+    ...     [groups_per_scoring_pass(32, 0, side * side * 3) for side in (32, 64, 224)]
     [32, 8, 1]
     """
     chosen = choices()
-    most_rows = chosen.rows_per_scoring_pass.get(model, chosen.rows_per_scoring_pass[""])
+    most_rows = most_rows or chosen.rows_per_scoring_pass
     return max(1, int(min(most_rows, chosen.values_per_scoring_pass / max(1, row_values))) // group_rows)
 
 

@@ -121,7 +121,7 @@ def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype
         "dataset": arrays.name,
         "source": cache.digest(arrays.x, arrays.y),
         "shape": list(shape),
-        **{name: getattr(config, name) for name in ("normalise", "precision", "stem", "seed")},
+        **{name: getattr(config, name) for name in ("normalise", "precision", "seed")},
         "norm": config.norm_layers,
         "dtype": dtype,
         "versions": provenance.versions(),

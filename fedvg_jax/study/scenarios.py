@@ -18,11 +18,11 @@ NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir", "
 folder of data that is an axis of a sweep names the data."""
 
 REPLICATE = ("seed", "partition_seed")
-METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "local_first", "departures")
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "departures")
 METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
-OF_BASE = ("algorithm", "weighting", "local", "local_first")
+OF_BASE = ("algorithm", "weighting", "local")
 """Settings that `base_name` reads."""
 
 FIRST = ("dataset", "model", "partition", "alpha")
@@ -71,7 +71,7 @@ def likely_point(values: Mapping[str, Any], others: Sequence[Point]) -> Point:
     """
     alike = [other for other in others if other.values.get("method") == values.get("method")]
     nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in values.items()))
-    own = {} if alike else {"local": Config.local, "local_first": Config.local_first}  # of another method
+    own = {} if alike else {"local": Config.local}  # of another method
     named = (*SETTINGS, *presets.SHORTHANDS, *former.NAMES)
     own |= {name: value for name, value in values.items() if name in named and value != "follow"}
     if all(other.config.partition_seed == other.config.seed for other in others):
@@ -165,7 +165,7 @@ def _short(name: str, base: str) -> str:
     return rest if group in base or group == "hyper" else name
 
 
-def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_first: float = 0.0) -> str:
+def base_name(algorithm: str = "", weighting: str = "", local: str = "") -> str:
     """Returns the name of a method, which `--method` takes: that of the paper, else WEIGHTING or ALGORITHM+WEIGHTING.
 
     >>> base_name("fedavg", "samples+fedvg"), base_name("fedavg", "uniform"), base_name("fedprox", "uniform")
@@ -173,8 +173,7 @@ def base_name(algorithm: str = "", weighting: str = "", local: str = "", local_f
     >>> base_name("fedavg", "samples"), base_name("fedavg", "native"), base_name("fedavg", "fedvg", "^classifier/")
     ('fedavg', 'fedavg', 'fedper+fedvg')
     """
-    local_part = {"local": local, "local_first": local_first}
-    personal = [name for name, preset in PERSONAL.items() if {"local_first": 0.0, **preset.settings} == local_part]
+    personal = [name for name, preset in PERSONAL.items() if preset.settings["local"] == local]
     if algorithm == "fedavg" and personal:
         return f"{personal[0]}+{weighting}".removesuffix("+native").removesuffix("+samples")
     if (algorithm, weighting) == ("fedavg", "samples"):

@@ -186,7 +186,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
 
 def _single(name: str, words: list[str]) -> str:
     """Returns the value of a flag of the sweep."""
-    is_switch = name == "dry_run"
+    is_switch = command_line.is_switch(name)
     if len(words) != (0 if is_switch else 1) or "" in words:
         expected = "no value" if is_switch else "one value"
         raise UsageError(f"--{name.replace('_', '-')} takes {expected}; got {' '.join(words)[:100] or 'none'}")

@@ -453,7 +453,7 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    untyped = (*presets.SHORTHANDS, *former.SWITCHED, *former.VALUES, *former.JOINED)
+    untyped = (*presets.SHORTHANDS, *former.JOINED)
     kept = {name: value for name, value in values.items() if name in untyped or value in (FOLLOW, "native")}
     return {name: kept.get(name, flat.get(name)) for name in values}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedvg_jax.config import Config, block_size
+from fedvg_jax.config.networks import costs
 from fedvg_jax.host import extras
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.host.errors import UsageError, one_line
@@ -119,7 +120,7 @@ def _num_devices(config: Config) -> int:
     """Returns the devices of a run; see `runs.assemble.registry.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
-    return min(block_size(config), hw.auto_devices(config.model, False))
+    return min(block_size(config), hw.auto_devices(costs(config.model).client_bytes, False))
 
 
 def stop_without_parent() -> None:

@@ -60,28 +60,42 @@ def test_switched_setting_adds_its_departure_or_takes_it_out(name):
             assert from_python.departures == made.departures
 
 
-BEHIND = {"partition_file": "rows.npz", "shards_per_client": 3, "classes_per_client": 4, "candidates": 15}
-BEHIND |= {"send.fraction": 0.5, "send.levels": 8, "robust.trim": 0.2, "robust.clip_norm": 2.0, "robust.num_bad": 2}
-BEHIND |= {"robust.num_kept": 3, "attack.scale": 2.0, "corrupt.strength": 0.5, "lr_decay": 0.5}
-"""Former name of `VALUES` -> a value that is not the default."""
+BEHIND = {
+    "partition_file": ("file", "rows.npz"),
+    "shards_per_client": ("shards", 3),
+    "classes_per_client": ("classes", 4),
+    "candidates": ("power_of_choice", 15),
+    "send.fraction": ("topk", 0.5),
+    "send.levels": ("qsgd", 8),
+    "robust.trim": ("trimmed_mean", 0.2),
+    "robust.clip_norm": ("clipped_mean", 2.0),
+    "robust.num_bad": ("krum", 2),
+    "robust.num_kept": ("krum", 3),
+    "attack.scale": ("sign_flip", 2.0),
+    "corrupt.strength": ("label_flip", 0.5),
+    "lr_decay": ("exponential", 0.5),
+    "validation.clients": ("clients", 0.5),
+}
+"""Former name of a value -> the name behind which it stands, and one that is not the default."""
 
 
-@pytest.mark.parametrize("name", former.VALUES)
+@pytest.mark.parametrize("name", BEHIND)
 def test_former_name_of_a_value_puts_it_behind_the_name_that_has_it(name):
-    (setting, (kind, *_), _), value = former.VALUES[name], BEHIND[name]
+    setting, (kind, value) = former.JOINED[name].setting, BEHIND[name]
     before, uniform = "1," if name == "robust.num_kept" else "", {"weighting": "uniform"}
     expected = changed(Config(**nested(setting, f"{kind}:{before}{value}"), **uniform))
     old = {"send": "send.kind", "robust": "robust.rule", "attack": "attack.kind"}.get(setting, setting)
     assert changed(config.apply(Config(**uniform), {name: value, old: kind}, "test")) == expected
     assert changed(config.apply(Config(**nested(setting, kind), **uniform), {name: value}, "test")) == expected
     group, _, last = name.rpartition(".")
-    settings = {group: {old.partition(".")[2]: kind, last: value}} if group else {setting: kind, name: value}
+    settings = {group: {old.rpartition(".")[2]: kind, last: value}} if group else {setting: kind, name: value}
     assert changed(Config(**settings, **uniform)) == expected
     parsed = config.command_line.parse([f"--{name.replace('_', '-')}", str(value), f"--{setting}={kind}"], "sim")
     assert changed(config.apply(Config(**uniform), parsed, "test")) == expected
     flag, decider = (f"--{text.replace('_', '-')}" for text in (name, setting))
+    others = ["--validation.source=npz", "--validation.data-dir=x"] if name == "validation.clients" else []
     with one_line(f"{flag} is not used by {decider}|partition_file is for partition file"):
-        commands.parse([flag, str(value)])
+        commands.parse([flag, str(value), *others])
 
 
 @pytest.mark.parametrize("flags", ["--lora-rank 8 --lora ^fc", "--lora ^fc --lora-rank=8"])
@@ -97,6 +111,27 @@ def test_former_names_of_parts_of_a_setting_join_it(flags):
         commands.parse(["--group-column=writer"])
     with usage_error("lora must be 0, RANK, or RANK:REGEX"):
         commands.parse(["--lora-rank=some"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "same"),
+    [
+        ("--method fedrep --local-first 0.25", "--method fedrep --local 0.25:^classifier/"),
+        ("--method fedrep --local-first 0", "--method fedper"),
+        ("--local ^fc --local-first 0.5", "--local 0.5:^fc"),
+        ("--model resnet18 --stem cifar", "--model resnet18_cifar"),
+        ("--model resnet18_cifar --stem imagenet", "--model resnet18"),
+        ("--keep-clients --record confusion", "--record confusion,client_models"),
+        ("--record confusion --keep-clients", "--record confusion,client_models"),
+    ],
+)
+def test_settings_that_another_one_took_up_are_the_same_by_both_names(flags, same):
+    assert commands.parse(flags.split()) == commands.parse(same.split())
+    with usage_error("--local-first is not used without --local"):
+        commands.parse(["--local-first=0.5"])
+    assert Config(local="^fc", local_first=0.5, keep_clients=True) == Config(local="0.5:^fc", record="client_models")
+    defaults = {"local_first": 0.0, "stem": "imagenet", "keep_clients": False, "validation.clients": 1.0}
+    assert config.apply(Config(model="resnet18"), defaults, "config.json") == Config(model="resnet18")
 
 
 def test_clients_of_an_attack_are_the_corrupt_clients():

@@ -45,11 +45,11 @@ def test_clients_without_validation_rows_are_refused():
     none = PARTS._replace(val=[client_rows[:0] for client_rows in PARTS.val])
     for share, owners, advice in (
         (1.0, "the partition", "--validation.source"),
-        (0.3, "clients", "use a larger --validation.clients"),
+        (0.3, "clients", "use a larger share"),
     ):
         with usage_error(owners, "no validation row", advice):
             validation.from_clients(ARRAYS, none, share, 0.1, 0)
-    with usage_error("validation.clients 0.5 chooses among clients", "leave it out"):
+    with usage_error("validation.source clients:0.5 chooses among clients", "leave it out"):
         validation.from_clients(ARRAYS, PARTS._replace(val=[np.concatenate(PARTS.val)]), 0.5, 0.1, 0)
 
 

@@ -39,7 +39,8 @@ def tiny(monkeypatch):
     def resnet18(classes, **options):
         return ResNet(classes, (1,), width=4, **options)
 
-    monkeypatch.setitem(MODELS, "resnet18", MODELS["resnet18"]._replace(make=resnet18))
+    for name in ("resnet18", "resnet18_cifar"):
+        monkeypatch.setitem(MODELS, name, MODELS[name]._replace(make=resnet18))
     return Config(model="resnet18")
 
 

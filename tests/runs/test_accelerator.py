@@ -105,7 +105,7 @@ def play(config, image, hardware, program_of, rules=(0,)):
 def accelerator(monkeypatch, case):
     """A GPU with the choices of a case, which its name has: stored programs are those of their hardware."""
     rows, conv = case["scoring"]
-    values = {"rows_per_scoring_pass": {"": rows}, "scoring_conv": conv}
+    values = {"rows_per_scoring_pass": rows, "scoring_conv": conv}
     monkeypatch.setattr(hw, "ACCELERATOR", hw.ACCELERATOR._replace(**values))
     return hw.Hardware("gpu", repr(values), num_devices=1, cores=1, memory_bytes=None)
 
@@ -139,7 +139,7 @@ NORMS = ("l1", "l2")
 
 def menu(task):
     """FedVG by the L1 norm, modelwise, and by L2, layerwise, of one gradient."""
-    gradient = signals.validation_gradient(task, True, functools.partial(hw.groups_per_scoring_pass, BATCH, "tinycnn"))
+    gradient = signals.validation_gradient(task, True, functools.partial(hw.groups_per_scoring_pass, BATCH, 0))
     rules = [
         inverse_norms(NormParts(gradient, grouping, task.block_of)) for grouping in (groups.modelwise, groups.layerwise)
     ]
@@ -172,7 +172,7 @@ def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64, monkeypatch):
 
 NARROW = {
     "resnet18": configs.MODELS["resnet18"]._replace(
-        make=lambda classes, stem, norm: resnet.ResNet(classes, (1, 1), width=4, stem=stem, norm=norm)
+        make=lambda classes, norm: resnet.ResNet(classes, (1, 1), width=4, norm=norm)
     ),
     "vit_s16": configs.MODELS["vit_s16"]._replace(
         make=lambda classes: vit.ViT(classes, patch=4, width=8, depth=1, heads=2, image_size=8)

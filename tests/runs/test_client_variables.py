@@ -20,7 +20,7 @@ def run(callbacks=(), **settings):
 def test_kept_models_are_those_that_were_averaged_and_no_round_changes(tmp_path, settings):
     """theta = sum_k s_k theta_k over the last cohort."""
     plain = run(**{name: value for name, value in settings.items() if name != "placement"})
-    history = run(**settings, keep_clients=True, out=tmp_path / "run")
+    history = run(**settings, record="client_models", out=tmp_path / "run")
     assert timeless(history.records) == timeless(plain.records)
     jax.tree.map(np.testing.assert_array_equal, history.variables, plain.variables)
     last, loaded = history.records[-1], fv.History.load(history.folder)
@@ -56,7 +56,7 @@ def test_models_of_clients_are_their_personal_ones_or_have_their_own_tensors(tmp
 def test_a_run_whose_clients_keep_no_model_says_what_keeps_one(tmp_path):
     history = run(out=tmp_path / "run", rounds=1)
     with pytest.raises(
-        fv.UsageError, match=r"holds no model of client 0 \([^\n]*clients keep no model\); [^\n]*--keep-clients"
+        fv.UsageError, match=r"holds no model of client 0 \([^\n]*clients keep no model\); [^\n]*--record client_models"
     ):
         history.client_variables(0)
 

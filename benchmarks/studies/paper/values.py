@@ -49,7 +49,7 @@ def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
     if given or not all(part in PAPER_NAMES for part in parts) or not _has_papers_method(config, method):
         return None
     name = " + ".join(PAPER_NAMES[part] for part in parts)
-    is_external = config.validation.source != "clients"
+    is_external = not config.validation.source.startswith("clients")
     if config.fedvg.granularity != "modelwise" and "fedvg" in config.weighting:
         return f"FedVG ({config.fedvg.granularity.capitalize()})" if name == "FedVG" and not is_external else None
     if is_external:

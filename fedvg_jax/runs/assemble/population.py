@@ -101,13 +101,14 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
     """
     options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
-    if options.source == "clients":
-        shared = validation.from_clients(arrays, parts, options.clients, config.val_ratio, seed)
+    source, share = choice(config, "validation.source")
+    if source == "clients":
+        shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)
     else:
         assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         all_classes = not departs(config, "truck")
-        images = external.load(options.source, options.data_dir, arrays, all_classes, cache_dir)
+        images = external.load(source, options.data_dir, arrays, all_classes, cache_dir)
         if is_features(arrays.x) and config.data_dir:
             external.refuse_other_network(options.data_dir, config.data_dir)
         shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
@@ -139,7 +140,7 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
 def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
     options, (kind, _) = config.validation, choice(config, "corrupt.kind")
-    if options.source != "clients" and not is_features(arrays.x):
+    if choice(config, "validation.source")[0] != "clients" and not is_features(arrays.x):
         user_data.check_rows_are_images(
             arrays, f"validation.source {options.source}", "use --validation.source clients"
         )
@@ -167,7 +168,7 @@ def describe(
     """
     result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "split": config.holdout}
     result |= statistics.describe(arrays.y, arrays.class_names, parts)
-    result["validation"] = {"source": config.validation.source, "samples": len(shared.rows)}
+    result["validation"] = {"source": choice(config, "validation.source")[0], "samples": len(shared.rows)}
     if "counts" in result:
         counts = np.bincount(shared.y[shared.rows], minlength=len(arrays.class_names))
         result["validation"]["counts"] = counts.tolist()

@@ -14,6 +14,7 @@ import numpy as np
 from fedvg_jax.algorithms.base import no_probe, no_report
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.methods import WEIGHTINGS, WeightingFacts
+from fedvg_jax.config.options import choice
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import dependence, tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
@@ -92,7 +93,7 @@ def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Call
     event, size = accounting.GaussianDpEvent(config.dp.noise_multiplier), cohort_size(config)
     events = [event]  # also a bound for sampled cohorts, and where there is little noise the smaller one
     reads_d_val = is_own or any(facts.takes_task for facts in _facts(config, algorithm))
-    if size < config.clients and not (reads_d_val and config.validation.source == "clients"):
+    if size < config.clients and not (reads_d_val and choice(config, "validation.source")[0] == "clients"):
         events.append(accounting.SampledWithoutReplacementDpEvent(config.clients, size, event))
     one_round = []
     for event in events:

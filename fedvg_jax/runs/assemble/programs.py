@@ -139,7 +139,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
     whole, scored = _tasks(config, model)
     base = _shapes_of_base(config, whole)
     algorithm = registry.with_send(config, algorithm or registry.make_algorithm(config))
-    algorithm = keeping_models(algorithm) if config.keep_clients else algorithm
+    algorithm = keeping_models(algorithm) if "client_models" in listed(config.record) else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     is_unsure = weighting is not None or may_be_negative

@@ -26,7 +26,8 @@ from fedvg_jax.config import (
 )
 from fedvg_jax.config.declare import referenced
 from fedvg_jax.config.departures import departs
-from fedvg_jax.config.options import choice, lora
+from fedvg_jax.config.networks import costs
+from fedvg_jax.config.options import choice, local, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
@@ -101,7 +102,7 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: V
     """
     network = MODELS[config.model]
     settings = {name.removesuffix("_layers"): getattr(config, name) for name in network.settings}
-    module = referenced(network.make)(num_classes, **settings)
+    module = referenced(network.make)(num_classes, **network.options, **settings)
     if network.is_sequence:
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
@@ -111,7 +112,7 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: V
     if config.lora:
         rank, layers = lora(config)
         task = adapters.with_adapters(task, rank, layers or adapters.EXCEPT_HEAD)
-    if max_rows := hw.choices().microbatch_rows.get(config.model):
+    if max_rows := costs(config.model).microbatch_rows:
         return transforms.accumulate_gradients(task, max_rows, base, trained_part.bind)
     return trained_part.bind(task, base)
 
@@ -182,7 +183,8 @@ def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None
 
 def make_local(config: Config) -> LocalPart:
     """Returns the part of the model that stays with each client."""
-    return local_part(config.local, config.local_first) if config.local else NOTHING
+    share, pattern = local(config)
+    return local_part(pattern, share) if pattern else NOTHING
 
 
 def round_options(config: Config, task: Task) -> dict[str, Any]:
@@ -266,11 +268,11 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
 
 def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
     """Returns the arguments of `fedvg` beside the task."""
-    options = config.fedvg
+    options, most_rows = config.fedvg, costs(config.model).rows_per_scoring_pass
     return _layer_options(config) | {
         "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
         "mode": options.mode,
-        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, config.model),
+        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, most_rows),
     }
 
 
@@ -282,7 +284,7 @@ def _layer_options(config: Config) -> dict[str, Any]:
         "granularity": options.granularity,
         "layer": options.layer,
         "include": options.include,
-        "exclude": config.local,
+        "exclude": local(config)[1],
     }
 
 
@@ -318,7 +320,7 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     chosen = hw.choices()
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
-    num_mapped = 1 if _scoring_conv(config) else max(num_lanes, chosen.clients_per_scoring_pass.get(config.model, 1))
+    num_mapped = 1 if _scoring_conv(config) else max(num_lanes, costs(config.model).clients_per_scoring_pass)
     if count > 1:
         return executors.sharded(count, num_lanes, devices, num_mapped)
     return executors.lanes(num_lanes, num_mapped)
@@ -337,7 +339,7 @@ def num_devices(config: Config) -> int:
     hardware = hw.current()
     available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
-    most = processes * hw.auto_devices(config.model, double)
+    most = processes * hw.auto_devices(costs(config.model).client_bytes, double)
     _check_processes(config, processes, size)
     if config.devices == "auto":
         return min(most, processes * -(-size // processes))

@@ -60,7 +60,7 @@ from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
-MODEL_SETTINGS = ("precision", "normalise", "conv", "stem", "norm_layers", "lora")
+MODEL_SETTINGS = ("precision", "normalise", "conv", "norm_layers", "lora")
 """Settings that only the building of the config's model reads."""
 
 

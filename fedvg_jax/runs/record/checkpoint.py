@@ -156,7 +156,7 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
 
 def client_variables(run: Path | str, client: int) -> Variables:
     """Returns a client's own model, see `History.client_variables`."""
-    remedy = "--keep 1 or more with --keep-clients, --local or --method ditto leaves one"
+    remedy = "--keep 1 or more with --record client_models, --local or --method ditto leaves one"
     return _read_model(run, "", f"model of client {client}", remedy, None, client)
 
 

@@ -97,7 +97,7 @@ def test_corruption_that_changes_no_label_is_refused(changes):
 
 
 def test_description_counts_partition_and_validation_set():
-    made = settings(**{"validation.clients": 0.5, "validation.size": 20, "corrupt.kind": "label_flip"})
+    made = settings(**{"validation.source": "clients:0.5", "validation.size": 20, "corrupt.kind": "label_flip"})
     parts = population.make_partition(made, DIGITS)
     description = population.describe(made, DIGITS, parts, population.make_shared(made, DIGITS, parts))
     assert description["partition"] == "dirichlet" and description["clients"] == 6

@@ -40,6 +40,7 @@ WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
 
 ADAPTERS = {
     "adapters_study": "CIFAR-10, 4,000 images",
+    "adapters_study_dermamnist": "DermaMNIST, rebuilt, 4,000 images",
 }
 """Folder of results of clients that train adapters and a head -> data set."""
 

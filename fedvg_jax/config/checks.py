@@ -279,7 +279,7 @@ PROBLEMS += (_partition_problems, _validation_problems)
 
 
 def _is_count(text: str) -> bool:
-    """Whether a text is a number from 1 to 999,999,999; Python refuses to convert thousands of digits."""
+    """Returns whether a text is a number from 1 to 999,999,999; Python refuses to convert thousands of digits."""
     return text.isdecimal() and text.isascii() and len(text) < 10 and int(text) > 0
 
 

@@ -76,7 +76,7 @@ def _switch(name: str) -> Joined:
     return Joined("departures", join)
 
 
-def _behind(setting: str, names: tuple[str, ...], default: Any, place: str = "{value}") -> Joined:
+def _suffix(setting: str, names: tuple[str, ...], default: Any, place: str = "{value}") -> Joined:
     """Returns the setting behind whose names a value has its place; other names do not use it."""
 
     def join(text: Any, value: Any, settings: Mapping[str, Any]) -> str:
@@ -139,19 +139,19 @@ JOINED = {name: _switch(name) for name in SWITCHED} | {
     "memories": Joined("placement", _on_host),
     "attack.clients": Joined("corrupt.clients", _attackers, (is_not("attack", "none"),)),
     "partition_file": Joined("partition", _file, (is_one("partition", "file"),)),
-    "shards_per_client": _behind("partition", ("shards",), 2),
-    "classes_per_client": _behind("partition", ("classes",), 2),
-    "candidates": _behind("selection", ("power_of_choice",), 0),
-    "send.fraction": _behind("send", ("topk",), 0.01),
-    "send.levels": _behind("send", ("qsgd",), 4),
-    "robust.trim": _behind("robust", ("trimmed_mean",), 0.1),
-    "robust.clip_norm": _behind("robust", ("clipped_mean",), 10.0),
-    "robust.num_bad": _behind("robust", ("krum",), 1),
-    "robust.num_kept": _behind("robust", ("krum",), 1, place="{before},{value}"),
-    "attack.scale": _behind("attack", ("sign_flip", "scaling", "noise"), 1.0),
-    "corrupt.strength": _behind("corrupt.kind", _STRENGTHS, 1.0),
-    "lr_decay": _behind("lr_schedule", ("exponential",), 0.99),
-    "validation.clients": _behind("validation.source", ("clients",), 1.0),
+    "shards_per_client": _suffix("partition", ("shards",), 2),
+    "classes_per_client": _suffix("partition", ("classes",), 2),
+    "candidates": _suffix("selection", ("power_of_choice",), 0),
+    "send.fraction": _suffix("send", ("topk",), 0.01),
+    "send.levels": _suffix("send", ("qsgd",), 4),
+    "robust.trim": _suffix("robust", ("trimmed_mean",), 0.1),
+    "robust.clip_norm": _suffix("robust", ("clipped_mean",), 10.0),
+    "robust.num_bad": _suffix("robust", ("krum",), 1),
+    "robust.num_kept": _suffix("robust", ("krum",), 1, place="{before},{value}"),
+    "attack.scale": _suffix("attack", ("sign_flip", "scaling", "noise"), 1.0),
+    "corrupt.strength": _suffix("corrupt.kind", _STRENGTHS, 1.0),
+    "lr_decay": _suffix("lr_schedule", ("exponential",), 0.99),
+    "validation.clients": _suffix("validation.source", ("clients",), 1.0),
     "image_column": _column("image"),
     "label_column": _column("label"),
     "group_column": _column("group"),

@@ -17,7 +17,7 @@ MAX_CHARACTERS = 200
 class Permuted(NamedTuple):
     """permuted(RULE): the weights of a rule, given to other clients."""
 
-    of: Rule
+    rule: Rule
 
 
 class Mean(NamedTuple):
@@ -37,7 +37,7 @@ def parse_weighting(text: str) -> Rule:
         UsageError: the text is none of these.
 
     >>> parse_weighting("samples+permuted(fedvg)")
-    Mean(first='samples', second=Permuted(of='fedvg'))
+    Mean(first='samples', second=Permuted(rule='fedvg'))
     """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"weighting must be at most {MAX_CHARACTERS} characters; got {len(text)}")

@@ -85,7 +85,7 @@ def pixel_noise(x: np.ndarray, deviation: float, stream: np.random.Generator, le
 
 
 def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, level: float) -> np.ndarray:
-    """Feature shift: adds noise of standard deviation strength x level, where the level differs between clients.
+    """Adds noise of deviation strength x level, a feature shift: the level differs between clients.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
@@ -93,13 +93,13 @@ def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, l
 
 
 def rotate90(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
-    """Feature shift: rotates by 1 to 3 quarter turns, drawn per client; images that are not square by 180 degrees."""
+    """Rotates by 1 to 3 quarter turns, a feature shift drawn per client; images that are not square by 180 degrees."""
     turns = int(stream.integers(1, 4)) if x.shape[1] == x.shape[2] else 2
     return np.rot90(x, turns, (1, 2))
 
 
 def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
-    """Feature shift: rotates by an angle drawn per client, uniform within +- strength x 180 degrees.
+    """Rotates by an angle, a feature shift drawn per client, uniform within +- strength x 180 degrees.
 
     Interpolation is linear, and the border is repeated outside the image.
     """

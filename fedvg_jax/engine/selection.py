@@ -15,7 +15,7 @@ def by_size() -> Selection:
 
 
 def power_of_choice(num_candidates: int) -> Selection:
-    """Of candidates drawn as `by_size` does, the K with the largest loss of the global model on their training rows.
+    """Returns the K candidates, drawn as `by_size` does, on whose training rows the global model has the largest loss.
 
     Source: Cho, Wang, Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice
     Selection Strategies", arXiv:2010.01243, 2020, pow-d. Of equal losses the client that is drawn first is chosen.

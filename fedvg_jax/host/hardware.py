@@ -321,7 +321,7 @@ def without_jax() -> Hardware | None:
 
 @contextlib.contextmanager
 def single_lapack_thread() -> Iterator[None]:
-    """While open, LAPACK and BLAS use one thread in this process, where jax computes on the CPU.
+    """Keeps LAPACK and BLAS to one thread in this process while open, where jax computes on the CPU.
 
     There XLA computes eigenvectors by SciPy's LAPACK. Its threads wait for each other by spinning, and beside other
     work each waits for one that has no core. On idle cores one thread is no slower for the matrices of networks.

@@ -220,12 +220,12 @@ def inverse_norm_weights(
         _check_shapes(named, state, f"gradients of client {client}", "the state dict")
     measure = checks.named(norms.BY_NAME, norm, "norm")
     path = named_arrays.paths_of(floats)
-    name_of = {at: name for name, at in path.items()}
+    name_of = {place: name for name, place in path.items()}
     measured = {
         path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
     }
     statistics = {path[name]: 0 for name in floats if name not in gradients[0]}
-    block = (lambda at: block_of(name_of[at])) if block_of else None
+    block = (lambda place: block_of(name_of[place])) if block_of else None
     weights = weights_of_norms(inverse(eps), Variables(measured, statistics), granularity, block)
     of_path = {**weights.params, **weights.stats}
     return {name: torch.from_numpy(np.array(of_path[path[name]])) for name in floats}

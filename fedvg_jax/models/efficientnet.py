@@ -98,7 +98,7 @@ class EfficientNet(nn.Module):
 
 
 def efficientnet_lite0(num_classes: int, **options) -> EfficientNet:
-    """EfficientNet-Lite0: 3,383,818 parameters at 10 classes."""
+    """Returns EfficientNet-Lite0: 3,383,818 parameters at 10 classes."""
     return EfficientNet(num_classes, **options)
 
 

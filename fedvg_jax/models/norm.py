@@ -98,7 +98,7 @@ class GroupNorm(nn.Module):
 
 
 def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
-    """Whether a batch of one row gives some BatchNorm a single value, whose statistics are undefined in train mode.
+    """Returns whether one row gives some BatchNorm a single value, whose statistics are undefined in train mode.
 
     Several positions of an image are several values: a convolution's BatchNorm has a single one only on maps of 1 x 1.
     A frozen one needs no statistics of its batch. Where not all running statistics belong to a Linen BatchNorm, as in

@@ -234,7 +234,7 @@ def _head_names(architecture: str, names: Container[str]) -> list[tuple[str, str
         return []
     renames = _renames(architecture, names)
     heads = {"fc/": (_RESNET, _EFFICIENTNET), "heads/head/": (_TORCHVISION,), "head/": (_TIMM,)}
-    head = next(head for head, of in heads.items() if renames in of)
+    head = next(head for head, tables in heads.items() if renames in tables)
     return [(f"^{HEAD}/", head), *renames]
 
 

@@ -90,17 +90,17 @@ class ResNet(nn.Module):
 
 
 def resnet18(num_classes: int, **options) -> ResNet:
-    """ResNet-18: 11,181,642 parameters at 10 classes."""
+    """Returns ResNet-18: 11,181,642 parameters at 10 classes."""
     return ResNet(num_classes, (2, 2, 2, 2), **options)
 
 
 def resnet34(num_classes: int, **options) -> ResNet:
-    """ResNet-34: 21,289,802 parameters at 10 classes."""
+    """Returns ResNet-34: 21,289,802 parameters at 10 classes."""
     return ResNet(num_classes, (3, 4, 6, 3), **options)
 
 
 def resnet50(num_classes: int, **options) -> ResNet:
-    """ResNet-50: 23,528,522 parameters at 10 classes."""
+    """Returns ResNet-50: 23,528,522 parameters at 10 classes."""
     return ResNet(num_classes, (3, 4, 6, 3), bottleneck=True, **options)
 
 

@@ -107,12 +107,12 @@ class ViT(nn.Module):
 
 
 def vit_s16(num_classes: int, **options) -> ViT:
-    """ViT-S/16 with timm's initialisation: 21,667,204 parameters at 4 classes."""
+    """Returns ViT-S/16 with timm's initialisation: 21,667,204 parameters at 4 classes."""
     return ViT(num_classes, **options)
 
 
 def vit_b16(num_classes: int, **options) -> ViT:
-    """ViT-B/16 with torchvision's initialisation: 85,804,039 parameters at 7 classes."""
+    """Returns ViT-B/16 with torchvision's initialisation: 85,804,039 parameters at 7 classes."""
     return ViT(num_classes, width=768, heads=12, scheme="torchvision", **options)
 
 
@@ -154,7 +154,7 @@ def attention(qkv: Array, heads: int) -> Array:
 
 @jax.checkpoint
 def _gelu(x: Array) -> Array:
-    """Exact GELU; only x is kept for the backward pass."""
+    """Returns the exact GELU; only x is kept for the backward pass."""
     return nn.gelu(x, approximate=False)
 
 

@@ -71,7 +71,7 @@ def likely_point(values: Mapping[str, Any], others: Sequence[Point]) -> Point:
     """
     alike = [other for other in others if other.values.get("method") == values.get("method")]
     nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in values.items()))
-    own = {} if alike else {"local": Config.local}  # of another method
+    own: dict[str, Any] = {} if alike else {"local": Config.local}  # of another method
     named = (*SETTINGS, *presets.SHORTHANDS, *former.NAMES)
     own |= {name: value for name, value in values.items() if name in named and value != "follow"}
     if all(other.config.partition_seed == other.config.seed for other in others):

@@ -393,8 +393,8 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     Raises:
         UsageError: a setting is unknown, or the run would refuse it.
     """
-    *below, last = sweep.layers or (Layer({}, "sweep"),)
-    layers = [*below, Layer({**last.settings, **values}, last.source if last.settings else "axes")]
+    *others, last = sweep.layers or (Layer({}, "sweep"),)
+    layers = [*others, Layer({**last.settings, **values}, last.source if last.settings else "axes")]
     for layer in layers:
         for setting in layer.settings:
             check_name(setting, layer.source)

@@ -239,7 +239,7 @@ class NormParts(NamedTuple):
         return jax.tree.map(lambda group: weights[group].astype(layers[0][1].dtype), by_group)
 
     def above_noise(self, members: dict[int, list[Array]], present: Array | bool) -> dict[int, Array]:
-        """Whether each group's largest norm over present clients exceeds `floor` times the largest of all groups.
+        """Returns whether each group's largest norm over present clients exceeds `floor` times that of all groups.
 
         Args:
             members: group number -> the norms [K] of its layers.

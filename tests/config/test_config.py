@@ -116,7 +116,7 @@ def test_files_are_read_with_a_mark_of_utf_8_and_refused_if_missing_or_without_e
 def _written(rule) -> str:
     """Returns the text of a rule; a mean has no parentheses of its own."""
     if isinstance(rule, Permuted):
-        return f"permuted({_written(rule.of)})"
+        return f"permuted({_written(rule.rule)})"
     return f"{_written(rule.first)}+{_written(rule.second)}" if isinstance(rule, Mean) else rule
 
 

@@ -21,7 +21,7 @@ _CHUNK = 256
 
 
 def is_layout_of(data_dir: Path) -> bool:
-    """Whether the folder holds at least one file of the layout."""
+    """Returns whether the folder holds at least one file of the layout."""
     return any((data_dir / name).is_file() for name in FILES)
 
 

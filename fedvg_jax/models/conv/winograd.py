@@ -94,7 +94,7 @@ def convolve(x: Array, w: Array, precision=None) -> Array:
 
 
 def _convolve_4x4(x: Array, w: Array, precision) -> Array:
-    """`convolve` with 4 x 4 output tiles. The transforms have many terms: they are matmuls with kron(B^T, B^T) etc."""
+    """Returns `convolve` by 4 x 4 output tiles. The transforms have many terms: matmuls with kron(B^T, B^T) etc."""
     (n, height, width, channels), features = x.shape, w.shape[3]
     rows, columns = -(-height // 4), -(-width // 4)
     x = jnp.pad(x, ((0, 0), (1, 3 + 4 * rows - height), (1, 3 + 4 * columns - width), (0, 0)))
@@ -109,7 +109,7 @@ def _convolve_4x4(x: Array, w: Array, precision) -> Array:
 
 
 def _convolve_2x2(x: Array, w: Array, precision) -> Array:
-    """`convolve` with 2 x 2 output tiles. The transforms have few terms: they are written out as sums of slices."""
+    """Returns `convolve` by 2 x 2 output tiles. The transforms have few terms, written out as sums of slices."""
     (n, height, width, channels), features = x.shape, w.shape[3]
     of_patch, of_kernel, of_output = transform_matrices(2, 3)
     rows, columns = -(-height // 2), -(-width // 2)  # of an odd size, the last row or column is cut off at the end
@@ -152,7 +152,7 @@ def convolve_images_last(x: Array, w: Array) -> Array:
 
 
 def _convolve_rows(x: Array, w: Array, m: int) -> Array:
-    """`convolve_images_last` by F(m, r) on the height, with patches along the width, [m, O, H / m, W, N].
+    """Returns `convolve_images_last` by F(m, r) on the height, with patches along the width, [m, O, H / m, W, N].
 
         y = A^T [ sum_jc (G w)[j, c] . (B^T d)[j, c] ]
 
@@ -170,7 +170,7 @@ def _convolve_rows(x: Array, w: Array, m: int) -> Array:
 
 
 def _convolve_squares(x: Array, w: Array) -> Array:
-    """`convolve_images_last` by F(m x m, r x r); t = m / 2.
+    """Returns `convolve_images_last` by F(m x m, r x r); t = m / 2.
 
     The transforms are matmuls with kron(B^T, B^T) etc., so the backward pass computes nothing twice.
     """

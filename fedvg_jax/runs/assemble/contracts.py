@@ -393,11 +393,11 @@ def _tuple_of(count: int, returned: Any, function: str, expected: str) -> tuple:
     return tuple(returned)
 
 
-def _leading(pytree: Any, count: int, what: str, of: str) -> None:
+def _leading(pytree: Any, count: int, what: str, axis: str) -> None:
     for path, leaf in tree.by_path(pytree).items():
         if leaf.shape[:1] != (count,):
             name = f" leaf '{path}'" if path else ""
-            raise UsageError(f"{what}{name} has shape {leaf.shape}; expected ({count}, ...), for {count} {of}")
+            raise UsageError(f"{what}{name} has shape {leaf.shape}; expected ({count}, ...), for {count} {axis}")
 
 
 # --- algorithms

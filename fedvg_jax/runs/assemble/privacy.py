@@ -99,8 +99,8 @@ def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Call
     for event in events:
         accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
         one_round.append(accountant.compose(event)._rdp)  # composing every round anew would take 0.7 s each
-    orders, of_round = accountant._orders, np.minimum.reduce(one_round)
-    return lambda rounds: float(accounting.rdp.compute_epsilon(orders, rounds * of_round, config.dp.delta)[0])
+    orders, epsilons = accountant._orders, np.minimum.reduce(one_round)
+    return lambda rounds: float(accounting.rdp.compute_epsilon(orders, rounds * epsilons, config.dp.delta)[0])
 
 
 def _facts(config: Config, algorithm: Algorithm) -> list[WeightingFacts]:

@@ -172,7 +172,7 @@ def block_of(config: Config) -> Callable[[str], str]:
 
 
 def make_is_trained(config: Config, task: Task) -> trained_part.IsTrained | None:
-    """Which tensors of a whole model are trained; None for all, as they are.
+    """Returns which tensors of a whole model are trained; None for all, as they are.
 
     Raises:
         UsageError: none is.
@@ -254,8 +254,8 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
 
     def build(rule: Rule) -> Weighting:
         match rule:
-            case Permuted(of):
-                return baselines.permuted(build(of))
+            case Permuted(inner):
+                return baselines.permuted(build(inner))
             case Mean(first, second):
                 return basic.mix(build(first), build(second))
         name = _native_name(algorithm) if rule == "native" else rule
@@ -289,7 +289,7 @@ def _layer_options(config: Config) -> dict[str, Any]:
 
 
 def layer_names(config: Config, task: Task) -> list[str]:
-    """Names of the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
+    """Returns the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
     if not any(WEIGHTINGS[name].is_of_norms for name in rule_names(config.weighting)):
         return []
     return [layer.name for layer in layers_of(task, **_layer_options(config))]

@@ -88,8 +88,8 @@ def num_fitting(rounds: Sequence[Schedule], lanes_together: int, capacity: int) 
     needed = [np.zeros(0, np.int32)] * num_devices
     for number, schedule in enumerate(rounds):
         devices = minibatch_devices(schedule, lanes_together)
-        of_round = rows_by_device(schedule.rows[: len(devices)], devices, num_devices)
-        needed = [np.union1d(*pair) for pair in zip(needed, of_round, strict=True)]
+        new = rows_by_device(schedule.rows[: len(devices)], devices, num_devices)
+        needed = [np.union1d(*pair) for pair in zip(needed, new, strict=True)]
         if max(map(len, needed)) > capacity:
             return number
     return len(rounds)

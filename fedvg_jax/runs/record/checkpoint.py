@@ -163,17 +163,17 @@ def client_variables(run: Path | str, client: int) -> Variables:
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a client's own tensors among all leaves, and those of the global model in place of others."""
     names = ("kept_model", "memory.kept_model", "local")  # those of `local` are not part of what a client sends
-    own = {k: rows for name in names for k, rows in _below(f"state.clients.{name}.", leaves).items()}
+    own = {k: rows for name in names for k, rows in _with_prefix(f"state.clients.{name}.", leaves).items()}
     if not own:
         raise ValueError("clients keep no model")
     owners = leaves.get("state.memory_clients", np.arange(len(next(iter(own.values())))))
     rows_of_client = np.flatnonzero(owners == client)
     if not len(rows_of_client):
         raise ValueError(f"there is no client {client}, or it has not taken part")
-    return _below("state.variables.", leaves) | {key: rows[rows_of_client[0]] for key, rows in own.items()}
+    return _with_prefix("state.variables.", leaves) | {key: rows[rows_of_client[0]] for key, rows in own.items()}
 
 
-def _below(prefix: str, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_prefix(prefix: str, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the leaves whose paths start with a prefix, by the rest of their paths."""
     return {key.removeprefix(prefix): leaf for key, leaf in leaves.items() if key.startswith(prefix)}
 
@@ -191,7 +191,7 @@ def _read_model(
     for path in [run] if (run / seals.SEAL).is_file() else reversed(seals.checkpoint_folders(run)):
         try:
             read = _read_leaves(path, seals.read_seal(path))
-            leaves = _below(prefix, read) if client is None else _of_client(client, read)
+            leaves = _with_prefix(prefix, read) if client is None else _of_client(client, read)
             if not leaves:
                 raise ValueError("no round was evaluated yet")
             return _nested(leaves) if template is None else _in_structure(template, leaves)

@@ -138,7 +138,7 @@ class History(_Results):
         return f"History of {len(self.records)} rounds" + (f", stopped by {stopped_by}" if stopped_by else "")
 
     def _results(self) -> list[tuple[str, str]]:
-        """Names and values of the summary's results."""
+        """Returns names and values of the summary's results."""
         return [(name, f"{value:.4g}") for name, value in self.summary.items() if _is_result(name, value)]
 
     def client_variables(self, client: int) -> Variables:

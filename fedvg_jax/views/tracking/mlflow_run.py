@@ -37,7 +37,10 @@ def open_writer(run: TrackedRun) -> Writer:
 
     def log(scalars: Scalars) -> None:
         now = int(time.time() * 1000)
-        send("metrics", [Metric(name, v, now, number) for number, of in scalars.items() for name, v in of.items()])
+        send(
+            "metrics",
+            [Metric(name, v, now, n) for n, values in scalars.items() for name, v in values.items()],
+        )
 
     def close(status: str, summary: Mapping[str, float], num_rounds: int) -> None:
         log({num_rounds: {f"summary/{name}": value for name, value in summary.items()}})

@@ -50,14 +50,24 @@ def methods() -> str:
 
 def presets_of_data_sets() -> str:
     """Returns `--dataset NAME` -> the settings other than the defaults; data sets with the same ones share a row."""
-    names = [name for name in SETTINGS if any(name in settings for settings in presets.DATASETS.values())]
-    default = Config()
-    alike: dict[tuple[str, ...], list[str]] = {}
+    default, alike = Config(), {}
     for name, settings in presets.DATASETS.items():
-        row = tuple(f"`{settings.get(key, getattr(default, key))}`" for key in names)
-        alike.setdefault(row, []).append(f"`{name}`")
-    rows = [[", ".join(data_sets), *row] for row, data_sets in alike.items()]
-    return table(["`--dataset`", *(f"`{name}`" for name in names)], rows)
+        changed = {
+            key: settings[key]
+            for key in SETTINGS
+            if settings.get(key, getattr(default, key, None)) != getattr(default, key, None)
+        }
+        alike.setdefault(tuple(changed.items()), []).append(f"`{name}`")
+    several = [key for key in SETTINGS if sum(key in dict(changed) for changed in alike) > 1]
+    rows = [
+        [
+            ", ".join(data_sets),
+            *(f"`{dict(changed).get(key, getattr(default, key))}`" for key in several),
+            ", ".join(f"`{key} = {value}`" for key, value in changed if key not in several),
+        ]
+        for changed, data_sets in alike.items()
+    ]
+    return table(["`--dataset`", *(f"`{name}`" for name in several), "others"], rows)
 
 
 def fidelity() -> str:

@@ -373,24 +373,17 @@ def make_results(description: dict[str, Any], differences: dict[tuple[str, ...],
         description: of the machine.
         differences: by the recorded name of the method and its options.
     """
-
-    def short(value):
-        if isinstance(value, dict):
-            return {name: short(part) for name, part in value.items()}
-        if isinstance(value, list):
-            return [short(part) for part in value]
-        return float(f"{value:.3g}") if isinstance(value, float) else value
-
     methods = {
         " ".join((METHODS[name], *options)): {
-            "client_models": short(of_method.client_models),
-            "rounds": [short(row) for row in of_method.rounds],
+            "client_models": of_method.client_models,
+            "rounds": of_method.rounds,
             "not_compared": of_method.not_compared,
             "bounds": {quantity: allowed for quantity, _, allowed in checks(name, of_method)},
         }
         for (name, *options), of_method in differences.items()
     }
-    return {"machine": description, "methods": methods}
+    rounded = json.loads(json.dumps(methods), parse_float=lambda text: float(f"{float(text):.3g}"))
+    return {"machine": description, "methods": rounded}
 
 
 def main(argv: list[str] | None = None) -> int:

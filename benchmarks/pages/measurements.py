@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.machine import RESULTS
 from benchmarks.pages.files import load, source
 from benchmarks.pages.markdown import table
@@ -63,14 +61,6 @@ def cohort_memory() -> str:
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 
 
-def convolutions() -> str:
-    """Returns the microseconds per image of a convolution with its gradients, by layer and `--conv`."""
-    measured = load("amd-epyc-2-cores-convolutions")
-    names = list(next(iter(measured["layers"].values())))
-    rows = [[layer, *(f"{of[name]['median']:,.0f}" for name in names)] for layer, of in measured["layers"].items()]
-    return table(["layer", *(f"`--conv {name}`" for name in names)], rows) + "\n\n" + _on_one_core(measured["machine"])
-
-
 def own_networks() -> str:
     """Returns the milliseconds of a local step of networks that a user writes, beside the shipped ones."""
     measured, rows = load("own_networks"), []
@@ -80,11 +70,9 @@ def own_networks() -> str:
         shown = [f"{medians[variant]:.2f}" if variant in medians else "" for variant in ("shipped", "written", "run")]
         rows.append([f"`{name}`", *shown, ratio])
     columns = ["own network", "shipped, ms", "as written, ms", "in a run, ms", "run / shipped"]
-    return table(columns, rows) + "\n\n" + _on_one_core(measured["machine"])
-
-
-def _on_one_core(machine: dict[str, Any]) -> str:
-    return f"`{machine['command']}` on one core of {machine['processor']}, {machine['date'][:10]}."
+    machine = measured["machine"]
+    where = f"on one core of {machine['processor']}, {machine['date'][:10]}."
+    return f"{table(columns, rows)}\n\n`{machine['command']}` {where}"
 
 
 def host_pool() -> str:
@@ -189,7 +177,7 @@ def experiments() -> str:
 
 
 TABLES = (
-    *(compiling, adapters, adapters_vit_b16, cohort_memory, convolutions, own_networks, host_pool, faults, targets),
+    *(compiling, adapters, adapters_vit_b16, cohort_memory, own_networks, host_pool, faults, targets),
     *(hypergradient_memory, parity, costs, planning, experiments),
 )
 """Tables, each with the name of its markers."""

@@ -1,10 +1,10 @@
 """Times local steps of networks that a user writes with Flax beside the shipped ones, on one core.
 
-    python -m benchmarks.speed.own_networks [--networks NAME ...] [--conv NAME ...] [--repeats 7] [--out FILE.json]
+    python -m benchmarks.speed.own_networks [--networks NAME ...] [--repeats 7] [--out FILE.json]
 
 A timing is a scan of SGD steps on minibatches, as a client takes them. These variants take turns: the shipped network
-of that shape, if there is one; the own network as it is written; as a run computes it, after `fast_convolutions`; and
-with each `--conv`. Prints milliseconds of CPU per step and writes them to FILE.json.
+of that shape, if there is one; the own network as it is written; and as a run computes it, after `fast_convolutions`.
+Prints milliseconds of CPU per step and writes them to FILE.json.
 """
 
 from __future__ import annotations
@@ -28,27 +28,26 @@ def main(argv: list[str] | None = None) -> None:
     """Times the networks and writes the results."""
     parser = machine.parser(__doc__, "own_networks.json")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--conv", nargs="+", choices=("gemm", "winograd", "planes"), default=[], help="algorithms")
     parser.add_argument("--repeats", type=int, default=7, help="timings of every variant, in turns")
     args = parser.parse_args(argv)
     results = machine.begin("speed.own_networks", argv) | {"networks": {}}
     machine.pin_to_one_core()
     for name in args.networks:
-        results["networks"][name] = measured = time_network(name, args.conv, args.repeats)
+        results["networks"][name] = measured = time_network(name, args.repeats)
         medians = {variant: spread["median"] for variant, spread in measured.items()}
         print(f"{name:16s}" + "".join(f"{variant:>10s} {median:9.2f} ms" for variant, median in medians.items()))
     machine.finish(args.out, results)
 
 
-def time_network(name: str, conv: list[str], repeats: int) -> dict[str, dict[str, float]]:
-    """Returns CPU milliseconds of a step by variant: `shipped`, `written`, `run`, and names of algorithms."""
+def time_network(name: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns CPU milliseconds of a step by variant: `shipped`, `written` and `run`."""
     shipped, *shape, rows, num_steps = NETWORKS[name]
-    variants = tasks(name, shipped, shape, conv)
+    variants = tasks(name, shipped, shape)
     steps = {variant: compiled_steps(task, shape, rows, num_steps) for variant, task in variants.items()}
     return machine.cpu_in_turns(steps, repeats, 1e3 / num_steps)
 
 
-def tasks(name: str, shipped: str, shape: list[int], conv: list[str]) -> dict[str, Any]:
+def tasks(name: str, shipped: str, shape: list[int]) -> dict[str, Any]:
     """Returns the task of every variant."""
     import jax.numpy as jnp
     import optax
@@ -63,7 +62,7 @@ def tasks(name: str, shipped: str, shape: list[int], conv: list[str]) -> dict[st
         written = fv.nnx_task(lambda rngs: nnx_network(size, channels, rngs), loss, example)
     else:
         written = fv.linen_task(linen_networks()[name](), loss, example)
-    variants = {"written": written, "run": fast_task(written)} | {c: fast_task(written, c) for c in conv}
+    variants = {"written": written, "run": fast_task(written)}
     if shipped:
         config = fv.Config(model=shipped, **({"norm_layers": "group"} if shipped == "resnet18_cifar" else {}))
         variants = {"shipped": registry.named_task(config, (size, size, channels), 10)} | variants

@@ -147,7 +147,7 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
 SMALLEST = {
     "speed.costs": "--only width planning --points 1 --repeats 1",
     "speed.limits": "--sections help start --repeats 1",
-    "speed.own_networks": "--networks two_layers --conv planes --repeats 1",
+    "speed.own_networks": "--networks two_layers --repeats 1",
     "studies.client_values": "--seeds 1 -- --rounds 3",
     "studies.lasting_weights": "--seeds 1 -- --rounds 3",
 }

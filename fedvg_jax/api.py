@@ -137,10 +137,7 @@ def _check_flags(config: Config) -> None:
     if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
         raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")
     with processes.together():
-        if config.export:
-            files.export_target(config.export)
-        if config.export_partition:
-            files.export_target(config.export_partition, "export_partition")
+        files.check_exports(config)
 
 
 def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> History:

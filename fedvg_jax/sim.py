@@ -85,10 +85,12 @@ def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_share
 
             console.quiet = not processes.is_first()
             with processes.together():
-                _check_outputs(config)
+                files.check_exports(config)
+                tracking.require(config, has_folder=True)
             config = shared_start.choose_folder(config, choose)
         else:  # without jax, so that a stop signal finds a handler that names the run folder
-            _check_outputs(config)
+            files.check_exports(config)
+            tracking.require(config, has_folder=True)
             if is_dry:
                 config = run_folder.resolve(config)
                 return _show_plan(config, console, unused)
@@ -103,15 +105,6 @@ def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_share
 
         with stop_signals.say_at_once(message):
             return _train(config, out, console, log, unused)
-
-
-def _check_outputs(config: Config) -> None:
-    """Raises UsageError if what a run writes outside its folder cannot be written."""
-    if config.export:
-        files.export_target(config.export)
-    tracking.require(config, has_folder=True)
-    if config.export_partition:
-        files.export_target(config.export_partition, "export_partition")
 
 
 def _choose_folder(config: Config, log: Callable[[str], None], reserved: contextlib.ExitStack) -> Config:

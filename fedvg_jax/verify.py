@@ -29,15 +29,15 @@ def main(argv: Sequence[str]) -> int:
 
 def verify(runs: Sequence[Path]) -> int:
     """Checks run folders, prints a line for each finding, and returns the exit code: 1 if something does not fit."""
-    reports = {run: verification.check(run) for run in runs}
-    for run, report in reports.items():
-        for line in report.misfits:
+    findings = {run: verification.check(run) for run in runs}
+    for run, found in findings.items():
+        for line in found.misfits:
             print(f"{run}: {line}")
-        for line in report.notes:
+        for line in found.notes:
             print(f"{run}: note: {line}")
-        if not report.misfits:
+        if not found.misfits:
             print(f"{run}: all fits")
-    return int(any(report.misfits for report in reports.values()))
+    return int(any(found.misfits for found in findings.values()))
 
 
 if __name__ == "__main__":

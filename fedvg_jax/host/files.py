@@ -25,6 +25,13 @@ def replace(path: Path, text: str) -> None:
     replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
 
 
+def check_exports(config: Any) -> None:
+    """Raises UsageError if a file that a run writes outside its folder, as `export_target` says, cannot be written."""
+    for setting in ("export", "export_partition"):
+        if path := getattr(config, setting):
+            export_target(path, setting)
+
+
 def export_target(path: Path, setting: str = "export") -> Path:
     """Returns the file that an export to `path` writes: the target of a link, otherwise `path` itself.
 

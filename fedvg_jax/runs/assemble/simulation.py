@@ -163,7 +163,7 @@ class Simulation(NamedTuple):
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
 
 
-class _Population(NamedTuple):
+class Population(NamedTuple):
     """The data set, its partition, and the shared validation set."""
 
     arrays: Arrays
@@ -172,6 +172,7 @@ class _Population(NamedTuple):
 
     @property
     def pool(self) -> Batch:
+        """The rows that all tables are of."""
         return Batch(self.shared.x, self.shared.y)
 
 
@@ -208,7 +209,7 @@ def simulation(
     chosen = cohorts.choose_selection(config, given.get("selection"), is_on_host)
     variables, base = _initial_model(config, program.model, given.get("initial"))
     program = _bound(program, base)
-    tables = make_data(config, arrays, parts, population.shared, program.model, is_on_host)._replace(base=base)
+    tables = make_data(config, population, program.model, is_on_host)._replace(base=base)
     host = pool_rows.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
     _check_own(config, given, program, population, host.resident if host else tables, hyper)
     endings.check_target(config, program.task, population.pool)
@@ -251,7 +252,7 @@ def _check_settings(config: Config) -> Config:
     return config
 
 
-def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> _Population:
+def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> Population:
     """Reads the data set and draws the partition, unless they are given."""
     data, partition = given.get("data"), given.get("partition")
     arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
@@ -259,12 +260,12 @@ def _make_population(config: Config, given: Given, progress: Progress | None, re
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
     if config.normalise == "columns":
         arrays = arrays._replace(x=user_data.scaled_columns(arrays.x, np.concatenate(parts.train)))
-    return _Population(arrays, parts, make_shared(config, arrays, parts))
+    return Population(arrays, parts, make_shared(config, arrays, parts))
 
 
 def _make_program(
     config: Config,
-    population: _Population,
+    population: Population,
     task: Task | None,
     algorithm: Algorithm | None,
     weighting: programs.WeightingOrFactory | None,
@@ -295,7 +296,7 @@ def _bound(program: programs.Program, base: Tree) -> programs.Program:
 
 
 def _check_own(
-    config: Config, given: Given, program: programs.Program, population: _Population, tables: Data, hyper: Hyper
+    config: Config, given: Given, program: programs.Program, population: Population, tables: Data, hyper: Hyper
 ) -> None:
     """Raises UsageError if a given weighting or algorithm breaks its contract, or accuracies cannot be computed.
 
@@ -428,14 +429,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
     return spaced(whole, config.max_rows)
 
 
-def make_data(
-    config: Config,
-    arrays: Arrays,
-    parts: Partition,
-    shared: Shared | None = None,
-    task: Task | None = None,
-    is_on_host: bool = False,
-) -> Data:
+def make_data(config: Config, population: Population, task: Task, is_on_host: bool = False) -> Data:
     """Returns the pool and the tables of rows; their shapes do not depend on the partition.
 
     D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
@@ -443,11 +437,12 @@ def make_data(
     too.
 
     Args:
-        shared: D_val with the pool that it is part of; defaults to that of the config.
-        task: the model that scores; defaults to the config's.
+        config: settings.
+        population: the rows.
+        task: the model that scores.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
-    shared = shared or make_shared(config, arrays, parts)
+    arrays, parts, shared = population
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.best_on == "held_out"
@@ -458,7 +453,7 @@ def make_data(
     only_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None and not is_read_in_training
     keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
-        keeps_lone_row = not norm.lone_row_is_undefined((task or registry.make_task(config, arrays)).init)
+        keeps_lone_row = not norm.lone_row_is_undefined(task.init)
 
     def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)

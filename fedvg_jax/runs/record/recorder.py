@@ -296,8 +296,8 @@ def _find_start(
         MisfitError: the files of the folder are not as its run left them.
         UsageError: the run has other data, another partition or other objects; or no checkpoint is intact.
     """
-    report = verification.check(folder, with_arrays=False)
-    if misfits := [line for line in report.misfits if line not in report.unusable]:
+    findings = verification.check(folder, with_arrays=False)
+    if misfits := [line for line in findings.misfits if line not in findings.unusable]:
         raise verification.MisfitError(folder, misfits)
     manifest, summary = (files.read_object_if_any(folder / name) for name in ("manifest.json", "summary.json"))
     if manifest:  # a run that was killed in its first seconds has none

@@ -63,7 +63,7 @@ def is_run(path: Path) -> bool:
 
 
 def check(path: Path, *, with_arrays: bool = True) -> Findings:
-    """Returns the report of comparing the files of a run folder with one another.
+    """Returns the findings of comparing the files of a run folder with one another.
 
     Args:
         path: of the run folder.
@@ -79,75 +79,75 @@ def check(path: Path, *, with_arrays: bool = True) -> Findings:
     if not found:
         run_folder.refuse_sweep(path)
         raise UsageError(f"{path} is not a run folder: it has no config.json; name the folder of a run")
-    report = Findings([], [], [])
-    checkpoints = _read_checkpoints(path, report, with_arrays)
-    manifest, summary = (_read_object(path / name, report) for name in ("manifest.json", "summary.json"))
-    text, records = _read_history(path, report)
+    findings = Findings([], [], [])
+    checkpoints = _read_checkpoints(path, findings, with_arrays)
+    manifest, summary = (_read_object(path / name, findings) for name in ("manifest.json", "summary.json"))
+    text, records = _read_history(path, findings)
     sealed = checkpoints | ({"summary.json": summary.get("seal", {})} if summary is not None else {})
     if (checkpoints or summary is not None) and not (manifest or {}).keys() >= {"data", "partition"}:
-        report.misfits.append("manifest.json is missing, or holds no digests of data and partition")
+        findings.misfits.append("manifest.json is missing, or holds no digests of data and partition")
     for name, seal in [*sealed.items(), ("manifest.json", manifest or {})]:
         try:
-            report.misfits.extend(_contradictions(path, text, manifest or {}, name, seal))
+            findings.misfits.extend(_contradictions(path, text, manifest or {}, name, seal))
         except (LookupError, TypeError, ValueError, AttributeError):
-            report.misfits.append(f"the digests in {name} are damaged")
-    _check_config(path, checkpoints, report)
+            findings.misfits.append(f"the digests in {name} are damaged")
+    _check_config(path, checkpoints, findings)
     if summary is None and (records or not text):
-        report.notes.append("no summary.json: the run is going on, or it was killed")
-    return report._replace(misfits=list(dict.fromkeys(report.misfits)))
+        findings.notes.append("no summary.json: the run is going on, or it was killed")
+    return findings._replace(misfits=list(dict.fromkeys(findings.misfits)))
 
 
-def _read_checkpoints(path: Path, report: Findings, with_arrays: bool) -> dict[str, seals.SealEntries]:
+def _read_checkpoints(path: Path, findings: Findings, with_arrays: bool) -> dict[str, seals.SealEntries]:
     """Returns the seals of the checkpoints by folder name, oldest first, and reports those that cannot be used."""
-    entries, unusable = {}, report.unusable
+    entries, unusable = {}, findings.unusable
     for checkpoint in seals.checkpoint_folders(path):
         name = f"{seals.FOLDER}/{checkpoint.name}"
         try:
             seal = seals.read_seal(checkpoint)
         except (ValueError, RuntimeError) as error:
             is_partial = str(error) == "half-written"  # a kill leaves such a checkpoint, and no run resumes from it
-            (report.notes if is_partial else unusable).append(f"{name}: {error}")
+            (findings.notes if is_partial else unusable).append(f"{name}: {error}")
             continue
         if with_arrays:
             unusable.extend(f"{name}/{file} is damaged" for file in files.damaged(checkpoint, seal["files"]))
         if seal["round"] != int(checkpoint.name):
-            report.misfits.append(f"{name} is of round {seal['round']}")
+            findings.misfits.append(f"{name} is of round {seal['round']}")
         entries[name] = seal
-    report.misfits.extend(unusable)
+    findings.misfits.extend(unusable)
     return entries
 
 
-def _read_object(path: Path, report: Findings) -> dict[str, Any] | None:
+def _read_object(path: Path, findings: Findings) -> dict[str, Any] | None:
     """Returns a JSON object that ends in a digest of itself; None if the file is missing or damaged."""
     if not path.exists():
         return None
     try:
         value = files.read_object(path)
     except UsageError as error:
-        report.misfits.append(str(error).removeprefix(f"{path.parent}/"))
+        findings.misfits.append(str(error).removeprefix(f"{path.parent}/"))
         return None
     if not seals.has_own_digest(value):
-        report.misfits.append(f"{path.name} is not as it was written: its digest differs")
+        findings.misfits.append(f"{path.name} is not as it was written: its digest differs")
     return value
 
 
-def _read_history(path: Path, report: Findings) -> tuple[bytes, list[Record]]:
+def _read_history(path: Path, findings: Findings) -> tuple[bytes, list[Record]]:
     """Returns bytes and records of history.jsonl."""
     try:
         text = files.read_regular(path / "history.jsonl")
     except FileNotFoundError:
         return b"", []  # as a kill before the first round leaves it; a seal of more lines does not fit
     except OSError as error:
-        report.misfits.append(f"history.jsonl cannot be read: {files.reason(error)}")
+        findings.misfits.append(f"history.jsonl cannot be read: {files.reason(error)}")
         return b"", []
     whole = text[: text.rfind(b"\n") + 1]
     if len(whole) < len(text):
-        report.notes.append(f"history.jsonl ends in {len(text) - len(whole)} bytes of a line that was cut short")
+        findings.notes.append(f"history.jsonl ends in {len(text) - len(whole)} bytes of a line that was cut short")
     try:
         return text, history.parse(whole)
     except ValueError as error:
-        report.unusable.append(f"history.jsonl is damaged: {files.reason(error)}")
-        report.misfits.extend(report.unusable[-1:])
+        findings.unusable.append(f"history.jsonl is damaged: {files.reason(error)}")
+        findings.misfits.extend(findings.unusable[-1:])
         return text, []
 
 
@@ -179,18 +179,18 @@ def _contradictions(
     return misfits
 
 
-def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], report: Findings) -> None:
+def _check_config(path: Path, checkpoints: Mapping[str, seals.SealEntries], findings: Findings) -> None:
     """Checks that config.json has the settings of the checkpoints."""
     try:
         config = run_folder.read_config(path)
     except UsageError as error:
-        report.misfits.append(f"config.json: {error}")
+        findings.misfits.append(f"config.json: {error}")
         return
     for name, seal in checkpoints.items():
         try:
             changed = run_folder.differences(run_folder.config_from_json(seal["config"], name), config)
         except UsageError as error:
-            report.notes.append(f"{name}: {error}")
+            findings.notes.append(f"{name}: {error}")
             continue
         if changed:
-            report.misfits.append(f"config.json is not what {name} was made with: {', '.join(changed)}")
+            findings.misfits.append(f"config.json is not what {name} was made with: {', '.join(changed)}")

@@ -39,6 +39,13 @@ def elsewhere(tmp_path_factory):
     return str(file)
 
 
+def tables_of(made, arrays, parts, task=None):
+    """Returns the pool and the tables of rows, for the model of the settings by default."""
+    shared = population.make_shared(made, arrays, parts)
+    whole = simulation.Population(arrays, parts, shared)
+    return simulation.make_data(made, whole, task or registry.make_task(made, arrays))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,7 +63,7 @@ def test_shapes_do_not_depend_on_alpha_or_seeds(elsewhere, options):
     result = []
     for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
         made = settings(**options | change)
-        made_data = simulation.make_data(made, DIGITS, population.make_partition(made, DIGITS))
+        made_data = tables_of(made, DIGITS, population.make_partition(made, DIGITS))
         result.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
     assert all(shapes == result[0] for shapes in result)
 
@@ -65,7 +72,7 @@ def test_external_set_replaces_the_clients_validation_rows(elsewhere):
     made = settings(**{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
     parts = population.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
-    tables = simulation.make_data(made, DIGITS, parts)
+    tables = tables_of(made, DIGITS, parts)
     assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
     for table in (tables.scoring, tables.val):
         rows = np.asarray(table)[np.asarray(table) >= 0]
@@ -76,7 +83,7 @@ def test_external_set_replaces_the_clients_validation_rows(elsewhere):
 def test_corruption_does_not_change_validation_and_test_rows():
     made = settings(**{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
     parts = population.make_partition(made, DIGITS)
-    y = np.asarray(simulation.make_data(made, DIGITS, parts).pool.y)
+    y = np.asarray(tables_of(made, DIGITS, parts).pool.y)
     bad = registry.corrupt_clients(made)
     assert len(bad) == 3
     hit = np.concatenate([parts.train[k] for k in bad])
@@ -156,7 +163,7 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, *
     parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
     changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=Config.FedVG(**fedvg))
     changed = replace(changed, **others or {})
-    return int((np.asarray(simulation.make_data(changed, made, parts, task=task).scoring) >= 0).sum())
+    return int((np.asarray(tables_of(changed, made, parts, task=task).scoring) >= 0).sum())
 
 
 @pytest.mark.parametrize(
@@ -245,7 +252,7 @@ def test_held_out_rows_select_and_no_weight_reads_them():
     """Every weighting reads `scoring` or `val`."""
     held_out = settings(best_on="held_out")
     parts = population.make_partition(held_out, DIGITS)
-    made, d_val = simulation.make_data(held_out, DIGITS, parts), np.concatenate(parts.val).tolist()
+    made, d_val = tables_of(held_out, DIGITS, parts), np.concatenate(parts.val).tolist()
     selected, weighed = rows_of(chunks.evaluation_tables(made)["val"]), rows_of(made.val)
     assert not set(selected) & set(weighed) and not set(selected) & set(rows_of(made.scoring))
     assert sorted(selected + weighed) == sorted(d_val) and abs(len(selected) - len(weighed)) <= 1

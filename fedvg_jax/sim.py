@@ -189,8 +189,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
 def _done(folder: Path, config: Config) -> list[history.Record]:
     """Returns the records of the rounds that resuming a run keeps."""
     summary = files.read_object_if_any(folder / "summary.json")
-    is_over = summary.get("rounds") == config.rounds or summary.get("stopped_early")
-    is_finished = is_over and summary.get("stopped_by") is None  # with `--keep 0` there is no checkpoint
+    is_finished = run_folder.is_finished(summary, config)  # with `--keep 0` there is no checkpoint
     num_done = summary["rounds"] if is_finished else seals.newest_round(folder)
     return history.read(folder, num_done) if num_done else []
 

@@ -179,8 +179,7 @@ def is_finished(folder: Path, config: Config) -> bool:
         summary = files.read_object(folder / "summary.json")
     except UsageError:
         return False
-    is_whole = summary.get("rounds") == config.rounds or bool(summary.get("stopped_early"))
-    return is_whole and summary.get("stopped_by") is None and seals.has_own_digest(summary)
+    return run_folder.is_finished(summary, config) and seals.has_own_digest(summary)
 
 
 def read_failure(folder: Path) -> Failure | None:

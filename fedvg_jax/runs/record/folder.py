@@ -114,6 +114,12 @@ def config_from_json(settings: dict, source: str) -> Config:
     return configs.apply(Config(), flat, source)
 
 
+def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
+    """Returns whether summary.json, {} without one, is of a run that has all its rounds or has reached its target."""
+    is_over = summary.get("rounds") == config.rounds or bool(summary.get("stopped_early"))
+    return is_over and summary.get("stopped_by") is None
+
+
 def refuse_taken(folder: Path) -> None:
     """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten.
 

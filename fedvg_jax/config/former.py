@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.declare import Condition, is_not, is_one
-from fedvg_jax.config.departures import canonical
+from fedvg_jax.config.departures import canonical, listed
 from fedvg_jax.core.types import UsageError
 
 RENAMED = {
@@ -76,13 +76,15 @@ def _switch(name: str) -> Joined:
     return Joined("departures", join)
 
 
-def _suffix(setting: str, names: tuple[str, ...], default: Any, place: str = "{value}") -> Joined:
-    """Returns the setting behind whose names a value has its place; other names do not use it."""
+def _suffix(setting: str, names: tuple[str, ...], default: Any, place: int = 0) -> Joined:
+    """Returns the setting behind whose names a value has its place among others, 1 by default, as in krum:1,3."""
 
     def join(text: Any, value: Any, settings: Mapping[str, Any]) -> str:
-        name, _, before = str(text).partition(":")
-        is_given = name in names and str(value or "") != str(default)
-        return f"{name}:{place.format(value=value, before=before or 1)}" if is_given else text
+        name, _, given = str(text).partition(":")
+        if name not in names or str(value or "") == str(default):  # which are not used, or are as without it
+            return text
+        values = [*filter(None, given.split(",")), *["1"] * place][: max(place + 1, given.count(",") + 1)]
+        return f"{name}:{','.join([*values[:place], str(value), *values[place + 1 :]])}"
 
     return Joined(setting, join, (is_one(setting, *names),))
 
@@ -95,7 +97,11 @@ def _file(partition: Any, file: Any, settings: Mapping[str, Any]) -> str:
 
 
 def _column(role: str) -> Joined:
-    return Joined("columns", lambda text, name, settings: ",".join(filter(None, [text, name and f"{role}={name}"])))
+    def join(columns: Any, name: Any, settings: Mapping[str, Any]) -> str:
+        others = [word for word in listed(columns) if not name or word.partition("=")[0] != role]
+        return ",".join([*others, *([f"{role}={name}"] if name else [])])
+
+    return Joined("columns", join)
 
 
 def _rank(lora: Any, rank: Any, settings: Mapping[str, Any]) -> int | str:
@@ -128,7 +134,7 @@ def _stem(model: Any, stem: Any, settings: Mapping[str, Any]) -> str:
 
 
 def _kept(record: Any, is_kept: Any, settings: Mapping[str, Any]) -> str:
-    return ",".join(filter(None, [record, "client_models"])) if is_kept in (True, "true") else record
+    return ",".join(listed(f"{record},client_models")) if is_kept in (True, "true") else record
 
 
 _RESNETS = ("resnet18", "resnet34", "resnet50")
@@ -147,7 +153,7 @@ JOINED = {name: _switch(name) for name in SWITCHED} | {
     "robust.trim": _suffix("robust", ("trimmed_mean",), 0.1),
     "robust.clip_norm": _suffix("robust", ("clipped_mean",), 10.0),
     "robust.num_bad": _suffix("robust", ("krum",), 1),
-    "robust.num_kept": _suffix("robust", ("krum",), 1, place="{before},{value}"),
+    "robust.num_kept": _suffix("robust", ("krum",), 1, place=1),
     "attack.scale": _suffix("attack", ("sign_flip", "scaling", "noise"), 1.0),
     "corrupt.strength": _suffix("corrupt.kind", _STRENGTHS, 1.0),
     "lr_decay": _suffix("lr_schedule", ("exponential",), 0.99),

@@ -114,6 +114,28 @@ def test_former_names_of_parts_of_a_setting_join_it(flags):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        *({former.JOINED[name].setting: kind, name: value} for name, (kind, value) in BEHIND.items()),
+        {"robust": "krum", "robust.num_bad": 2, "robust.num_kept": 3},
+        {"local": "^fc", "local_first": 0.5},
+        {"model": "resnet18", "stem": "cifar"},
+        {"record": "confusion", "keep_clients": True},
+        {"image_column": "img", "label_column": "fine"},
+        {"lora": "8:^fc", "lora_rank": 2},
+        {"scaffold.memory": "lost", "scaffold.steps": "single"},
+        {"pool": "host"},
+    ],
+    ids=str,
+)
+def test_former_names_given_again_change_nothing(settings):
+    """As where a run is resumed by its first command."""
+    once = config.apply(Config(), settings, "test")
+    again = {name: value for name, value in settings.items() if name in former.NAMES}
+    assert once != Config() and config.apply(once, again, "test") == once
+
+
+@pytest.mark.parametrize(
     ("flags", "same"),
     [
         ("--method fedrep --local-first 0.25", "--method fedrep --local 0.25:^classifier/"),

@@ -15,12 +15,13 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -103,24 +104,63 @@ def cpu_in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int, scale: fl
 
 
 _CALL = """
-import importlib, json, sys
-print(json.dumps(getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*json.loads(sys.argv[3]))))
+import importlib, inspect, json, sys
+result = getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*json.loads(sys.argv[3]))
+for part in result if inspect.isgenerator(result) else [result]:
+    print(json.dumps(part), flush=True)
 """
 
 
-def in_process(function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = {}) -> Any:
-    """Returns what a function of a module returns for these arguments in a process of its own, as JSON carries them.
+class Outcome(NamedTuple):
+    """What a process left that called a function."""
+
+    results: list[dict[str, Any]]
+    """What the function returned, or all that it has yielded."""
+    errors: str
+    """The text on standard error."""
+    code: int | None
+    """Its exit code; None where it was stopped by the time limit."""
+
+
+def call(module: str, function: str, *args: Any, environment: Mapping[str, str] = {}, limit: float | None = None):
+    """Returns the `Outcome` of a function of a module that returns or yields dicts, in a process of its own.
+
+    Arguments and results travel as JSON. After `limit` seconds the process is killed with those that it has started,
+    which have no limit of their own.
+    """
+    words = [sys.executable, "-c", _CALL, module, function, json.dumps(args)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    is_leader = limit is not None
+    process = subprocess.Popen(words, cwd=ROOT, env=os.environ | environment, start_new_session=is_leader, **pipes)
+    try:
+        (output, errors), code = process.communicate(timeout=limit), process.returncode
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL) if is_leader else process.kill()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        (output, errors), code = process.communicate(), None
+    lines = (line for line in output.splitlines() if line.startswith("{") and line.endswith("}"))
+    return Outcome(list(map(json.loads, lines)), errors, code)
+
+
+def in_process(function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Returns what a function of a module returns for these arguments in a process of its own, see `call`.
 
     Raises:
-        SystemExit: the process failed; its standard error is shown.
+        SystemExit: the process failed, with the last line of its standard error.
     """
     module = function.__module__
     module = sys.modules[module].__spec__.name if module == "__main__" else module  # pyright: ignore
-    words = [sys.executable, "-c", _CALL, module, function.__qualname__, json.dumps(args)]
-    done = subprocess.run(words, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"{module}.{function.__qualname__}{args}: exit code {done.returncode}, see the error above")
-    return json.loads(done.stdout.splitlines()[-1])
+    outcome = call(module, function.__qualname__, *args, environment=environment)
+    sys.stderr.write(outcome.errors)
+    if outcome.code:
+        raise SystemExit(f"{module}.{function.__qualname__}{args}: {last_line(outcome.errors)}")
+    return outcome.results[-1]
+
+
+def last_line(errors: str) -> str:
+    """Returns the last line of what a process wrote to standard error."""
+    return (errors.strip().splitlines() or ["no error message"])[-1][:500]
 
 
 def pin_to_one_core() -> None:

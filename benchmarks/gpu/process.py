@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -18,7 +14,7 @@ GRAPHS = {"step": None, "step_off": "", "step_while": "FUSION,CUBLAS,CUBLASLT,CU
 
 
 def run_section(name: str, limit: float, args: argparse.Namespace, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Runs a section's process; returns the last result it printed, because each line extends the earlier ones.
+    """Runs a section's process; returns its last result, because each extends the earlier ones.
 
     Args:
         name: of the section.
@@ -26,25 +22,15 @@ def run_section(name: str, limit: float, args: argparse.Namespace, chosen: dict[
         args: the command line.
         chosen: fields of `hardware.Choices`.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu.sections", name, "--seconds", f"{limit:.0f}"]
-    command += ["--chosen", json.dumps(chosen), *["--cpu-smoke"] * args.cpu_smoke]
+    start, words = time.monotonic(), (name, limit, args.cpu_smoke, chosen)
     environment = environment_of(args)
-    start = time.monotonic()
-    process = subprocess.Popen(
-        command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        output, errors, stopped = *process.communicate(timeout=limit), False
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
-        output, errors, stopped = *process.communicate(), True
-    printed = [line for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
-    result = json.loads(printed[-1]) if printed else {}
-    if stopped:
+    outcome = machine.call("benchmarks.gpu.sections", "measure", *words, environment=environment, limit=limit)
+    result = outcome.results[-1] if outcome.results else {}
+    if outcome.code is None:
         result["stopped"] = f"after {limit:.0f} s"
-    if process.returncode and not stopped:
-        result["error"] = (errors.strip().splitlines() or ["no error message"])[-1][:500]
-    if not printed:
+    elif outcome.code:
+        result["error"] = machine.last_line(outcome.errors)
+    if not outcome.results:
         result["failed"] = result.get("error") or result.get("stopped") or "no result"
     return result | {"wall_seconds": round(time.monotonic() - start, 1)}
 

@@ -1,18 +1,14 @@
 """The sections of `benchmarks.gpu`, which runs each in its own process.
 
-python -m benchmarks.gpu.sections NAME [--seconds S] [--chosen JSON] [--cpu-smoke]
-
-A section is a function that yields its results so far after each measurement; each is printed as a line of JSON, so
-that a process that is stopped still has results. Its docstring says what it decides.
+A section is a function that yields its results so far after each measurement, so that a process that is stopped still
+has results. Its docstring says what it decides.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import operator
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -159,20 +155,7 @@ SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
 """In the order of `session.SECTIONS`."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prints a section's results as lines of JSON, each with those before."""
-    parser = machine.parser(__doc__)
-    parser.add_argument("section", choices=SECTIONS)
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--chosen", type=json.loads, default={})
-    parser.add_argument("--cpu-smoke", action="store_true")
-    args = parser.parse_args(argv)
-    chosen = {} if args.section == "round" else args.chosen
-    box = workload.Box(time.monotonic() + args.seconds, args.cpu_smoke, chosen)
-    for results in SECTIONS[args.section](box):
-        print(json.dumps(results), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(name: str, seconds: float, smoke: bool, chosen: dict[str, Any]) -> Results:
+    """Yields the results of a section so far; `round` takes the package's own choices."""
+    box = workload.Box(time.monotonic() + seconds, smoke, {} if name == "round" else chosen)
+    yield from SECTIONS[name](box)

@@ -202,11 +202,19 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     if isinstance(layer, nn.Conv):
         strides = np.broadcast_to(layer.strides or 1, len(_each(layer.kernel_size)))
         x = x[(..., *(slice(None, None, int(stride)) for stride in strides), slice(None))]
+    if _is_product(layer):
         outputs = _contracted(x, kernel.reshape(kernel.shape[-2:]), axes, layer.precision)
         outputs = outputs if bias is None else outputs + jnp.expand_dims(bias, range(x.ndim - 1))
     else:
         outputs = call(*args, **kwargs)
     return outputs + _contracted(_contracted(x, a, axes), b, (-1,)) * (SCALE / b.shape[0])
+
+
+def _is_product(layer: nn.Module) -> bool:
+    """Returns whether a layer is a convolution of one pixel and nothing else, such as one with a mask."""
+    other = ("mask", "conv_general_dilated", "conv_general_dilated_cls")
+    is_plain = type(layer) is nn.Conv and all(getattr(layer, name) is None for name in other)
+    return is_plain and bool(np.all(np.equal(layer.input_dilation or 1, 1)))
 
 
 def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) -> Array:

@@ -84,6 +84,21 @@ def test_a_convolution_with_an_adapter_is_products_of_matrices(x64):
     assert (count(task, adapters.removed(start)), count(adapted, start)) == (3, 2)
 
 
+class Halved(nn.Conv):
+    def __call__(self, inputs):
+        return super().__call__(inputs) / 2
+
+
+@pytest.mark.parametrize("layer", [Halved(6, (1, 1)), nn.Conv(6, (1, 1), mask=np.eye(2, 6)[None, None])])
+def test_a_convolution_of_a_user_computes_as_it_does_without_an_adapter(layer):
+    plain = nn.Sequential([layer])
+    variables = plain.init(jax.random.key(0), IMAGES)
+    params = {"layers_0": variables["params"]["layers_0"] | {"lora_a": jnp.ones((2, 1)), "lora_b": jnp.zeros((1, 6))}}
+    with nn.intercept_methods(adapters._add_adapter):
+        actual = plain.apply({"params": params}, IMAGES)
+    np.testing.assert_array_equal(actual, plain.apply(variables, IMAGES))
+
+
 def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
     """With A invertible, B = A^-1 (W' - W) r / s gives W'."""
     _, _, start, _ = make(rank=2, include="pointwise")

@@ -155,7 +155,7 @@ def _layers(task: Task) -> dict[str, _Layer]:
 
     def note(call, args, kwargs, context):
         outputs = call(*args, **kwargs)
-        if context.method_name == "__call__" and _is_adaptable(context.module):
+        if _is_adaptable(context):
             noted["/".join(context.module.path)] = context.module, context.module.variables["params"]["kernel"].shape
         return outputs
 
@@ -170,10 +170,15 @@ def _layers(task: Task) -> dict[str, _Layer]:
     return layers
 
 
-def _is_adaptable(layer: nn.Module) -> bool:
+def _is_adaptable(context: Any) -> bool:
+    """Returns whether an intercepted method is the product of a layer, and not one of a user that may call it."""
+    layer, method = context.module, getattr(context.orig_method, "func", context.orig_method)
+    if context.method_name != "__call__" or method.__module__ != nn.Dense.__module__:
+        return False
     if isinstance(layer, nn.Conv):
         is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
-        return math.prod(_each(layer.kernel_size)) == 1 and layer.feature_group_count == 1 and not is_padded
+        is_plain = layer.mask is None and np.all(np.equal(layer.input_dilation or 1, 1)) and not is_padded
+        return math.prod(_each(layer.kernel_size)) == 1 and layer.feature_group_count == 1 and bool(is_plain)
     return isinstance(layer, nn.Dense) or (isinstance(layer, nn.DenseGeneral) and not layer.batch_dims)
 
 
@@ -193,8 +198,8 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     (`models.conv.planes`), and EfficientNet-Lite0's rounds take 1.4 times as long.
     """
     layer = context.module
-    own = layer.variables.get("params", {}) if context.method_name == "__call__" else {}
-    if NAMES[0] not in own or not _is_adaptable(layer):
+    own = layer.variables.get("params", {}) if _is_adaptable(context) else {}
+    if NAMES[0] not in own:
         return call(*args, **kwargs)
     x, axes = args[0] if args else kwargs["inputs"], _axes(layer)
     tensors = (own.get(name) for name in ("kernel", "bias", *NAMES))
@@ -202,19 +207,12 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     if isinstance(layer, nn.Conv):
         strides = np.broadcast_to(layer.strides or 1, len(_each(layer.kernel_size)))
         x = x[(..., *(slice(None, None, int(stride)) for stride in strides), slice(None))]
-    if _is_product(layer):
+    if isinstance(layer, nn.Conv) and not (layer.conv_general_dilated or layer.conv_general_dilated_cls):
         outputs = _contracted(x, kernel.reshape(kernel.shape[-2:]), axes, layer.precision)
         outputs = outputs if bias is None else outputs + jnp.expand_dims(bias, range(x.ndim - 1))
     else:
         outputs = call(*args, **kwargs)
     return outputs + _contracted(_contracted(x, a, axes), b, (-1,)) * (SCALE / b.shape[0])
-
-
-def _is_product(layer: nn.Module) -> bool:
-    """Returns whether a layer is a convolution of one pixel and nothing else, such as one with a mask."""
-    other = ("mask", "conv_general_dilated", "conv_general_dilated_cls")
-    is_plain = type(layer) is nn.Conv and all(getattr(layer, name) is None for name in other)
-    return is_plain and bool(np.all(np.equal(layer.input_dilation or 1, 1)))
 
 
 def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) -> Array:

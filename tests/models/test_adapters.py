@@ -89,14 +89,19 @@ class Halved(nn.Conv):
         return super().__call__(inputs) / 2
 
 
-@pytest.mark.parametrize("layer", [Halved(6, (1, 1)), nn.Conv(6, (1, 1), mask=np.eye(2, 6)[None, None])])
-def test_a_convolution_of_a_user_computes_as_it_does_without_an_adapter(layer):
-    plain = nn.Sequential([layer])
-    variables = plain.init(jax.random.key(0), IMAGES)
-    params = {"layers_0": variables["params"]["layers_0"] | {"lora_a": jnp.ones((2, 1)), "lora_b": jnp.zeros((1, 6))}}
-    with nn.intercept_methods(adapters._add_adapter):
-        actual = plain.apply({"params": params}, IMAGES)
-    np.testing.assert_array_equal(actual, plain.apply(variables, IMAGES))
+def test_a_layer_of_a_user_has_its_adapter_beside_its_kernel():
+    """Once, where its own method calls Flax's; none where a mask hides a part of the kernel."""
+    masked = nn.Conv(6, (1, 1), mask=np.eye(6, dtype=np.float32)[None, None])
+    net, loss = (
+        nn.Sequential([Halved(6, (1, 1)), masked, lambda x: x.mean((1, 2))]),
+        optax.softmax_cross_entropy_with_integer_labels,
+    )
+    batch = fv.Batch(jnp.asarray(IMAGES, jnp.float32), jnp.zeros(40, int))
+    task = fv.linen_task(net, loss, batch.x[:1])
+    adapted, start = fv.lora(task, task.init(jax.random.key(0)), rank=1)
+    moved = start._replace(params=jax.tree.map(lambda x: x + 0.3, start.params))
+    actual, expected = adapted.predict(*moved, batch), task.predict(*adapters.merged(moved), batch)
+    worlds.assert_close(actual, expected, 1e-6)
 
 
 def test_a_rank_of_the_full_width_reaches_every_kernel(x64):

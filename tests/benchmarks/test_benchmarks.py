@@ -86,7 +86,7 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
 
 def test_gpu_section_runs_on_the_cpu_and_a_timeout_is_recorded(tmp_path):
     args = session.parse(["--cpu-smoke", "--cache-dir", str(tmp_path)])
-    assert process.run_section("peaks", 60, args, {})["TF/s"]["float32"] > 0
+    assert process.run_section("peaks", 600, args, {})["TF/s"]["float32"] > 0
     assert "stopped" in process.run_section("peaks", 0.01, args, {})
 
 

@@ -44,7 +44,8 @@ def trace_only(sim: simulation.Simulation, say=None) -> chunks.Programs:
     first = sim.state, np.int32(1), rounds, data, sim.hyper
     _, metrics = _ones(sim.chunk, *first)
     tables = chunks.evaluation_tables(sim.data).values()
-    sums = {rows.shape: _ones(sim.evaluate, sim.state.variables, sim.data.pool, rows) for rows in tables}
+    variables = sim.whole(sim.state.variables)
+    sums = {rows.shape: _ones(sim.evaluate, variables, sim.data.pool, rows) for rows in tables}
 
     def chunk(*arguments):
         assert jax.tree.map(np.shape, arguments) == jax.tree.map(np.shape, first)

@@ -422,7 +422,8 @@ def made(module=None, loss=squared, example=EXAMPLE, x=EXAMPLE):
     """Traces the loss of a task on x."""
     task = fedvg_jax.linen_task(module or Column(), loss, example)
     batch = Batch(jnp.asarray(x), jnp.zeros(len(x)))
-    return jax.eval_shape(lambda v: task.loss(*v, batch, jnp.ones(len(x), bool), True)[0], task.init(jax.random.key(0)))
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.eval_shape(lambda v: task.loss(*v, batch, jnp.ones(len(x), bool), True)[0], variables)
 
 
 MISTAKES = {

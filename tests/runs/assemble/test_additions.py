@@ -106,7 +106,7 @@ print(codes, method_label("fedmine+fedvg"), abs(mine[0]["train_loss"] - fedavg[0
 def test_an_algorithm_with_a_hyperparameter_is_its_file_and_one_entry(tmp_path):
     """In a copy of the package: its flag has a help, a range, a use and suggestions, and it runs by name."""
     package = tmp_path / "fedvg_jax"
-    shutil.copytree(Path(fv.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(fv.__file__).parent, package)
     (package / "algorithms" / "fedmine.py").write_text(FILE)
     entries = package / "config" / "methods.py"
     before = "    @dataclass(frozen=True)\n    class FedProx:"

@@ -10,9 +10,9 @@ from support import worlds
 from support.files import usage_error
 
 import fedvg_jax
-from fedvg_jax import config
+from fedvg_jax import compression, config
 from fedvg_jax.core import groups, tree
-from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training
+from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, privacy
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs.assemble import contracts, registry
@@ -107,14 +107,16 @@ def test_cohort_blocks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, 
 
 
 def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics(x64):
-    """Corrupt clients return noise of their own in both; FedVG by tensor leaves statistics uniform weights."""
+    """Corrupt clients return noise of their own in both, updates are rounded and clipped, and the round has its noise
+    once; FedVG by tensor leaves statistics uniform weights."""
     net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
     rule = worlds.weighting("fedvg", algorithm, task, granularity="layerwise", norm="delta")
-    options = {"disturb": attacks.disturbance(attacks.noise, np.array([0, 2, 5]), 6), "stats_too": True}
+    options = {"disturb": attacks.disturbance(attacks.noise, np.array([0, 2]), 6), "stats_too": True}
+    options["private"], algorithm = privacy.tensorwise, algorithm._replace(send=compression.qsgd(2))
 
     def after(executor, size):
-        plan = [net.schedule(1, executor.num_lanes, dropout=0.3, block_size=size)]
-        values = worlds.hyper(attack_scale=0.5)
+        plan = [net.schedule(2, executor.num_lanes, block_size=size)]  # clients 1 and 5 are sound, 3 diverges
+        values = worlds.hyper(attack_scale=0.5, dp_clip=0.3, dp_noise=0.4)
         return worlds.play(net, plan, algorithm, rule, task, values, executor=executor, **options)
 
     worlds.assert_close(after(executors.sharded(2, 1), 2), after(executors.lanes(1), None), 1e-9)

@@ -154,14 +154,16 @@ def models(history):
     return jax.tree.map(np.asarray, history.variables)
 
 
-def test_a_resumed_run_goes_on_with_the_local_tensors(tmp_path):
-    settings = {"record": "personal_accuracy", "checkpoint_every": 1}
+def test_a_resumed_run_goes_on_with_the_local_tensors_and_the_errors_of_what_was_sent(tmp_path):
+    settings = {"record": "personal_accuracy", "checkpoint_every": 1, "send": "topk:0.5"}
     whole = run(**settings, out=tmp_path / "whole")
     run(**settings, rounds=1, out=tmp_path / "part")
     part = run(**settings, resume=str(tmp_path / "part"))
     worlds.assert_close(models(part), models(whole), 0)
     names = ("train_loss", "personal_accuracy", "personal_worst_decile", "test_accuracy")
     assert [part.records[-1][name] for name in names] == [whole.records[-1][name] for name in names]
+    num_sent = (4 * 4 + 4) // 2  # of the body, each with its place
+    assert whole.records[-1]["bytes_up"] == 2 * num_sent * (4 + 4), "of two clients"
 
 
 def test_a_run_says_that_its_accuracy_is_the_global_model_s(caplog):

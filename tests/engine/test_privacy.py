@@ -122,14 +122,6 @@ def test_a_round_is_the_oracle_of_clipped_updates_and_one_noise(x64):
     np.testing.assert_allclose(metrics.weights, heard / 4)
 
 
-def test_cohort_blocks_on_devices_add_the_same_noise_once(x64):
-    def after(executor, size):
-        plan = [worlds.uneven().schedule(number, 2, block_size=size) for number in range(2)]
-        return rounds(worlds.uneven(), plan, **FIXED, executor=executor)[-1][0].variables
-
-    worlds.assert_close(after(fv.executors.sharded(2, 1), 2), after(worlds.TWO_LANES, None), 1e-12)
-
-
 def test_a_round_without_clients_has_its_noise(x64):
     """Without it, the round would show that the only client diverged."""
     world = worlds.uneven()

@@ -138,7 +138,9 @@ def scaled_by(factor: float):
     """The result of a run whose loss reads a factor of this module."""
     globals()["FACTOR"] = factor
     given = linear.GIVEN | {"task": linear.TASK._replace(loss=scaled_loss)}
-    return np.asarray(fedvg_jax.run(replace(SMALL, partition="iid", rounds=1), **given).variables.params["w"])
+    return np.asarray(
+        fedvg_jax.run(replace(SMALL, partition="iid", rounds=1, lanes="1", devices="1"), **given).variables.params["w"]
+    )
 
 
 def test_a_run_uses_the_values_that_a_function_reads_when_it_starts():

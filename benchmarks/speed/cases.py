@@ -30,6 +30,8 @@ class Case(NamedTuple):
     """whether ours trains one client per core; otherwise the package chooses the number of devices"""
     checked_steps: int | None = None
     """local steps of each client after which contestants must agree; None: all of the first round's"""
+    enlarged: int = 1
+    """times that each pixel of CIFAR-10 is repeated in both directions"""
 
 
 ALPHA = 0.05
@@ -66,6 +68,14 @@ CASES = {
         description="as vit_s16 with fewer rows; adapters of rank 8 and the head are trained",
         checked_steps=1,
     ),
+    "efficientnet_lora": Case(
+        "efficientnet_lite0",
+        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "lora": 8},
+        1200,
+        description="at 64 px, 4 clients of 8 a round, 1 epoch; adapters of rank 8 and the head are trained",
+        checked_steps=1,
+        enlarged=2,
+    ),
     "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
     "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),
     "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
@@ -86,7 +96,7 @@ def config(case: Case) -> Config:
     return dataclasses.replace(config, model=case.model if case.model in PACKAGE_MODELS else "mlp")
 
 
-PACKAGE_MODELS = ("lenet5", "cnn", "resnet18", "vit_s16")
+PACKAGE_MODELS = ("lenet5", "cnn", "resnet18", "vit_s16", "efficientnet_lite0")
 
 
 def arrays(case: Case, data_dir: Path | None) -> Arrays:
@@ -96,11 +106,13 @@ def arrays(case: Case, data_dir: Path | None) -> Arrays:
     size = case.images + (_HELD_OUT if case.model == "pfl_cnn" else 0)
     if data_dir:
         cifar10 = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-        return cifar10._replace(x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train))
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (size, 32, 32, 3), np.uint8)
-    y = rng.integers(0, 10, size).astype(np.int32)
-    return Arrays("noise in the shape of CIFAR-10", x, y, tuple(map(str, range(10))), size)
+        images = cifar10._replace(x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train))
+    else:
+        rng = np.random.default_rng(0)
+        x = rng.integers(0, 256, (size, 32, 32, 3), np.uint8)
+        y = rng.integers(0, 10, size).astype(np.int32)
+        images = Arrays("noise in the shape of CIFAR-10", x, y, tuple(map(str, range(10))), size)
+    return images._replace(x=images.x.repeat(case.enlarged, 1).repeat(case.enlarged, 2))
 
 
 def partition(case: Case) -> Partition | None:

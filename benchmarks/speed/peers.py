@@ -134,7 +134,7 @@ class Lean:
 
     def variants(self, threads: int) -> list[Variant]:
         """Returns the variants to compare; a network with fewer than two convolutions has one memory format."""
-        is_convolutional = sum(p.ndim == 4 for p in self.workload.params.values()) > 1
+        is_convolutional = sum(p.ndim == 4 for p in (self.workload.params | self.workload.base).values()) > 1
         processes = {Variant(threads), Variant(1), Variant(1, processes=threads)}
         formats = (False, True) if is_convolutional else (False,)
         widths = WIDTHS if self.workload.settings["scored"] else (1,)
@@ -281,8 +281,11 @@ def _format(x: Tensor, channels_last: bool) -> Tensor:
 
 def _convert_layout(workload: Workload, channels_last: bool) -> Workload:
     """Returns the workload with images and kernels in a memory format."""
-    params = {n: _format(p, channels_last) if p.ndim == 4 else p for n, p in workload.params.items()}
-    return workload._replace(x=_format(workload.x, channels_last), params=params)
+    params, base = (
+        {n: _format(p, channels_last) if p.ndim == 4 else p for n, p in part.items()}
+        for part in (workload.params, workload.base)
+    )
+    return workload._replace(x=_format(workload.x, channels_last), params=params, base=base)
 
 
 def _gather(workload: Workload, batches: list[Tensor], channels_last: bool):

@@ -121,12 +121,34 @@ def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) 
     return dense(t, "classifier", layer_norm("norm", x[:, 0]))
 
 
+def efficientnet_lite0(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
+    """EfficientNet-Lite0, padded as TensorFlow's "SAME" for images of even size."""
+
+    def normed(name: str, bn: str, x: Tensor, stride: int = 1) -> Tensor:
+        size = t[f"{name}/kernel"].shape[-1]
+        if stride == 2:
+            x = F.pad(x, ((size - 2) // 2, (size - 1) // 2) * 2)
+        return norm(t, stats, bn, conv(t, name, x, stride, 0 if stride == 2 else size // 2), groups, 1e-3)
+
+    def block(name: str, x: Tensor, stride: int) -> Tensor:
+        y = F.relu6(normed(f"{name}/expand_conv", f"{name}/bn0", x)) if f"{name}/expand_conv/kernel" in t else x
+        y = F.relu6(normed(f"{name}/depthwise_conv", f"{name}/bn1", y, stride))
+        y = normed(f"{name}/project_conv", f"{name}/bn2", y)
+        return x + y if x.shape == y.shape else y
+
+    x = F.relu6(normed("conv_stem", "bn0", x, 2))
+    for i in range(16):
+        x = block(f"block_{i}", x, 2 if i in (1, 3, 5, 11) else 1)
+    return dense(t, "classifier", F.relu6(normed("conv_head", "bn1", x)).mean((2, 3)))
+
+
 NETS: dict[str, Callable[..., Tensor]] = {
     "lenet5": lenet5,
     "cnn": cnn,
     "pfl_cnn": pfl_cnn,
     "resnet18": resnet18,
     "vit_s16": vit_s16,
+    "efficientnet_lite0": efficientnet_lite0,
     **dict.fromkeys(("logistic", "mlp64", "mlp200"), mlp),
 }
 """(parameters, running statistics to update in place or None, images [B, C, H, W] in 0..1, groups=ONE) -> logits.
@@ -135,8 +157,13 @@ BatchNorm is in training mode. ReLU follows max-pooling, which gives equal resul
 
 
 def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
-    """Convolution, with a bias if the network has one."""
-    return F.conv2d(x, t[f"{name}/kernel"], t.get(f"{name}/bias"), stride, padding)
+    """Convolution, with a bias if the network has one; 1x1 with an adapter as peft's `lora.Conv2d`, see `dense`."""
+    kernel, a = t[f"{name}/kernel"], t.get(f"{name}/lora_a")
+    y = F.conv2d(x, kernel, t.get(f"{name}/bias"), stride, padding, groups=x.shape[1] // kernel.shape[1])
+    if a is None:
+        return y
+    b = t[f"{name}/lora_b"]
+    return y + F.conv2d(F.conv2d(x, a[..., None, None]), b[..., None, None]) * (LORA_SCALE / len(a))
 
 
 def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
@@ -145,15 +172,15 @@ def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
     return y if a is None else y + F.linear(F.linear(x, a), t[f"{name}/lora_b"]) * (LORA_SCALE / len(a))
 
 
-def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE) -> Tensor:
+def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE, eps: float = 1e-5) -> Tensor:
     """BatchNorm with the statistics of each minibatch; updates the running statistics if `stats` holds any."""
     mean, var = (stats[f"{name}/mean"], stats[f"{name}/var"]) if stats else (None, None)
     scale, bias = t[f"{name}/scale"], t[f"{name}/bias"]
     if groups.count == 1:
-        return F.batch_norm(x, mean, var, scale, bias, True, 0.1, 1e-5)
+        return F.batch_norm(x, mean, var, scale, bias, True, 0.1, eps)
     if groups.is_interleaved:  # a minibatch is a set of channels of a contiguous image
         scale, bias = scale.repeat(groups.count), bias.repeat(groups.count)
         joined = x.reshape(len(x) // groups.count, -1, *x.shape[2:])
-        return F.batch_norm(joined, None, None, scale, bias, True, 0.1, 1e-5).view_as(x)
+        return F.batch_norm(joined, None, None, scale, bias, True, 0.1, eps).view_as(x)
     minibatches = x.chunk(groups.count)
-    return torch.cat([F.batch_norm(x, None, None, scale, bias, True, 0.1, 1e-5) for x in minibatches])
+    return torch.cat([F.batch_norm(x, None, None, scale, bias, True, 0.1, eps) for x in minibatches])

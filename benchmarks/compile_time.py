@@ -137,6 +137,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from benchmarks import machine
 
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # because an installed package has bytecode too
     results: dict[str, Any] = {"machine": machine.describe(["python", "-m", "benchmarks.compile_time"]), "networks": {}}
     versions = {"here": Path(__file__).parents[1]} | ({"beside": args.beside} if args.beside else {})
     for name in args.networks:

@@ -227,10 +227,10 @@ def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, S
         prefix: before every name, e.g. "fedvg.".
         outer: what the field of the group declares.
     """
-    settings, topic, hints = {}, outer.topic, typing.get_type_hints(config)
-    for field in sorted(dataclasses.fields(config), key=lambda field: field.name in groups(config)):
+    settings, topic, hints, inner = {}, outer.topic, typing.get_type_hints(config), groups(config)
+    for field in sorted(dataclasses.fields(config), key=lambda field: field.name in inner):
         name, facts, hint = prefix + field.name, field.metadata["facts"], hints[field.name]
-        if field.name in groups(config):
+        if field.name in inner:
             settings |= table(hint, f"{name}.", facts)
         else:
             topic = facts.topic or topic

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax.core.types import UsageError
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 def cells() -> list[Cell]:
     """Returns all numbers in the order of the paper."""
-    text = resources.files("fedvg_jax.paper").joinpath("tables.csv").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("tables.csv").read_text(encoding="utf-8")
     return [_cell(**row) for row in csv.DictReader(text.splitlines())]
 
 

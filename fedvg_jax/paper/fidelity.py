@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 Evidence = Literal["run", "read", "memory", "uncertain"]
@@ -46,7 +46,7 @@ class Departure(NamedTuple):
     """Whether `--fidelity official` has the published behaviour."""
 
 
-_TABLE = tomllib.loads(resources.files("fedvg_jax.paper").joinpath("fidelity.toml").read_text(encoding="utf-8"))
+_TABLE = tomllib.loads(Path(__file__).with_name("fidelity.toml").read_text(encoding="utf-8"))
 
 DEPARTURES = tuple(Departure(**row) for row in _TABLE["departure"])
 """All rows, in the order of the documentation's table."""

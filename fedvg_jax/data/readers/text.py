@@ -11,7 +11,6 @@ last whole row, fewer than `LENGTH` of each text, are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +37,7 @@ def literature() -> Arrays:
     >>> arrays.x.shape, arrays.y.shape, len(arrays.class_names), arrays.groups.max()
     ((3541, 64), (3541, 64), 64, np.int32(19))
     """
-    folder = resources.files("fedvg_jax.data").joinpath("literature")
-    paths = sorted((path for path in folder.iterdir() if path.name.endswith(".txt")), key=lambda path: path.name)
+    paths = sorted(Path(__file__).parents[1].joinpath("literature").glob("*.txt"))
     return cut({path.name: path.read_text(encoding="utf-8") for path in paths}, "literature", "literature")
 
 

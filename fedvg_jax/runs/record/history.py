@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.host import extras, files
@@ -263,6 +261,8 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
     Raises:
         UsageError: `loss` is not among the metrics, or a metric is not one number.
     """
+    import numpy as np  # here, because `--help` would take a third longer
+
     if "loss" not in metrics:
         raise UsageError(f"task.metrics must return loss among its metrics; got {', '.join(metrics) or 'nothing'}")
     for name, value in metrics.items():
@@ -368,7 +368,7 @@ def parse(text: bytes) -> list[Record]:
 def _mean_train_loss(schedule, metrics) -> float | None:
     """Returns the mean over the clients that took a step and did not diverge; None without any."""
     trained = metrics.finite & (schedule.num_steps > 0)
-    return number(np.mean(metrics.train_loss[trained])) if trained.any() else None
+    return number(metrics.train_loss[trained].mean()) if trained.any() else None
 
 
 def _exceptions(schedule, metrics) -> Record:
@@ -377,7 +377,7 @@ def _exceptions(schedule, metrics) -> Record:
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
-    misweighed = {"misweighed": np.asarray(metrics.extremes).tolist()} if _is_misweighed(metrics.extremes) else {}
+    misweighed = {"misweighed": list(map(float, metrics.extremes))} if _is_misweighed(metrics.extremes) else {}
     return {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()} | misweighed
 
 
@@ -388,7 +388,7 @@ def _is_misweighed(extremes) -> bool:
 
 def _numbers(values) -> Any:
     """Returns an array of any rank as nested lists of numbers."""
-    return [_numbers(row) for row in values] if np.ndim(values) else number(float(values))
+    return [_numbers(row) for row in values] if getattr(values, "shape", ()) else number(float(values))
 
 
 def number(value) -> float | None:

@@ -104,7 +104,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     config = configs.apply(config, with_meaning(file), str(path))
-    config = configs.apply(config, with_meaning(values, file.get("method")), "command line")
+    own = former.carried(file, with_meaning(values, file.get("method")))
+    config = configs.apply(config, own, "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])

@@ -133,7 +133,9 @@ def add_settings(
             parser.add_argument(flag_of(group), dest=name, help=argparse.SUPPRESS, **many)
     for name in former.NAMES:
         value = many or ({"nargs": "?", "const": former.ALONE[name]} if name in former.ALONE else {})
-        parser.add_argument(flag_of(name), dest=former.RENAMED.get(name, name), help=argparse.SUPPRESS, **value)
+        dest = former.RENAMED.get(name, name) if takes_many else name
+        parser.add_argument(flag_of(name), dest=dest, help=argparse.SUPPRESS, **value)
+    parser.add_argument("--no-keep-clients", dest="keep_clients", help=argparse.SUPPRESS, **off)
 
 
 def is_switch(name: str) -> bool:
@@ -214,14 +216,15 @@ def _with_pairs(words: list[str]) -> list[str]:
 
 def value_of(name: str, text: str, prog: str) -> Any:
     """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
-    kinds = OPTIONS[name].types if name in OPTIONS else (str,)
+    setting = former.RENAMED.get(name, name)
+    kinds = OPTIONS[setting].types if setting in OPTIONS else (str,)
     if type(None) in kinds and text == "None":
         return None
     if type(None) in kinds and not text:
         raise UsageError(f"{flag_of(name)} must not be empty; leave it out")
     for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
         try:
-            return registered(name, kind(text))
+            return registered(setting, kind(text))
         except ValueError:
             continue
     several = several_values(text, lambda part: part.replace(".", "", 1).isdecimal())

@@ -184,14 +184,14 @@ class Setting(NamedTuple):
         Raises:
             ValueError: the value has another type, or is out of range.
         """
-        name, _, given = text.partition(":")
+        name, colon, given = text.partition(":")
         value = self.values.get(name)
         if value is None:
             return text, None
         if not value.range:
             return name, given
         defaults = value.default if isinstance(value.default, tuple) else (value.default,)
-        words = given.split(",") if given else []
+        words = given.split(",") if colon else []
         try:
             pairs = zip(defaults, [*words, *defaults[len(words) :]], strict=True)
             numbers = tuple(type(default)(word) for default, word in pairs)

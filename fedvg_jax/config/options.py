@@ -477,7 +477,7 @@ def local(config: Config) -> tuple[float, str]:
     >>> local(Config()), local(Config(local="^classifier/")), local(Config(local="0.5:^classifier/"))
     ((0.0, ''), (0.0, '^classifier/'), (0.5, '^classifier/'))
     """
-    match = re.fullmatch(r"(\d*\.?\d+):(.+)", config.local, re.ASCII)
+    match = re.fullmatch(r"(\d*\.?\d+(?:e-\d+)?):(.+)", config.local, re.ASCII)
     return (float(match[1]), match[2]) if match else (0.0, config.local)
 
 

@@ -42,6 +42,7 @@ def unmet(config: Config, name: str) -> Condition | None:
     if name in former.JOINED:
         setting, _, used = former.JOINED[name]
         return _unmet(config, [*used, *SETTINGS[setting].facts.used])
+    name = former.RENAMED.get(name, name)
     return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
 
 

@@ -178,6 +178,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
         if wrong := [word for word in words if word.lower() not in ("true", "false")]:
             raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
         return [word.lower() == "true" for word in words or ["true"]]
+    words = words or [*filter(None, [former.ALONE.get(name)])]
     if not words:
         raise command_line.missing_value(command_line.flag_of(name))
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]

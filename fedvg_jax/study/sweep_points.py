@@ -398,7 +398,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     for layer in layers:
         for setting in layer.settings:
             check_name(setting, layer.source)
-    config, method, follows = sweep.start, None, False
+    config, method, follows, before = sweep.start, None, False, {}
     if config is None:
         datasets = [layer.settings["dataset"] for layer in layers if "dataset" in layer.settings]
         dataset = str(datasets[-1] if datasets else Config.dataset)
@@ -410,7 +410,8 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
         if "partition_seed" in settings:
             follows = settings["partition_seed"] == FOLLOW
             settings |= {"partition_seed": 0} if follows else {}
-        config = apply(config, shorthands.with_meaning(settings, method), layer.source)
+        config = apply(config, former.carried(before, shorthands.with_meaning(settings, method)), layer.source)
+        before |= layer.settings
         method = settings.get("method", method)
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])

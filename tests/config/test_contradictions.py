@@ -51,7 +51,7 @@ REFUSED = [
         "--norm-layers is not used by --model vit_s16; it is",
     ),
     ({"model": "resnet18", "norm_layers": "frozen"}, "norm_layers frozen keeps .*name one by --init"),
-    ({"model": "resnet18", "stem": "7x7"}, "unknown model 'resnet18_7x7'"),
+    ({"send": "topk:"}, "send topk:VALUE takes a number"),
     ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
     ({"selection": "power_of_choice:9"}, "takes the cohort's 10 to the 20 clients; got 9"),
     ({"selection": "power_of_choice", "departures": "cohorts"}, "--departures cohorts and a selection"),

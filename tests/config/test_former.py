@@ -6,10 +6,11 @@ import pytest
 from support.files import one_line, usage_error
 
 from fedvg_jax import commands, config
-from fedvg_jax.config import SETTINGS, Config, former
+from fedvg_jax.config import SETTINGS, Config, command_line, former
 from fedvg_jax.config.departures import departs, departures
 from fedvg_jax.paper import fidelity
 from fedvg_jax.runs.record.folder import config_from_json
+from fedvg_jax.study.sweep_arguments import read_command_line
 from fedvg_jax.study.sweep_points import Sweep, make_points, parse_axes, read_file
 
 OTHER = {"norm": "group", "split": "global", "select": "held_out", "pretrained": "w.safetensors", "pool": "host"}
@@ -94,7 +95,7 @@ def test_former_name_of_a_value_puts_it_behind_the_name_that_has_it(name):
     assert changed(config.apply(Config(**uniform), parsed, "test")) == expected
     flag, decider = (f"--{text.replace('_', '-')}" for text in (name, setting))
     others = ["--validation.source=npz", "--validation.data-dir=x"] if name == "validation.clients" else []
-    with one_line(f"{flag} is not used by {decider}|partition_file is for partition file"):
+    with one_line(f"{flag} is not used by {decider}|partition_file is for partition file|clients must be left out"):
         commands.parse([flag, str(value), *others])
 
 
@@ -109,8 +110,6 @@ def test_former_names_of_parts_of_a_setting_join_it(flags):
     assert commands.parse(["--dataset=hf:set", "--group-column=writer"]).columns == "group=writer"
     with usage_error("--group-column is not used by --dataset digits"):
         commands.parse(["--group-column=writer"])
-    with usage_error("lora must be 0, RANK, or RANK:REGEX"):
-        commands.parse(["--lora-rank=some"])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_former_names_of_parts_of_a_setting_join_it(flags):
         {"model": "resnet18", "stem": "cifar"},
         {"record": "confusion", "keep_clients": True},
         {"image_column": "img", "label_column": "fine"},
-        {"lora": "8:^fc", "lora_rank": 2},
+        {"lora": "^fc", "lora_rank": 2},
         {"scaffold.memory": "lost", "scaffold.steps": "single"},
         {"pool": "host"},
     ],
@@ -142,7 +141,8 @@ def test_former_names_given_again_change_nothing(settings):
         ("--method fedrep --local-first 0", "--method fedper"),
         ("--local ^fc --local-first 0.5", "--local 0.5:^fc"),
         ("--model resnet18 --stem cifar", "--model resnet18_cifar"),
-        ("--model resnet18_cifar --stem imagenet", "--model resnet18"),
+        ("--local ^fc --local-first 0.00001", "--local 1e-05:^fc"),
+        ("--keep-clients --no-keep-clients", ""),
         ("--keep-clients --record confusion", "--record confusion,client_models"),
         ("--record confusion --keep-clients", "--record confusion,client_models"),
     ],
@@ -154,6 +154,68 @@ def test_settings_that_another_one_took_up_are_the_same_by_both_names(flags, sam
     assert Config(local="^fc", local_first=0.5, keep_clients=True) == Config(local="0.5:^fc", record="client_models")
     defaults = {"local_first": 0.0, "stem": "imagenet", "keep_clients": False, "validation.clients": 1.0}
     assert config.apply(Config(model="resnet18"), defaults, "config.json") == Config(model="resnet18")
+
+
+WRONG = [(name, wrong) for name in (*BEHIND, "lora_rank", "local_first") for wrong in (-1, "abc")]
+WRONG += [
+    ("send.fraction", True),
+    ("send.levels", 1.5),
+    ("stem", "7x7"),
+    ("keep_clients", "yes"),
+    ("pool", "disk"),
+    ("scaffold.memory", "x"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [pair for pair in WRONG if pair[0] != "partition_file"], ids=str)
+def test_wrong_value_of_a_former_name_is_refused_by_that_name(name, value):
+    with one_line(f"^Config: {name} must be .*; got {str(value)!r}"):
+        Config(**nested(name, value))
+    with one_line(f"^command line: {name} must be"):
+        commands.parse([f"--{name.replace('_', '-')}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("former_name", "value", "setting", "text"),
+    [
+        *((name, value, former.JOINED[name].setting, f"{kind}:9") for name, (kind, value) in BEHIND.items()),
+        ("pretrained", "a", "init", "b"),
+        ("pool", "host", "placement", "device"),
+        ("lora_rank", 8, "lora", "4:^fc"),
+        ("stem", "imagenet", "model", "resnet18_cifar"),
+    ],
+)
+def test_former_name_beside_another_value_by_the_name_is_refused(former_name, value, setting, text):
+    second = "1,9" if former_name == "robust.num_kept" else ""
+    words = [f"--{setting}={text.replace('9', second or '9')}", f"--{former_name.replace('_', '-')}={value}"]
+    with one_line(f"{former_name} is a former name of .*{setting}; got both"):
+        commands.parse(words)
+    with one_line("got both"):
+        config.apply(Config(), command_line.parse(words, "sim"), "test")
+
+
+CARRIED = [
+    *(({n: value}, former.JOINED[n].setting, kind) for n, (kind, value) in BEHIND.items() if n != "partition_file"),
+    ({"local_first": 0.5}, "local", "^fc"),
+    ({"lora_rank": 8}, "lora", "^fc"),
+    ({"stem": "cifar"}, "model", "resnet18"),
+    ({"keep_clients": True}, "record", "confusion"),
+    ({"attack.clients": 0.5}, "attack", "noise"),
+]
+
+
+@pytest.mark.parametrize(("shared", "setting", "text"), CARRIED, ids=str)
+def test_former_part_in_a_file_joins_a_setting_of_flags_and_axes(tmp_path, shared, setting, text):
+    (name, value), path = *shared.items(), tmp_path / "file.toml"
+    path.write_text(f"{name} = {json.dumps(value)}\nweighting = 'uniform'\n")
+    expected = config.check(config.apply(Config(weighting="uniform"), {**shared, setting: text}, "test"))
+    made = commands.parse([f"--config={path}", f"--{setting}={text}"])
+    assert config.flatten(made) | {"cache_dir": None} == config.flatten(expected)
+    path.write_text(f"{path.read_text()}[axes]\n'{setting}' = ['{text}']\n")
+    (point,) = read_command_line(["--config", str(path)]).points.points
+    assert getattr(point.config, setting.partition(".")[0]) == getattr(expected, setting.partition(".")[0])
+    whole = SETTINGS[setting].get(expected) if name != "attack.clients" else text
+    assert former.carried(shared, {setting: whole}) == {setting: whole} or name in ("keep_clients", "attack.clients")
 
 
 def test_clients_of_an_attack_are_the_corrupt_clients():

@@ -58,6 +58,10 @@ class Hardware(NamedTuple):
         return self.platform == "cpu"
 
 
+MOST_DRAWN = 2**24
+"""Numbers of a model up to which it is drawn with `Choices.options_of_draw`."""
+
+
 class Choices(NamedTuple):
     """What one platform calls for, where a setting is `auto` or there is no setting."""
 
@@ -145,7 +149,12 @@ class Choices(NamedTuple):
 
     At LLVM's level 1 that of ResNet-18 takes 4.7 CPU seconds to compile instead of 36 and gives the same bits. Level 0
     gives others. Evaluations of a CNN would take 1.4 times as long at level 1."""
-    options_of_evaluation: Mapping[str, bool]
+    options_of_draw: Mapping[str, int]
+    """XLA's further options, of jax 0.10 only, for the draw of a model of at most `MOST_DRAWN` numbers.
+
+    Draws of an MLP, a CNN, LeNet-5 and ResNet-18 take 0.6, 0.55, 0.6 and 0.9 times the CPU seconds to compile, and give
+    the same bits. That of ViT-S/16 would take 1.4 times."""
+    options_of_evaluation: Mapping[str, int]
     """XLA's options for the evaluation of a network without loops, of jax 0.10 only.
 
     Without fusion emitters those of a CNN, LeNet-5 and ResNet-18 take 0.55, 0.78 and 0.82 times the CPU seconds to
@@ -169,6 +178,7 @@ CPU = Choices(
     launch_graphs=None,
     pool_share=0.4,
     options_of_once={"xla_backend_optimization_level": 1},
+    options_of_draw={"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1},
     options_of_evaluation={"xla_cpu_use_fusion_emitters": False},
 )
 
@@ -189,6 +199,7 @@ ACCELERATOR = Choices(
     launch_graphs=None,
     pool_share=0.6,
     options_of_once={},
+    options_of_draw={},
     options_of_evaluation={},
 )
 """GPUs and TPUs."""
@@ -205,11 +216,26 @@ def compiler_options() -> dict[str, str] | None:
     return None if graphs is None or current().platform != "gpu" else {"xla_gpu_enable_command_buffer": graphs}
 
 
-def jit_once(function: Callable) -> Any:
-    """Returns the function jitted for a single call outside of other programs, after a short compilation."""
+def known_to_jax(options: Mapping[str, int]) -> dict[str, Any]:
+    """Returns options of jax 0.10; none for later versions, which refuse them."""
     import jax
 
-    return jax.jit(function, compiler_options=dict(choices().options_of_once) or None)
+    return dict(options) if jax.__version_info__ < (0, 11) else {}
+
+
+def jit_once(function: Callable, num_drawn: float = math.inf) -> Any:
+    """Returns the function jitted for a single call outside of other programs, after a short compilation.
+
+    Args:
+        function: what to call.
+        num_drawn: the numbers of the model, if it draws a model.
+    """
+    import jax
+
+    options: dict[str, Any] = {**choices().options_of_once}
+    if num_drawn <= MOST_DRAWN:
+        options |= known_to_jax(choices().options_of_draw)
+    return jax.jit(function, compiler_options=options or None)
 
 
 def auto_conv(num_pixels: int) -> str:

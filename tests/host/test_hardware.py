@@ -89,3 +89,14 @@ def test_a_fork_of_a_process_that_has_used_jax_is_refused_in_place_of_hanging(mo
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
     with one_line("a fork of a process that has used JAX would hang; .*spawn"):
         hw.current()
+
+
+@pytest.mark.parametrize(("version", "is_known"), [((0, 10, 2), True), ((0, 11, 0), False)])
+def test_options_of_jax_0_10_reach_draws_of_small_models_and_no_later_compiler(version, is_known, monkeypatch):
+    made = []
+    monkeypatch.setattr(jax, "__version_info__", version)
+    monkeypatch.setattr(jax, "jit", lambda function, compiler_options: made.append(set(compiler_options or {})))
+    with hw.assumed(CPU):
+        for num_drawn in (hw.MOST_DRAWN, hw.MOST_DRAWN + 1):
+            hw.jit_once(None, num_drawn)
+    assert [made[0] - made[1], made[1] - made[0]] == [set(hw.CPU.options_of_draw) if is_known else set(), set()]

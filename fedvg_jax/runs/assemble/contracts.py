@@ -34,6 +34,7 @@ from fedvg_jax.engine import local_training
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv.rewrite import MAX_TAPS, remaining_operations
 from fedvg_jax.models.features import recorded_features
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import streaming
 
@@ -278,7 +279,7 @@ def check_weighting(
         checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
     if in_blocks and not weighting.terms:
         raise UsageError("--hold needs a weighting with terms; set weighting.terms, or use --hold 0")
-    model, few = hw.jit_once(task.init)(jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
+    model, few = registry.draw(task.init, jax.random.key(0)), data._replace(scoring=data.scoring[:1], val=data.val[:1])
     with checks.without_notes():
         trial = _jitted_trial(bind or weighting, in_blocks)
         weights, sums = jax.device_get(trial(model, few, dict(hyper)))

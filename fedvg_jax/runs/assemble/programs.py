@@ -249,9 +249,8 @@ def _compiled(
 
 def _compile_evaluation(traced: Traced) -> Compiled:
     """Returns a compiled evaluation; its only loop, unless the network has loops, is over minibatches."""
-    has_option = jax.__version_info__ < (0, 11)  # later ones refuse the option
-    options = hw.choices().options_of_evaluation if has_option and _num_loops(traced.jaxpr.jaxpr) == 1 else {}
-    return traced.lower().compile(compiler_options={**options} or None)
+    options = hw.choices().options_of_evaluation if _num_loops(traced.jaxpr.jaxpr) == 1 else {}
+    return traced.lower().compile(compiler_options=hw.known_to_jax(options) or None)
 
 
 def _num_loops(jaxpr: core.Jaxpr) -> int:

@@ -29,7 +29,7 @@ from fedvg_jax.config.departures import departs
 from fedvg_jax.config.networks import costs
 from fedvg_jax.config.options import choice, local, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
-from fedvg_jax.core import checks, trained_part
+from fedvg_jax.core import checks, trained_part, tree
 from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.data import user_data
@@ -154,7 +154,7 @@ def make_variables(
         checks.same_arrays(Variables(*initial), jax.eval_shape(init, key), "initial", "the model")
         return jax.tree.map(jnp.array, Variables(*initial))
     if config.init is None:
-        return hw.jit_once(init)(key)
+        return draw(init, key)
     shapes = jax.eval_shape(init, key)
     if seals.is_run(config.init):
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
@@ -163,6 +163,11 @@ def make_variables(
     read = pretrained.load(config.init, shapes, config.model)
     head = hw.jit_once(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
+
+
+def draw(init: Callable[[jax.Array], Variables], key: jax.Array) -> Variables:
+    """Returns an initial model, after a short compilation; arguments as those of `make_variables`."""
+    return hw.jit_once(init, tree.size(jax.eval_shape(init, key)))(key)
 
 
 def block_of(config: Config) -> Callable[[str], str]:

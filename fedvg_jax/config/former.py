@@ -76,7 +76,7 @@ def _one_of(value: Any, *names: str) -> str:
 
 def _number(value: Any, kind: type, allowed: Range) -> Any:
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        number = math.nan if isinstance(value, bool) else float(str(value))  # of float32 the shortest
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not allowed.holds(number) or (kind is int and number % 1):

@@ -58,7 +58,8 @@ def chooser(task: Task, pattern: str | IsTrained = "") -> IsTrained:
     paths = tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params)
     if not any(map(is_trained, paths)):
         got = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", "function")
-        raise UsageError(f"train {got} matches no tensor that can be trained; there are {local_part.listed(paths)}")
+        names = local_part.listed([path for path in paths if not is_frozen(path)])
+        raise UsageError(f"train {got} matches no tensor that can be trained; there are {names}")
     return is_trained
 
 

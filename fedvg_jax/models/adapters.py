@@ -62,7 +62,7 @@ def lora(task: Task, variables: Variables, rank: int, include: str = "", train: 
         train: regular expression of the paths of further tensors that are trained, such as "^head/".
 
     Raises:
-        UsageError: no layer can have an adapter, `include` matches none, or the rank is larger than a layer.
+        UsageError: no layer can have an adapter or one has, `include` matches none, or the rank is larger than a layer.
 
     >>> from fedvg_jax.models import adapt
     >>> module = nn.Sequential([nn.Dense(6), nn.relu, nn.Dense(1)])
@@ -88,8 +88,11 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
     if not layers:
         names = local_part.listed(list(_layers(task))) or "none"
         raise UsageError(f"lora {include} matches no dense layer or 1x1 convolution; there are {names}")
+    if any(map(IS_ADAPTER, tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params))):
+        raise UsageError("lora: the task has adapters already; name all their layers in one call")
     for path, (inputs, outputs, _) in layers.items():
-        if not 1 <= rank <= (most := min(math.prod(inputs), math.prod(outputs))):
+        most = min(math.prod(inputs), math.prod(outputs))
+        if not isinstance(rank, int | np.integer) or not 1 <= rank <= most:
             raise UsageError(f"lora rank must be from 1 to {most}, the smaller width of {path}; got {rank}")
 
     def init(key: Array) -> Variables:

@@ -200,7 +200,9 @@ def _read_model(
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds, such as --model"
     if any("holds only" in reason for reason in reasons):
-        remedy = "a run with train keeps its trained part; with old = fv.History.load(RUN), pass the whole model as"
+        remedy = (
+            "a run with train or lora keeps its trained part; with old = fv.History.load(RUN), pass the whole model as"
+        )
         remedy += " initial=fv.simulation(old.config).whole(old.variables)"
     listed = "; ".join(reasons) or f"no checkpoint in {run / seals.FOLDER}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
@@ -218,7 +220,8 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
     expected, shapes = ({key: _shape(x) for key, x in named.items()} for named in (_leaves_by_path(template), leaves))
-    if shapes.items() < expected.items():
+    own = {key: shape for key, shape in shapes.items() if not key.endswith((".lora_a", ".lora_b"))}
+    if shapes.keys() != expected.keys() and own.items() < expected.items():
         raise ValueError(f"it holds only {', '.join([*shapes][:5])}")
     if expected != shapes:
         other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))

@@ -175,7 +175,7 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
         metric, quality = finished[best]
         first = runs_of[best][0]
         trained = flatten(first.config)  # which has the weighting that native stands for
-        values = {name: trained[name] for name in first.values if name in tuning.settings}
+        values = {name: trained.get(name, value) for name, value in first.values.items() if name in tuning.settings}
         count = sum(map(len, runs_of.values()))
         choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
     return choices

@@ -104,7 +104,8 @@ def test_columns_are_scaled_by_the_training_rows_of_all_clients_alone():
 
 def test_a_run_that_diverges_names_the_range_of_large_inputs_and_scaled_ones_train():
     x = np.random.default_rng(0).normal(0, 1, (80, 2))
-    data, settings = (x * [1.0, 2e4], np.arange(80) % 2), fv.Config(clients=2, rounds=2, model="mlp", partition="iid")
+    data = x * [1.0, 2e4], np.arange(80) % 2
+    settings = fv.Config(clients=2, rounds=2, model="mlp", partition="iid", weighting="uniform")
     with pytest.raises(fv.DivergedError, match=r"x is from -\d.* to \d.*: scale it, as --normalise columns does"):
         fv.run(settings, data=data)
     assert fv.run(dataclasses.replace(settings, normalise="columns"), data=data).records[-1]["train_loss"] < 1

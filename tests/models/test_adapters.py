@@ -180,7 +180,7 @@ def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
     plain = registry.named_task(config, (8, 8, 1), 10)
     base = worlds.random_variables(plain)
     pretrained.save(first, base, "mlp")
-    tuned = dataclasses.replace(config, init=first, lora=2, weighting="fedvg", export=second)
+    tuned = dataclasses.replace(config, init=first, lora=2, weighting="uniform", export=second)
     sim, ended = fv.simulation(tuned), fv.run(tuned)
     assert ended.records[-1]["bytes_up"] == 2 * 4 * (2 * (64 + 200) + 2 * (200 + 200) + 200 * 10 + 10)
     worlds.assert_close(sim.base.params["fc1"]["kernel"], base.params["fc1"]["kernel"], 0)

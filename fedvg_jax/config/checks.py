@@ -147,6 +147,8 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield f"selection power_of_choice:D takes the cohort's {least} to the {config.clients} clients; got {given}"
     if config.norm_layers == "frozen" and not config.init:
         yield "norm_layers frozen keeps statistics of a trained model; name one by --init, or use --norm-layers batch"
+    if config.keep == 0 and "client_models" in listed(config.record):
+        yield "record client_models is stored in checkpoints, of which keep 0 writes none; use --keep 1 or more"
     if config.stop_at and options.stop_target(config) is None:
         got = _shorten(config.stop_at)
         yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9 or val_mae < 0.1; got {got}"

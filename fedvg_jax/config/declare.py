@@ -202,6 +202,13 @@ class Setting(NamedTuple):
             raise ValueError(f"{name}:VALUE takes {many or 'a number '}{value.range.words}")
         return name, numbers if isinstance(value.default, tuple) else numbers[0]
 
+    def meaning(self, value: Any) -> Any:
+        """Returns a value, of a text NAME or NAME:VALUE both, so that topk, topk:0.01 and topk:.01 are one setting."""
+        try:
+            return self.split(value) if self.values else value
+        except ValueError:  # of an edited config.json
+            return value
+
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
         if self.facts.hyper:

@@ -6,6 +6,7 @@ A file has the names of `Config`: top-level keys, and a `[table]` for a nested g
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -110,9 +111,11 @@ def typed(config: Any) -> Config:
 
 
 def _typed(allowed: tuple[type, ...], value: Any, where: str) -> Any:
-    """Returns `value` as one of the types `allowed`: an int becomes a float or text, and a string a path."""
+    """Returns `value` as one of the types `allowed`: an int becomes a float or text, a string a path or a count."""
     if not isinstance(value, allowed):
         value = python_scalar(value)
+    if {int, str} <= {*allowed} and isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
+        return int(value)
     if value == "" and type(None) in allowed:
         raise UsageError(f"{where} must not be empty; leave it out")
     if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):

@@ -346,7 +346,8 @@ def make_points(sweep: Sweep) -> Points:
         values = _only(_typed_values(config, settings), labels) | own
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
-        kept = points.setdefault(repr((used_settings(config), own)), point)
+        meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
+        kept = points.setdefault(repr((meant, own)), point)
         repeated = name_of(_only(values, varying))
         if kept is not point and kept.name != repeated:
             merged[repeated] = kept.name

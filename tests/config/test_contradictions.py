@@ -51,6 +51,7 @@ REFUSED = [
         "--norm-layers is not used by --model vit_s16; it is",
     ),
     ({"model": "resnet18", "norm_layers": "frozen"}, "norm_layers frozen keeps .*name one by --init"),
+    ({"record": "client_models", "keep": 0}, "in checkpoints, of which keep 0 writes none; use --keep 1 or more"),
     ({"send": "topk:"}, "send topk:VALUE takes a number"),
     ({"normalise": "imagnet"}, "did you mean 'imagenet'"),
     ({"selection": "power_of_choice:9"}, "takes the cohort's 10 to the 20 clients; got 9"),

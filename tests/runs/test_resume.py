@@ -31,6 +31,7 @@ from fedvg_jax.runs import loop, stop_signals
 from fedvg_jax.runs.assemble import registry, simulation
 from fedvg_jax.runs.record import checkpoint, history, recorder, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.study import sweep_points
 
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
 
@@ -490,6 +491,17 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
     assert run_folder.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
     with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
         run_folder.resolve(replace(auto, out=Path("runs/b")))
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [("send", ("topk", "topk:0.01", "topk:.010")), ("robust", ("krum", "krum:1,1")), ("lora", (4, "4"))],
+)
+def test_settings_that_are_spelt_otherwise_are_the_same_run_and_point(name, texts):
+    configs = [config.check(replace(SMALL, **{name: text}, weighting="uniform", join_ratio=1.0)) for text in texts]
+    assert not [d for other in configs for d in run_folder.differences(configs[0], other)]
+    axes = sweep_points.parse_axes({name: texts})
+    assert len(sweep_points.make_points(sweep_points.Sweep(axes, start=configs[0])).points) == 1
 
 
 def test_exit_message_names_the_saved_round_if_there_is_one(run):

@@ -200,10 +200,8 @@ def _read_model(
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds, such as --model"
     if any("holds only" in reason for reason in reasons):
-        remedy = (
-            "a run with train or lora keeps its trained part; with old = fv.History.load(RUN), pass the whole model as"
-        )
-        remedy += " initial=fv.simulation(old.config).whole(old.variables)"
+        remedy = "a run with train or lora keeps its trained part; name its file of --export, or with old ="
+        remedy += " fv.History.load(RUN) pass the whole model as initial=fv.simulation(old.config).whole(old.variables)"
     listed = "; ".join(reasons) or f"no checkpoint in {run / seals.FOLDER}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 

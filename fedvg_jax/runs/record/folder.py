@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, method_name, to_json
+from fedvg_jax.config import SETTINGS, Config, method_name, to_json
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -211,7 +211,8 @@ def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CH
     old, new = configs.flatten(stored), configs.flatten(config)
     # with a cosine schedule every learning rate depends on the number of rounds
     allowed = allowed if config.lr_schedule != "cosine" else allowed - {"rounds"}
-    return [f"{name} {old[name]} -> {new[name]}" for name in old if name not in allowed and old[name] != new[name]]
+    changed = [name for name in old if SETTINGS[name].meaning(old[name]) != SETTINGS[name].meaning(new[name])]
+    return [f"{name} {old[name]} -> {new[name]}" for name in changed if name not in allowed]
 
 
 def _newest_match(config: Config) -> Path | None:

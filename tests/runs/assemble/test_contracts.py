@@ -250,10 +250,10 @@ def larger_in_one_tensor(hyper, ones, view):
 
 def test_weights_of_real_cohorts_are_checked_in_every_tensor():
     rule = basic.uniform()._replace(weigh=larger_in_one_tensor, terms=())
-    settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, batch_size=8)
+    settings = fedvg_jax.Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, model="linear")
     message = "round 1: weights sum to 1.5, the least is 0.2; expected"
     with usage_error(message):
-        fedvg_jax.run(settings, weighting=rule, **SMALL)
+        fedvg_jax.run(settings, weighting=rule, data=worlds.images(120))
 
 
 def small_clients(hyper, client, data):

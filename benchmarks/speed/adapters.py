@@ -5,11 +5,11 @@
 
 ViT-S/16 at 224 pixels and EfficientNet-Lite0 at 64 with random weights; cohorts of 4 and 16 clients, each with one step
 on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. ViT-B/16 with adapters has a cohort of 64 and minibatches
-of 1 row. Each case compiles and runs in a process of its own, with a device for every core, as the command line has.
-`seconds` is the least of the rounds after the first, of which as many as a minute holds are timed, up to nine.
-`temporaries` are those that XLA plans for a chunk of rounds on each device (`memory_analysis`); data, state and frozen
-tensors come in addition. `peak_bytes` is the most that the first device held, where it says so. Writes
-benchmarks/results/adapters.json.
+of 1 row. Each case compiles and runs in a process of its own, with a device for every core, as the command line has;
+the package chooses how many it uses. `seconds` is the least of the rounds after the first, of which as many as a minute
+holds are timed, up to nine. `temporaries` are those that XLA plans for a chunk of rounds on each device
+(`memory_analysis`); data, state and frozen tensors come in addition. `peak_bytes` is the most that the first device
+held, where it says so. Writes benchmarks/results/adapters.json.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Measures the cases that the command line chooses, by default all, and writes the results."""
     parser = machine.parser(__doc__, "adapters.json")
+    cohorts = sorted({cohort for of_model in COHORTS.values() for cohort in of_model})
     parser.add_argument("--models", nargs="+", choices=list(PARTS), default=["vit_s16", "efficientnet_lite0"])
-    parser.add_argument("--cohorts", nargs="+", type=int, default=[4, 16, 64])
+    parser.add_argument("--cohorts", nargs="+", type=int, choices=cohorts, default=cohorts)
     options = parser.parse_args(argv)
     results, points = machine.begin("speed.adapters", argv), []
     environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(machine.affinity()))}

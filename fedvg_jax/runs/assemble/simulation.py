@@ -70,7 +70,7 @@ class Simulation(NamedTuple):
     config: Config
     """checked settings"""
     arrays: Arrays
-    """the data set, NumPy arrays [T, ...]"""
+    """the data set as it was read, NumPy arrays [T, ...]"""
     partition: Partition
     """rows of every client, by part"""
     statistics: dict[str, Any]
@@ -258,8 +258,6 @@ def _make_population(config: Config, given: Given, progress: Progress | None, re
     arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
     user_data.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
-    if config.normalise == "columns":
-        arrays = arrays._replace(x=user_data.scaled_columns(arrays.x, np.concatenate(parts.train)))
     return Population(arrays, parts, make_shared(config, arrays, parts))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, command_line, former, presets
+from fedvg_jax.config import Config, command_line, presets
 from fedvg_jax.config.shorthands import with_meaning
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
@@ -106,8 +106,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
         config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
     config = configs.apply(config, with_meaning(file), str(path))
-    own = former.carried(file, with_meaning(values, file.get("method")))
-    config = configs.apply(config, own, "command line")
+    config = configs.apply(config, with_meaning(values, file.get("method")), "command line")
     config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])
@@ -122,7 +121,7 @@ def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) 
         allowed: settings of the command. A file may hold others, because all commands share it.
         command: its name and what it does.
     """
-    if other := next((name for name in given if former.name_of(name) not in allowed), None):
+    if other := next((name for name in given if name not in allowed), None):
         raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 

@@ -1,6 +1,5 @@
 """The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
 
-from fedvg_jax.config import former as former
 from fedvg_jax.config import shorthands as shorthands
 from fedvg_jax.config.checks import check, epochs_range
 from fedvg_jax.config.io import apply, dotted, flatten, read_toml

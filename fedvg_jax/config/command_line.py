@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedvg_jax.config import former, presets
+from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions, setting, table
 from fedvg_jax.config.io import SYNONYMS
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
@@ -131,11 +131,6 @@ def add_settings(
             topics[topic].add_argument(flag_of(name), dest=name, metavar=_word(name), help=text, **many)
         if last == "kind":  # the kind alone turns a group on
             parser.add_argument(flag_of(group), dest=name, help=argparse.SUPPRESS, **many)
-    for name in former.NAMES:
-        value = many or ({"nargs": "?", "const": former.ALONE[name]} if name in former.ALONE else {})
-        dest = former.RENAMED.get(name, name) if takes_many else name
-        parser.add_argument(flag_of(name), dest=dest, help=argparse.SUPPRESS, **value)
-    parser.add_argument("--no-keep-clients", dest="keep_clients", help=argparse.SUPPRESS, **off)
 
 
 def is_switch(name: str) -> bool:
@@ -216,15 +211,14 @@ def _with_pairs(words: list[str]) -> list[str]:
 
 def value_of(name: str, text: str, prog: str) -> Any:
     """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
-    setting = former.RENAMED.get(name, name)
-    kinds = OPTIONS[setting].types if setting in OPTIONS else (str,)
+    kinds = OPTIONS[name].types if name in OPTIONS else (str,)
     if type(None) in kinds and text == "None":
         return None
     if type(None) in kinds and not text:
         raise UsageError(f"{flag_of(name)} must not be empty; leave it out")
     for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
         try:
-            return registered(setting, kind(text))
+            return registered(name, kind(text))
         except ValueError:
             continue
     several = several_values(text, lambda part: part.replace(".", "", 1).isdecimal())

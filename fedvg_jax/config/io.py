@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config import declare, former
+from fedvg_jax.config import declare
 from fedvg_jax.config.options import SETTINGS, Config, registered
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
@@ -47,7 +47,7 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
 
     Args:
         config: the other settings.
-        settings: dotted name -> value; also by former names.
+        settings: dotted name -> value.
         source: where they come from, for messages.
 
     Raises:
@@ -57,7 +57,7 @@ def apply(config: Config, settings: Mapping[str, Any], source: str) -> Config:
     'l2'
     """
     changes: dict[str, dict[str, Any]] = {}
-    for name, value in former.current(settings, source, flatten(config)).items():
+    for name, value in settings.items():
         if name not in SETTINGS:
             hint = f"; it is a table, [{name}]" if name in GROUPS else name_hint(name)
             raise UsageError(f"{source}: unknown setting '{name[:100]}'{hint}")

@@ -227,7 +227,7 @@ class Config(Methods):
     model: str = setting("mlp", MODELS, topic="Model", is_common=True, also="arch network")
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
     (published), and 3x3 in those named _cifar."""
-    init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN", also="weights checkpoint")
+    init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN", also="weights checkpoint pretrained")
     """Initial weights: a safetensors file, a folder of the Hugging Face hub that holds one, or a run folder or one of
     its checkpoints, such as RUN/checkpoints/000040. A run gives its global model. A file for ResNets and ViTs has
     torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those of

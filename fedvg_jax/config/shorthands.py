@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fedvg_jax.config import declare, former, presets
+from fedvg_jax.config import declare, presets
 from fedvg_jax.config.declare import as_name
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.suggestions import suggestion
@@ -78,26 +78,24 @@ def _composed(method: str) -> dict[str, Any] | None:
 
 
 def takes_shorthands(config: T) -> T:
-    """Returns a dataclass of settings that also takes shorthands, former names, and groups as dicts."""
+    """Returns a dataclass of settings that also takes shorthands, and groups as dicts."""
     make = config.__init__
-    base = {name: setting.default for name, setting in declare.table(config).items()}
 
     @functools.wraps(make)
     def init(self: Any, **settings: Any) -> None:
-        make(self, **fields_of(config, base, settings))
+        make(self, **fields_of(config, settings))
 
     config.__init__ = init  # pyright: ignore[reportAttributeAccessIssue]
     return config
 
 
-def fields_of(config: type, base: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that some arguments of a dataclass of settings give, `method` and `fidelity` among them.
 
     Settings given beside a shorthand win.
 
     Args:
         config: the dataclass.
-        base: dotted name -> default.
         settings: the arguments. A group is its dataclass, or a dict of the settings to change.
     """
     names: set[str] = {field.name for field in dataclasses.fields(config)}
@@ -108,12 +106,12 @@ def fields_of(config: type, base: Mapping[str, Any], settings: Mapping[str, Any]
         raise UsageError(f"dataclasses.replace cannot apply {' and '.join(shorthands)}; give it to Config(...)")
     flat = {}
     for name, value in given.items():
-        if isinstance(value, Mapping) and (name in groups or name in former.GROUPS):
+        if isinstance(value, Mapping) and name in groups:
             flat |= {f"{name}.{inner}": v for inner, v in value.items()}
         else:
             flat[name] = value
     fields, inner = {}, {}
-    for name, value in former.current(with_meaning(flat), "Config", base).items():
+    for name, value in with_meaning(flat).items():
         group, _, last = name.partition(".")
         if group not in names or (last and group not in groups):
             synonyms = {known: setting.facts.also for known, setting in declare.table(config).items()}

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config import former
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.departures import departures, listed
 from fedvg_jax.config.io import flatten
@@ -37,12 +36,6 @@ def unmet(config: Config, name: str) -> Condition | None:
     if name == "departures":
         conditions = [*_unmet_of_departures(config).values()]
         return conditions[0] if conditions and all(conditions) else None
-    if name in former.SWITCHED:
-        return _unmet(config, DEPARTURES[former.SWITCHED[name][2]])
-    if name in former.JOINED:
-        setting, _, used = former.JOINED[name]
-        return _unmet(config, [*used, *SETTINGS[setting].facts.used])
-    name = former.RENAMED.get(name, name)
     return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, former, presets, shorthands
+from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets, shorthands
 from fedvg_jax.config.methods import PERSONAL
 from fedvg_jax.config.uses import unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
@@ -72,7 +72,7 @@ def likely_point(values: Mapping[str, Any], others: Sequence[Point]) -> Point:
     alike = [other for other in others if other.values.get("method") == values.get("method")]
     nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in values.items()))
     own: dict[str, Any] = {} if alike else {"local": Config.local}  # of another method
-    named = (*SETTINGS, *presets.SHORTHANDS, *former.NAMES)
+    named = (*SETTINGS, *presets.SHORTHANDS)
     own |= {name: value for name, value in values.items() if name in named and value != "follow"}
     if all(other.config.partition_seed == other.config.seed for other in others):
         own.setdefault("partition_seed", own.get("seed", nearest.config.seed))

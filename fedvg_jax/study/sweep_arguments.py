@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import command_line, former
+from fedvg_jax.config import command_line
 from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -61,7 +61,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     slurm = workers.parse_options(flags.pop("slurm", []))
     tuned = {}
     for flag in [flag for flag in flags if flag.startswith("tune ")]:
-        name = former.RENAMED.get(flag.removeprefix("tune "), flag.removeprefix("tune "))
+        name = flag.removeprefix("tune ")
         tuned[name] = _tuned_values(name, flags.pop(flag))
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
     file = sweep_points.SweepFile({})
@@ -69,7 +69,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         file = sweep_points.read_file(files.user_path(own["config"]), own.get("scale", "full"))
     elif "scale" in own:
         raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
-    if (tuned or file.tune) and flags.get("best_on") == ["val"]:  # --select val
+    if (tuned or file.tune) and flags.get("best_on") == ["val"]:
         del flags["best_on"]
     sweep = make_sweep(flags, file, str(own.get("config")))
     in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])  # words may tune a setting of the file
@@ -178,7 +178,6 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
         if wrong := [word for word in words if word.lower() not in ("true", "false")]:
             raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
         return [word.lower() == "true" for word in words or ["true"]]
-    words = words or [*filter(None, [former.ALONE.get(name)])]
     if not words:
         raise command_line.missing_value(command_line.flag_of(name))
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]

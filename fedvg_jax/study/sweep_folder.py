@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, former, uses
+from fedvg_jax.config import Config, uses
 from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
@@ -114,10 +114,10 @@ def read(out: Path) -> Stored:
     """
     content = files.read_object(out / DOCUMENT)
     try:
-        axes = tuple(former.RENAMED.get(str(name), str(name)) for axis in content["axes"] for name in axis)
-        points = {str(point["name"]): former.renamed(point["values"]) for point in content["points"]}
+        axes = tuple(str(name) for axis in content["axes"] for name in axis)
+        points = {str(point["name"]): dict(point["values"]) for point in content["points"]}
         chosen = (content.get("tuning") or {}).get("chosen", {})
-        tuned = {str(cell): former.renamed(choice["values"]) for cell, choice in chosen.items()}
+        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
         return Stored(str(content.get("title") or ""), axes, points, content.get("given", {}), tuned)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{out / DOCUMENT} is damaged ({type(error).__name__} {one_line(str(error))})") from None
@@ -260,7 +260,7 @@ def _refuse_other_points(out: Path, stored: Stored, points: Sequence[Point]) -> 
     if others := [name for name in stored.points if name not in names]:
         raise UsageError(
             f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
-            " --out, or give that sweep's axes, unless it has former names of settings"
+            " --out, or give that sweep's axes"
         )
 
 

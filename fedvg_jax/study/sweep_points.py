@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import former, presets, shorthands
+from fedvg_jax.config import presets, shorthands
 from fedvg_jax.config.checks import check, require_name
 from fedvg_jax.config.io import apply, dotted, flatten, name_hint, python_scalar, read_toml
 from fedvg_jax.config.options import SETTINGS, Config, registered
@@ -111,7 +111,7 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     >>> zipped({"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}, "example").values
     (('digits', 'mlp'), ('cifar10', 'lenet5'))
     """
-    columns = {name: _values(name, given, source) for name, given in former.renamed(table).items()}
+    columns = {name: _values(name, given, source) for name, given in table.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no setting"
@@ -190,7 +190,6 @@ def read_file(path: Path, scale: str = "full") -> SweepFile:
     if type(budget) is not int or budget < 0:
         raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
     axes = (*(zipped(table, f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
-    content, tune = former.renamed(content), former.renamed(tune)
     if several := [name for name, value in content.items() if isinstance(value, list) and name != "tune_seeds"]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
     return SweepFile(content, axes, title, tune, content.pop("tune_seeds", None), budget)
@@ -225,7 +224,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
-    if name not in (*known, *former.NAMES):
+    if name not in known:
         raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{name_hint(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
@@ -399,7 +398,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     for layer in layers:
         for setting in layer.settings:
             check_name(setting, layer.source)
-    config, method, follows, before = sweep.start, None, False, {}
+    config, method, follows = sweep.start, None, False
     if config is None:
         datasets = [layer.settings["dataset"] for layer in layers if "dataset" in layer.settings]
         dataset = str(datasets[-1] if datasets else Config.dataset)
@@ -411,8 +410,7 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
         if "partition_seed" in settings:
             follows = settings["partition_seed"] == FOLLOW
             settings |= {"partition_seed": 0} if follows else {}
-        config = apply(config, former.carried(before, shorthands.with_meaning(settings, method)), layer.source)
-        before |= layer.settings
+        config = apply(config, shorthands.with_meaning(settings, method), layer.source)
         method = settings.get("method", method)
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
@@ -455,8 +453,7 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    untyped = (*presets.SHORTHANDS, *former.JOINED)
-    kept = {name: value for name, value in values.items() if name in untyped or value in (FOLLOW, "native")}
+    kept = {name: value for name, value in values.items() if name in presets.SHORTHANDS or value in (FOLLOW, "native")}
     return {name: kept.get(name, flat.get(name)) for name in values}
 
 

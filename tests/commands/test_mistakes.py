@@ -36,8 +36,6 @@ MISTAKES = [
     (sim, "--model lenet5", "--model tinycnn"),
     (sim, "--out /proc/no/such", "--out"),
     (sim, "--fedprox.mu 0.01", "--fedprox.mu is not used by --algorithm fedavg; it is used by fedprox"),
-    (sim, "--robust.trim 0.4", "--robust.trim is not used by --robust mean; it is used by trimmed_mean"),
-    (sim, "--lr_decay 0.9", "--lr-decay is not used by --lr-schedule constant; it is used by exponential"),
     (prepare, "", "needs a data set first"),
     (prepare, "cifar10", "needs --data-dir DIR"),
     (prepare, "cifar10 --data-dir /no/such", "cs.toronto.edu"),

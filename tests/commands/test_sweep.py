@@ -207,7 +207,7 @@ def test_shards_compute_all_points_once_between_them(run, monkeypatch):
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
     words = ["--alpha", "0.5", "5", "--seed", "3", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7"]
     words += ["--partition-seed", "42"]
-    code, out, err = run(*words, "--select", "val")
+    code, out, err = run(*words)
     assert (code, err) == (0, "")
     assert "tuning lr first: 4 points with 1 seed" in out and "alpha=5: lr 0.2 (validation accuracy" in out
     content = json.loads((tmp_path / "out" / "sweep.json").read_text())

@@ -84,5 +84,4 @@ def test_an_unknown_argument_is_refused_with_a_flag_that_is_close():
 
 
 def test_the_name_of_a_group_is_its_kind():
-    words = ["--send", "topk", "--send.fraction", "0.5", "--attack.kind=sign_flip"]
-    assert parse(*words) == {"send": "topk", "send.fraction": "0.5", "attack.kind": "sign_flip"}
+    assert parse("--corrupt", "rotate") == parse("--corrupt.kind=rotate") == {"corrupt.kind": "rotate"}

@@ -11,7 +11,6 @@ DP = {"dp.clip": 1.0, "weighting": "uniform"}
 TABLE = {"dataset": "iris", "clients": 3, "alpha": 10.0}
 REFUSED = [
     ({"partition": "file"}, "--partition file:FILE"),
-    ({"partition_file": "a.npz"}, "partition_file is for partition file, not dirichlet; use file:FILE"),
     ({"partition": "official", "holdout": "global"}, "holdout global"),
     ({"partition": "balanced_client", "clients": 1}, "at least 2 clients"),
     ({"val_ratio": 0.0}, "external --validation.source"),

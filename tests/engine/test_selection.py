@@ -16,7 +16,7 @@ from fedvg_jax.engine import schedule
 from fedvg_jax.runs.assemble import cohorts
 
 CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear")
-POWER = dataclasses.replace(CONFIG, selection="power_of_choice", candidates=5)
+POWER = dataclasses.replace(CONFIG, selection="power_of_choice:5")
 SIZES = np.array([1, 2, 3, 10])
 
 

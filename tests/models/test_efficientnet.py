@@ -22,7 +22,7 @@ RECORDED = {
 
 
 def make_task(norm="batch"):
-    return registry.named_task(fv.Config(model=MODEL, norm=norm), (32, 32, 3), 10)
+    return registry.named_task(fv.Config(model=MODEL, norm_layers=norm), (32, 32, 3), 10)
 
 
 @functools.cache

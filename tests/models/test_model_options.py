@@ -70,7 +70,7 @@ def test_initial_parameters_are_float32_also_in_double_precision(x64, model):
 
 
 def test_stem_and_norm_follow_the_settings(tiny):
-    published, other = abstract(tiny), abstract(dataclasses.replace(tiny, stem="cifar", norm="group"))
+    published, other = abstract(tiny), abstract(dataclasses.replace(tiny, model="resnet18_cifar", norm_layers="group"))
     assert published.params["conv1"]["kernel"].shape == (7, 7, 3, 4) and published.stats
     assert other.params["conv1"]["kernel"].shape == (3, 3, 3, 4) and not other.stats
 
@@ -78,7 +78,7 @@ def test_stem_and_norm_follow_the_settings(tiny):
 def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
     path, saved = tmp_path / "weights.safetensors", worlds.random_variables(registry.make_task(tiny, GREY))
     pretrained.save(path, saved, "resnet18")
-    settings = dataclasses.replace(tiny, pretrained=path, clients=2, join_ratio=1.0, seed=3)
+    settings = dataclasses.replace(tiny, init=path, clients=2, join_ratio=1.0, seed=3)
     parts = ([[0], [1]], [[2], []], [[], [3]])
     run = simulation.simulation(settings, data=GREY, partition=parts)
     params, stats = run.state.variables
@@ -91,7 +91,7 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
 def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, monkeypatch):
     """Even before the data, which are missing too."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text('dataset = "cifar10"\nmodel = "resnet18"\npretrained = "resnet18.safetensors"')
+    (tmp_path / "mine.toml").write_text('dataset = "cifar10"\nmodel = "resnet18"\ninit = "resnet18.safetensors"')
     assert sim.main(["--config", "mine.toml", "--out", "out"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"resnet18.safetensors: no such file in {tmp_path};" in error
@@ -99,5 +99,5 @@ def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, 
 
 
 def test_relative_path_in_a_config_starts_from_the_working_directory(tmp_path):
-    (tmp_path / "mine.toml").write_text('model = "resnet18"\npretrained = "weights.safetensors"')
+    (tmp_path / "mine.toml").write_text('model = "resnet18"\ninit = "weights.safetensors"')
     assert commands.parse(["--config", str(tmp_path / "mine.toml")]).init == Path("weights.safetensors")

@@ -229,8 +229,6 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
         expected = checkpoint.final_variables(path)
         for one, other in zip(jax.tree.leaves(started), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
-    with usage_error("pretrained is a former name of init; got both"):
-        replace(settings, pretrained=run / "other")
     with usage_error("cannot read nowhere"):
         registry.make_variables(replace(settings, init=Path("nowhere")), init)
     shutil.copytree(settings.init / "checkpoints" / "000004", run / "copy")

@@ -101,7 +101,7 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
 def test_only_drawn_partitions_follow_the_seed_by_default(tmp_path):
     """The rows of a file are the same for all seeds, and stay comparable by their digests."""
     default = Layer({"partition_seed": "follow"}, "sweep")
-    file = Layer({"partition": "file", "partition_file": str(tmp_path / "rows.json")}, "test")
+    file = Layer({"partition": f"file:{tmp_path / 'rows.json'}"}, "test")
     asked = file._replace(settings={**file.settings, "partition_seed": "follow"})
     seeds = [
         [p.config.partition_seed for p in make_points(Sweep(crossed(seed=[3, 4]).axes, layers)).points]

@@ -169,7 +169,7 @@ def test_equal_differences_have_no_p_value_and_the_note_does_not_count_them(tmp_
 
 @pytest.mark.parametrize("selected", [["shared"], ["held_out"], ["shared", "held_out"]], ids=" ".join)
 def test_rows_of_the_round_best_on_validation_are_those_of_the_runs(tmp_path, selected):
-    study = collect([write_sweep(tmp_path / "s", {"select": selected, "seed": [0]}, lambda v: (0.5,), method="fedvg")])
+    study = collect([write_sweep(tmp_path / "s", {"best_on": selected, "seed": [0]}, lambda v: (0.5,), method="fedvg")])
     note = tables.choices(study).notes[0]
     assert ("which FedVG's weights also use" in note) == ("shared" in selected)
     assert ("the half of D_val" in note) == ("held_out" in selected)

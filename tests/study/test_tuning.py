@@ -90,14 +90,6 @@ def test_the_chosen_weighting_is_the_one_that_native_stood_for(tmp_path):
     assert [point.config.weighting for point in chosen] == ["fedvg", "fedvg"]
 
 
-def test_a_part_of_a_setting_is_tuned_by_its_former_name(tmp_path):
-    sweep = sweep_points.Sweep((), start=Config(rounds=1, send="topk"))
-    grid = tuning.make_tuning({"send.fraction": [0.5, 0.25]}, "5:7")
-    choices = tuned(tmp_path, lambda v: 1 - v["send.fraction"], sweep=sweep, grid=grid)
-    chosen = tuning.chosen_points(sweep_points.make_points(sweep).points, choices)
-    assert [point.config.send for point in chosen] == ["topk:0.25"]
-
-
 @pytest.mark.parametrize("name", ["seed", "method", "dataset", "deterministic", "track", "keep"])
 def test_setting_that_no_accuracy_can_choose_is_not_tuned(name):
     with one_line(f"tune: {name} "):

@@ -50,7 +50,7 @@ def tables_of(made, arrays, parts, task=None):
     "options",
     [
         {"holdout": "global", "validation.size": 50, "best_on": "held_out"},
-        {"partition": "shards", "validation.clients": 0.5},
+        {"partition": "shards", "validation.source": "clients:0.5"},
         {"validation.rho": 0.8, "corrupt.kind": "rotate90"},
         {"validation.source": "npz", "val_ratio": 0.0},
     ],

@@ -36,7 +36,7 @@ def run(layout, callbacks=True, **changes):
     """Returns the history, and the states after each round on the host; `changes` are settings."""
     states = []
     memories = "host" if layout.startswith("host") else "device"
-    config = replace(SETTINGS, memories=memories, **changes)
+    config = replace(SETTINGS, placement=memories, **changes)
 
     def keep(record, state):
         states.append(checkpoint.to_host(state))

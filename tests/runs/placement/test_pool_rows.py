@@ -71,7 +71,7 @@ def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
 
 
 def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
-    made = [fv.simulation(replace(SETTINGS, pool=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
+    made = [fv.simulation(replace(SETTINGS, placement=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
     variables = run(placement="device").variables
     on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
     assert on_device == on_host

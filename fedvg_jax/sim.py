@@ -188,9 +188,9 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
 
 def _done(folder: Path, config: Config) -> list[history.Record]:
     """Returns the records of the rounds that resuming a run keeps."""
-    summary = files.read_object_if_any(folder / "summary.json")
-    is_finished = run_folder.is_finished(summary, config)  # with `--keep 0` there is no checkpoint
-    num_done = summary["rounds"] if is_finished else seals.newest_round(folder)
+    if run_folder.is_finished(folder, config):  # with `--keep 0` there is no checkpoint
+        return history.read(folder)
+    num_done = seals.newest_round(folder)
     return history.read(folder, num_done) if num_done else []
 
 

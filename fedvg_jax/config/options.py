@@ -526,6 +526,12 @@ FALLING += ("deviance", "divergence", "kl", "entropy", "bpc", "wer", "cer", "fid
 """Last words of metrics that are better when smaller, beside those that end in loss or error."""
 
 
+def sign_of(metric: str) -> int:
+    """Returns 1 where a larger value of a metric is better, otherwise -1."""
+    is_falling = metric.endswith(("loss", "error")) or metric.rpartition("_")[2] in FALLING
+    return -1 if is_falling else 1
+
+
 class StopTarget(NamedTuple):
     """A target of `stop_at`."""
 
@@ -547,8 +553,8 @@ def stop_target(config: Config) -> StopTarget | None:
     match = re.fullmatch(rf"(val_\S+?)(?:\s+|\s*([<>])=?\s*)({number})", config.stop_at.strip())
     if match is None or not math.isfinite(float(match[3])):
         return None
-    is_falling = match[1].endswith(("loss", "error")) or match[1].rpartition("_")[2] in FALLING
-    return StopTarget(match[1], -1 if match[2] == "<" or (is_falling and not match[2]) else 1, float(match[3]))
+    sign = {"<": -1, ">": 1, None: sign_of(match[1])}[match[2]]
+    return StopTarget(match[1], sign, float(match[3]))
 
 
 def cohort_size(config: Config) -> int:

@@ -17,7 +17,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.config.options import stop_target
 from fedvg_jax.core.types import Task, Tree, UsageError, Variables
 from fedvg_jax.runs.assemble import contracts
-from fedvg_jax.runs.record.history import Record, primary_metric
+from fedvg_jax.runs.record.history import Record, primary_metric, quality
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
 """entry of a record -> words for its clients"""
@@ -153,6 +153,11 @@ def stop_reason(config: Config, records: Sequence[Record]) -> str:
     return _reached(config, evaluated) or _exhausted(config.patience, evaluated)
 
 
+def is_over(config: Config, records: Sequence[Record]) -> bool:
+    """Returns whether a run ends after these records: it has all rounds, or a reason to stop."""
+    return len(records) >= config.rounds or bool(stop_reason(config, records))
+
+
 def check_target(config: Config, task: Task, pool: Tree) -> None:
     """Raises UsageError where evaluations of a task have no metric of the name in `stop_at`."""
     wanted = stop_target(config)
@@ -178,12 +183,10 @@ def _reached(config: Config, evaluated: Sequence[Record]) -> str:
 def _exhausted(patience: int, evaluated: Sequence[Record]) -> str:
     if not patience or not evaluated:
         return ""
-    metric, sign, _ = primary_metric(evaluated[-1])
     best, best_round, waited = -math.inf, evaluated[0]["round"], 0
     for record in evaluated:
-        value = record[f"val_{metric}"]
-        if value is not None and sign * value > best:
-            best, best_round, waited = sign * value, record["round"], 0
+        if (value := quality(record)) > best:
+            best, best_round, waited = value, record["round"], 0
         elif (waited := waited + (record is not evaluated[0])) == patience:
-            return f"val_{metric} did not improve in {patience} evaluations after round {best_round}"
+            return f"val_{primary_metric(record)} did not improve in {patience} evaluations after round {best_round}"
     return ""

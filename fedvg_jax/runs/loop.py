@@ -141,7 +141,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         if hint := hint_of(sim.task, sim.data.pool):
             observers.log(hint)
     state, num_done = start.state, len(start.records)
-    is_over = num_done >= config.rounds or bool(endings.stop_reason(config, start.records))
+    is_over = endings.is_over(config, start.records)
     compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
     compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
     begin = time.perf_counter()  # a clock that cannot be set

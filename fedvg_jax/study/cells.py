@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedvg_jax.config import Config, uses
+from fedvg_jax.config.options import sign_of
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History, Record
 
@@ -100,7 +101,7 @@ class Study(NamedTuple):
     @property
     def sign(self) -> int:
         """1 where a larger value of the metric is better, otherwise -1."""
-        return 1 if self.metric == "accuracy" else -1
+        return sign_of(self.metric)
 
     @property
     def runs(self) -> list[Run]:

@@ -217,7 +217,7 @@ def _read_run(
     assert history.config is not None
     given = {*given, *(PASSED.keys() & (manifest or {}).get("given", {}))}
     point, failure = make_point(history.config, values, tuned, given), _failure(folder, history)
-    if problem := "" if failure else _unfinished(history):
+    if problem := "" if failure else _unfinished(folder, history):
         return _Folder(point, missing=f"{name}: {problem}")
     if misfits := verification.check(folder, with_arrays=False).misfits:
         return _Folder(point, missing=f"{name}: {misfits[0]}")
@@ -235,15 +235,13 @@ def _failure(folder: Path, history: History) -> str:
     return f"diverged in round {len(endings.until_first(history.records))}" if has_diverged else ""
 
 
-def _unfinished(history: History) -> str:
+def _unfinished(folder: Path, history: History) -> str:
     """Returns what a run lacks; empty for a finished one."""
     assert history.config is not None
-    done, wanted = len(history.records), history.config.rounds
-    if done < wanted and not history.summary.get("stopped_early"):
-        return f"{done} of {wanted} rounds"
-    if not any("test_loss" in record for record in history.records):
-        return "no evaluation in its history"
-    return "" if history.summary else "no summary.json yet"
+    if history.summary.get("stopped_by") or not history.summary:
+        return f"{len(history.records)} of {history.config.rounds} rounds"
+    has_evaluation = any("test_loss" in record for record in history.records)
+    return "" if has_evaluation else "no evaluation in its history"
 
 
 # --- cells

@@ -173,15 +173,6 @@ def check_sources(points: Sequence[Point]) -> None:
                 raise UsageError(f"{name} {path}: no such file or folder")
 
 
-def is_finished(folder: Path, config: Config) -> bool:
-    """Returns whether the run folder of a point has all rounds and their summary."""
-    try:
-        summary = files.read_object(folder / "summary.json")
-    except UsageError:
-        return False
-    return run_folder.is_finished(summary, config) and seals.has_own_digest(summary)
-
-
 def read_failure(folder: Path) -> Failure | None:
     """Returns why a point did not finish; None if it finished, or was not computed."""
     try:
@@ -202,7 +193,7 @@ def is_done(out: Path, point: Point) -> bool:
     """Returns whether nothing is left to compute: the point is finished, or it diverged."""
     folder = point_folder(out, point.name)
     failure = read_failure(folder)
-    return is_finished(folder, point.config) if failure is None else failure.kind == "diverged"
+    return run_folder.is_finished(folder, point.config) if failure is None else failure.kind == "diverged"
 
 
 def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -> None:

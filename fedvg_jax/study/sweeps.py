@@ -26,6 +26,7 @@ from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import checkpoint, provenance, seals
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.sweep_folder import Failure, Observers
@@ -100,7 +101,7 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
     for point in points:
         folder = sweep_folder.point_folder(out, point.name)
         failure = sweep_folder.read_failure(folder)
-        if failure or sweep_folder.is_finished(folder, point.config):
+        if failure or run_folder.is_finished(folder, point.config):
             results.append(SweepResult(point.name, point.values, failure or History.load(folder)))
     return results
 
@@ -144,7 +145,7 @@ def _compute_or_skip(work: Work, point: Point) -> bool:
             folder.mkdir(parents=True, exist_ok=True)
             if not stack.enter_context(files.claimed(folder / sweep_folder.CLAIM)):
                 return False
-            if sweep_folder.read_failure(folder) is not None or sweep_folder.is_finished(folder, point.config):
+            if sweep_folder.read_failure(folder) is not None or run_folder.is_finished(folder, point.config):
                 return True
         work.observers.on_start(point)
         result = _compute_point(work, point)

@@ -6,7 +6,6 @@ every cell on its tuning runs. Those runs have seeds of their own, and their tes
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.io import apply, flatten
+from fedvg_jax.config.options import sign_of
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
@@ -177,7 +177,7 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
         trained = flatten(first.config)  # which has the weighting that native stands for
         values = {name: trained.get(name, value) for name, value in first.values.items() if name in tuning.settings}
         count = sum(map(len, runs_of.values()))
-        choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
+        choices[cell] = Choice(values, metric, sign_of(metric) * quality, count)
     return choices
 
 
@@ -204,7 +204,6 @@ def _score(out: Path, runs: Sequence[Point]) -> tuple[str, float] | None:
         if sweep_folder.read_failure(folder):
             return None
         last = history.read(folder)[-1]
-        metric, sign, _ = history.primary_metric(last)
-        value = last.get(f"val_{metric}")
-        qualities.append(-math.inf if value is None else sign * value)
+        metric = history.primary_metric(last)
+        qualities.append(history.quality(last))
     return metric, statistics.fmean(qualities)

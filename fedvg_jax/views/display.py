@@ -188,7 +188,7 @@ def _notebook_progress(total: int) -> Iterator[Callable[[list[Record]], None]]:
     def show(records: list[Record]) -> None:
         nonlocal done, metric, shown_at
         done = records[-1]["round"]
-        evaluated = [record for record in records if record.get(f"test_{primary_metric(record)[0]}") is not None]
+        evaluated = [record for record in records if record.get(f"test_{primary_metric(record)}") is not None]
         metric = metric_text(evaluated[-1]) if evaluated else metric
         if time.monotonic() - shown_at > EVERY:
             handle.update(HTML(bar(done, total, metric)))
@@ -276,7 +276,7 @@ def plan_table(prediction: Prediction) -> Table:
 
 def metric_text(record: Record) -> str:
     """Returns the test accuracy of an evaluation, or the test loss of a task without accuracy."""
-    name, *_ = primary_metric(record)
+    name = primary_metric(record)
     value = record[f"test_{name}"]
     if value is None:
         return f"test {name} not finite"

@@ -10,8 +10,8 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.config.command_line import parse
 from fedvg_jax.runs import endings
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import verification
-from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.sweep_arguments import split_flags
 
 CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples", model="linear")
@@ -63,7 +63,7 @@ def test_a_run_that_ended_early_is_finished_and_goes_on_without_its_target(whole
     assert timeless(again.records) == timeless(first.records)
     assert (config.out / "summary.json").read_bytes() == written
     jax.tree.map(np.testing.assert_array_equal, again.variables, first.variables)
-    assert sweep_folder.is_finished(config.out, config) and len(first.records) < CONFIG.rounds
+    assert run_folder.is_finished(config.out, config) and len(first.records) < CONFIG.rounds
     longer = fv.run(dataclasses.replace(config, stop_at="", resume=str(config.out)))
     assert timeless(longer.records) == timeless(whole.records)
     assert longer.summary["stopped_early"] is None

@@ -42,6 +42,7 @@ def test_missing_and_unfinished_points_are_listed(tmp_path):
     stopped = sweep / "points" / "method=fedavg,alpha=0.05,seed=0"
     lines = (stopped / "history.jsonl").read_text().splitlines(keepends=True)
     (stopped / "history.jsonl").write_text(lines[0])
+    (stopped / "summary.json").unlink()
     with pytest.raises(UsageError) as error:
         collect([sweep])
     message = str(error.value)

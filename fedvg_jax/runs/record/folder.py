@@ -27,6 +27,7 @@ from fedvg_jax.config import SETTINGS, Config, method_name, to_json
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
+from fedvg_jax.runs.record import seals
 
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
@@ -114,10 +115,14 @@ def config_from_json(settings: dict, source: str) -> Config:
     return configs.apply(Config(), flat, source)
 
 
-def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
-    """Returns whether summary.json, {} without one, is of a run that has all its rounds or has reached its target."""
-    is_over = summary.get("rounds") == config.rounds or bool(summary.get("stopped_early"))
-    return is_over and summary.get("stopped_by") is None
+def is_finished(folder: Path, config: Config) -> bool:
+    """Returns whether a run has ended by itself, and would with these settings; False where its files are damaged."""
+    try:
+        summary, stored = files.read_object(folder / "summary.json"), read_config(folder)
+    except UsageError:
+        return False
+    is_same_end = all(getattr(stored, name) == getattr(config, name) for name in ("rounds", "stop_at", "patience"))
+    return is_same_end and summary.get("stopped_by") is None and seals.has_own_digest(summary)
 
 
 def refuse_taken(folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import sign_of
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import folder as run_folder
@@ -127,7 +128,7 @@ class History(_Results):
         entries = [*self._results(), ("run folder", str(self.folder))]
         rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
         table = f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
-        metric = next((m for m in _METRICS if any(r.get(f"test_{m}") is not None for r in self.records)), "loss")
+        metric = primary_metric(next((r for r in reversed(self.records) if "test_loss" in r), {}))
         points = [(r["round"], v) for r in self.records if (v := r.get(f"test_{metric}")) is not None]
         return table + (_curve(points, metric) if len(points) > 1 else "")
 
@@ -287,15 +288,9 @@ def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str,
     if not evaluated:
         return {}
     final = evaluated[-1]
-    name = metric or primary_metric(final)[0]
-    sign, extreme = _METRICS[name]
-
-    def quality(record: Record, part: str) -> float:
-        value = record[f"{part}_{name}"]
-        return -math.inf if value is None else sign * value
-
-    best, most = (max(evaluated, key=lambda r, part=part: quality(r, part)) for part in ("val", "test"))
-    majority = "test_majority_accuracy"
+    name = metric or primary_metric(final)
+    best, most = (max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}")) for part in ("val", "test"))
+    extreme, majority = "max" if sign_of(name) > 0 else "min", "test_majority_accuracy"
     return {
         f"test_{name}_final": final[f"test_{name}"],
         f"test_{name}_at_best_val": best[f"test_{name}"],
@@ -316,14 +311,24 @@ def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
     return {name: sum(record[name] for record in records) for name in SENT} if are_recorded else {}
 
 
-_METRICS = {"accuracy": (1, "max"), "loss": (-1, "min")}
-"""Metric that compares evaluations -> 1 if more is better or -1, and the name of its best value."""
+def primary_metric(record: Record) -> str:
+    """Returns the metric that compares evaluations: accuracy, or loss for a task without it."""
+    return "accuracy" if "test_accuracy" in record else "loss"
 
 
-def primary_metric(record: Record) -> tuple[str, int, str]:
-    """Returns the metric that compares evaluations: (name, 1 if more is better or -1, "max" or "min")."""
-    name = "accuracy" if "test_accuracy" in record else "loss"
-    return name, *_METRICS[name]
+def quality(record: Record, name: str | None = None) -> float:
+    """Returns a number that is larger for a better evaluation; -inf where the metric is not finite or not measured.
+
+    Args:
+        record: of an evaluated round.
+        name: of the entry, such as val_loss; None for the primary metric on D_val.
+
+    >>> quality({"test_loss": 1.0, "val_loss": 2.0}), quality({"val_accuracy": 0.5}, "val_accuracy")
+    (-2.0, 0.5)
+    """
+    name = name or f"val_{primary_metric(record)}"
+    value = record.get(name)
+    return -math.inf if value is None else sign_of(name) * value
 
 
 def as_line(record: Record) -> bytes:

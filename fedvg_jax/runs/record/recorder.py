@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.host import files, processes
-from fedvg_jax.runs import endings, stop_signals
+from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
@@ -55,11 +56,11 @@ def update_best(best: BestModel | None, record: Record, variables: Variables) ->
     """Returns the best model after a round by the task's primary metric; of equal ones the first."""
     if "test_loss" not in record:
         return best
-    metric, sign, _ = history.primary_metric(record)
-    value = record.get(f"val_{metric}")
-    if value is None or (best is not None and sign * value <= sign * best.value):
+    metric = history.primary_metric(record)
+    least = history.quality(best.as_json(), f"val_{metric}") if best else -math.inf
+    if history.quality(record) <= least:
         return best
-    return BestModel(record["round"], metric, value, checkpoint.to_host(variables))
+    return BestModel(record["round"], metric, record[f"val_{metric}"], checkpoint.to_host(variables))
 
 
 class Start(NamedTuple):
@@ -306,8 +307,7 @@ def _find_start(
     path = folder / "history.jsonl"
     lines = path.read_bytes() if path.exists() else b""
     records = history.parse(lines[: summary["seal"]["history"][0]]) if summary else []
-    is_over = len(records) == config.rounds or bool(endings.stop_reason(config, records))
-    is_finished = is_over and summary.get("rounds") == len(records) and summary.get("stopped_by") is None
+    is_finished = run_folder.is_finished(folder, config)
 
     def template(seal: seals.SealEntries) -> Any:
         stored = client_memories.saved_shapes(state, seal["leaves"], config.clients)

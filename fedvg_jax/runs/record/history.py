@@ -128,7 +128,7 @@ class History(_Results):
         entries = [*self._results(), ("run folder", str(self.folder))]
         rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
         table = f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
-        metric = primary_metric(next((r for r in reversed(self.records) if "test_loss" in r), {}))
+        metric = primary_metric(next((r for r in self.records if "test_accuracy" in r), {}))
         points = [(r["round"], v) for r in self.records if (v := r.get(f"test_{metric}")) is not None]
         return table + (_curve(points, metric) if len(points) > 1 else "")
 

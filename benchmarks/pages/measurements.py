@@ -79,7 +79,7 @@ def host_pool() -> str:
     """Returns the time and memory of a run by `--placement`."""
     measured = load("host_pool")
     rows = [
-        [f"`--placement {run['pool']}`", f"{run['seconds_per_round']:.3f} s"]
+        [f"`--placement {run['placement']}`", f"{run['seconds_per_round']:.3f} s"]
         + [f"{run[kind] / GIB:.2f} GiB" for kind in ("anonymous", "resident")]
         for run in measured["runs"]
     ]

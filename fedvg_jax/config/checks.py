@@ -248,8 +248,8 @@ def _partition_problems(config: Config) -> Iterator[str]:
     )
     if config.export is not None and config.export.suffix != ".safetensors":
         yield f"export must end in .safetensors; got {config.export}"
-    if file is not None and file.suffix not in (".npz", ".json"):
-        yield f"export_partition must end in .npz or .json; got {file}"
+    if file is not None and file.suffix != ".npz":
+        yield f"export_partition must end in .npz; got {file}"
     if is_held_out_first and kind in ("file", "official"):
         yield f"holdout {config.holdout} precedes the partition, and partition {kind} assigns all rows; use client"
     if config.dataset == "dermamnist" and config.splits not in ("all", "official"):

@@ -266,15 +266,16 @@ class Config(Methods):
     partition_seed: int = setting(42, SEED, "data")
     """Seed of the partition, independent of the seed of the run."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
-    """File for the rows of every client, .npz or .json, which partition file:FILE reads."""
+    """File .npz for the rows of every client, which partition file:FILE reads."""
     min_samples: int = setting(10, COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
     """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
     largest client."""
-    holdout: str = setting("client", ("client", "global", "stratified"), "data")
+    holdout: str = setting("client", ("client", "global", "stratified", "group"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
-    before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes."""
+    before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes; group: so too,
+    whole groups, such as patients, so that no group is in two parts."""
     test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data", also="test_split")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(

@@ -20,7 +20,7 @@ VALUES = {
     **{name: list(setting.names) for name, setting in SETTINGS.items() if setting.names},
     "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
-    "export_partition": [None, "rows.json"],
+    "export_partition": [None, "rows.npz"],
     "local": ["", "^classifier/"],
     "momentum": [0.0, 0.9],
     "keep": [0, 2],

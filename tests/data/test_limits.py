@@ -1,6 +1,5 @@
 """Data files with values at the limits of dtypes, of wrong types, or damaged: read or refused in one line."""
 
-import json
 import os
 import zipfile
 
@@ -11,7 +10,7 @@ from support.files import pixels, usage_error
 from fedvg_jax import data
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import draw, exchange
+from fedvg_jax.data.partitions import exchange
 
 every_limit = pytest.mark.parametrize(
     ("dtype", "value"), [(np.int64, -(2**63)), (np.int64, 2**31), (np.int64, 2**63 - 1), (np.uint64, 2**64 - 1)]
@@ -28,33 +27,9 @@ def test_label_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
         user_data.as_arrays((np.ones((3, 2)), y))
     with usage_error("integers of y must be below 2**31"):
         user_data.as_arrays(Arrays("mine", np.ones((3, 2)), y, ("a", "b"), 3))
-    with usage_error("labels 0..2147483647", str(value)):
-        draw.draw_partition(y, num_clients=1, alpha=1.0, min_samples=1)
     np.savez(tmp_path / "set.npz", x=pixels(3, 2, 2), y=y, class_names=np.array(["a", "b"]))
     with usage_error("set.npz", "0..1", str(value)):
         data.load("npz", tmp_path)
-
-
-@every_limit
-def test_row_at_the_limits_of_its_dtype_is_refused(tmp_path, dtype, value):
-    row = np.array([1, value], dtype)
-    message = ("rows must be 0..9", str(value))
-    with usage_error("given", *message):
-        exchange.check(([row], [[2]], [[3]]), num_samples=10, num_clients=1, source="given")
-    np.savez(tmp_path / "rows.npz", **{part: row if part == "test" else row[:1] for part in ("train", "val", "test")},
-             train_sizes=[1], val_sizes=[1], test_sizes=[2])  # fmt: skip
-    with usage_error("file", *message):
-        exchange.check(exchange.read(tmp_path / "rows.npz"), num_samples=10, num_clients=1, source="file")
-    (tmp_path / "rows.json").write_text(json.dumps([[value]]))
-    with usage_error("file", "rows must be 0..9", str(value)):
-        exchange.check(exchange.read(tmp_path / "rows.json"), num_samples=10, num_clients=1, source="file")
-
-
-@pytest.mark.parametrize("sizes", [[-1, 3], [2**62, 2**62, -(2**63), 2], [0.5, 1.5], [[2]], [3]])
-def test_sizes_that_do_not_add_up_are_refused(tmp_path, sizes):
-    np.savez(tmp_path / "rows.npz", train=[0, 1], train_sizes=sizes, val=[2], val_sizes=[1], test=[3], test_sizes=[1])
-    with usage_error("rows.npz", "not a partition"):
-        exchange.read(tmp_path / "rows.npz")
 
 
 # --- invalid texts

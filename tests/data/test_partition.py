@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.files import same_partition
 
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet, draw, split
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
@@ -132,9 +131,3 @@ def test_each_row_of_top_up_comes_from_the_largest_client_at_that_moment(minimum
                 pile.append(max(piles, key=len).pop())  # of equal ones the first
         result = dirichlet.top_up(rows, minimum, np.random.default_rng(seed))
         assert [client_rows.tolist() for client_rows in result] == piles
-
-
-@pytest.mark.parametrize(("kind", "rule"), [("dirichlet", dirichlet.bulk), ("official", dirichlet.official)])
-def test_error_of_an_unmet_minimum_names_every_remedy(kind, rule):
-    with pytest.raises(UsageError, match=r"500 draws.*0\.05.*60 clients.*10 samples.*fewer.*larger.*smaller.*top_up"):
-        rule(LABELS, 60, 0.05, split.random_stream(kind, 0), 10, 500)

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import quiet_libraries
-from fedvg_jax.data.partitions.client_rows import pack
+from fedvg_jax.data.arrays import reading
+from fedvg_jax.data.partitions.client_rows import from_sizes, pack
 from fedvg_jax.data.partitions.split import Partition, as_members, random_stream, refuse_small, split_clients
 from fedvg_jax.data.readers import npz
 from fedvg_jax.host import files
 
 LAYOUT = (
-    ".npz: `train`, `val`, `test` rows with `train_sizes`, .. [N]; or the rows of client k as `k`."
-    ' .json: a list of N lists of rows, or {"0": rows, "1": ..}; or {"train": either of these, "val": .., "test": ..}.'
-    " With training, validation and test rows, `num_rows` may be T, the rows of the pool"
+    ".npz: `train`, `val`, `test` rows and `train_sizes`, .. [N], as --export-partition writes them;"
+    " .json: a list of the rows of each client, which are then split"
 )
-"""Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out.
-
-Rows by the number of the client are what the partitioners of flwr-datasets and FedLab hold, as dicts of lists or
-arrays.
-"""
+"""Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out."""
 
 NUM_ROWS = "num_rows"
 """Member of a file: T, rows of the pool that it divides."""
 
 _MEMBERS = frozenset({NUM_ROWS, *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
-
-_MAX_ROW = np.iinfo(np.int64).max
 
 Rows = Sequence[np.ndarray]
 
@@ -48,25 +39,17 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
     Raises:
         UsageError: the file cannot be read, or does not hold `LAYOUT`.
     """
-    try:
-        with quiet_libraries():
-            members = _members(file)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {files.reason(error)}; it must hold {LAYOUT}") from None
-    except UsageError as error:
-        raise UsageError(f"{error}; it must hold {LAYOUT}") from None
-    try:
-        return _parse(members, num_samples)
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{file}: not a partition ({' '.join(str(error).split())}); it must hold {LAYOUT}") from None
-
-
-def _members(file: Path) -> Any:
-    """Returns the value of a .json file, or the arrays of an .npz file whose names a layout has."""
-    if file.suffix == ".json":
-        return files.read_json(file)
-    files.refuse_special(file)
-    return npz.read(file, _MEMBERS.union(name for name in npz.member_names(file) if _is_number(name)))
+    with reading(file, "a partition", f"it must hold {LAYOUT}"):
+        if file.suffix == ".json":
+            return [np.array(rows, dtype=None if rows else np.int32) for rows in files.read_json(file)]
+        members = npz.read(file, _MEMBERS)
+        num_rows = members.get(NUM_ROWS)
+        if None not in (num_rows, num_samples) and num_rows != num_samples:
+            raise UsageError(
+                f"{file}: divides {num_rows} rows, and the data set has {num_samples}; use the data set and max_rows"
+                " that it was made with"
+            )
+        return Partition(*(_part(members, name) for name in Partition._fields))
 
 
 def check(
@@ -114,7 +97,7 @@ def check(
         allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
         if len(part) not in allowed:
             raise UsageError(f"{source}: {name} holds {len(part)} clients, clients is {num_clients}; make them equal")
-    _refuse_overlap(parts, num_samples, source)
+    _refuse_overlap(parts, source)
     parts = Partition(*map(pack, parts))
     if is_split:
         return parts
@@ -122,71 +105,24 @@ def check(
     return split_clients(parts.train, test_ratio, val_ratio, random_stream("file", seed))
 
 
-def _parse(members: Any, num_samples: int | None = None) -> Partition | Rows:
-    if isinstance(members, list):
-        return _lists(members)
-    if not isinstance(members, Mapping):
-        raise TypeError(f"a list or an object is needed, got {type(members).__name__}")
-    if members and all(_is_number(name) for name in members):
-        return _by_number(members)
-    num_rows = members.get(NUM_ROWS)
-    if num_rows is not None and num_samples is not None and num_rows != num_samples:
-        raise ValueError(
-            f"it divides {num_rows} rows, and the data set has {num_samples}; use the data set and max_rows that it was"
-            " made with"
-        )
-    return Partition(*(_part(members, name) for name in Partition._fields))
+def _part(members: Mapping[str, np.ndarray], name: str) -> Rows:
+    rows, sizes = members[name], members[f"{name}_sizes"].astype(np.int64, casting="safe")
+    if sizes.ndim != 1 or sizes.min() < 0 or sizes.max() > len(rows) or sizes.sum() != len(rows):
+        raise ValueError(f"{name}_sizes must be numbers [N] that add up to {len(rows)}, the rows of {name}")
+    return from_sizes(rows, sizes)
 
 
-def _is_number(name: str) -> bool:
-    return name.isdecimal() and name.isascii() and len(name) < 10
-
-
-def _by_number(clients: Mapping[str, Any]) -> list[np.ndarray]:
-    """Returns the rows of clients 0..N-1, given by the number of the client as text."""
-    expected = [str(k) for k in range(len(clients))]
-    if missing := [name for name in expected if name not in clients]:
-        raise ValueError(f"client {missing[0]} of {len(clients)} is missing; they count from 0")
-    return [rows if isinstance(rows, np.ndarray) else _lists([rows])[0] for rows in map(clients.get, expected)]
-
-
-def _lists(clients: list) -> list[np.ndarray]:
-    if not all(isinstance(rows, list) for rows in clients):
-        raise TypeError("a client's rows must be a list")
-    return [np.array(rows, dtype=None if rows else np.int32) for rows in clients]
-
-
-def _part(members: Mapping[str, Any], name: str) -> list[np.ndarray]:
-    missing = [key for key in (name, f"{name}_sizes") if key not in members]
-    if name in missing or (missing and not isinstance(members[name], (list, dict))):
-        raise ValueError(f"no {missing[0]}")
-    if isinstance(members[name], list):
-        return _lists(members[name])
-    if isinstance(members[name], dict):
-        return _by_number(members[name])
-    sizes, total = np.asarray(members[f"{name}_sizes"]), len(members[name])
-    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or not (sizes.min() >= 0 and sizes.max() <= total):
-        raise ValueError(f"{name}_sizes must be numbers [N] of 0..{total}")
-    ends = np.cumsum(sizes.astype(np.int64))
-    if ends[-1] != total:
-        raise ValueError(f"{name}_sizes add up to {ends[-1]}, but {name} has {total} rows")
-    return np.split(members[name], ends[:-1])
-
-
-def _rows(rows: Any, num_samples: int, source: object) -> np.ndarray:
+def _rows(rows: object, num_samples: int, source: object) -> np.ndarray:
     array = np.asarray(rows)
-    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
+    if array.ndim != 1 or not (array.dtype.kind in "iu" or not array.size):
         raise UsageError(f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}")
-    if array.max(initial=0) > _MAX_ROW:  # an int64 would wrap
+    if array.size and not (array.min() >= 0 and array.max() < num_samples):
         raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {array.min()}..{array.max()}")
     return array.astype(np.int64)
 
 
-def _refuse_overlap(parts: Partition, num_samples: int, source: object) -> None:
-    rows = np.concatenate([rows for part in parts for rows in part])
-    if len(rows) and not (rows.min() >= 0 and rows.max() < num_samples):
-        raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {rows.min()}..{rows.max()}")
-    values, counts = np.unique(rows, return_counts=True)
+def _refuse_overlap(parts: Partition, source: object) -> None:
+    values, counts = np.unique(np.concatenate([rows for part in parts for rows in part]), return_counts=True)
     if (counts > 1).any():
         row = values[counts.argmax()]
         raise UsageError(f"{source}: row {row} occurs {counts.max()} times; give it once only")
@@ -196,7 +132,7 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
     """Writes the training, validation and test rows of every client, atomically.
 
     Args:
-        file: ends in .npz or .json; an existing file is replaced.
+        file: ends in .npz; an existing file is replaced.
         partition: the rows.
         num_samples: T, rows of the pool, so that the file is refused for another pool.
 
@@ -204,12 +140,7 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
         UsageError: the file cannot be written.
     """
     count = {} if num_samples is None else {NUM_ROWS: num_samples}
-    if file.suffix == ".npz":
-        buffer = io.BytesIO()
-        np.savez(buffer, **as_members(partition), **count)  # pyright: ignore[reportArgumentType]
-        content = buffer.getvalue()
-    else:
-        parts = {name: [rows.tolist() for rows in part] for name, part in partition._asdict().items()}
-        content = json.dumps(parts | count).encode()
+    buffer = io.BytesIO()
+    np.savez(buffer, **as_members(partition), **count)  # pyright: ignore[reportArgumentType]
     with files.writing(file, "--export-partition"):
-        files.replace_bytes(files.export_target(file, "export_partition"), [content])
+        files.replace_bytes(files.export_target(file, "export_partition"), [buffer.getvalue()])

@@ -1,6 +1,6 @@
 """The result of every partition, `Partition`, and the split of rows into training, validation and test rows.
 
-The published protocol splits each client's rows 65 / 10 / 25. Two alternatives hold validation and test rows out of
+The published protocol splits each client's rows 65 / 10 / 25. Three alternatives hold validation and test rows out of
 the whole data set before it is divided among clients (`hold_out`).
 """
 
@@ -63,24 +63,58 @@ def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: floa
 
 
 def hold_out(
-    labels: np.ndarray, test_ratio: float, val_ratio: float, stratified: bool, stream: Stream
+    how: str, labels: np.ndarray, groups: np.ndarray | None, test_ratio: float, val_ratio: float, stream: Stream
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Holds floor(test_ratio T) test rows and floor(val_ratio T) validation rows out of the whole data set.
 
     Args:
-        labels: [T] int.
+        how: "global", uniformly random rows; "stratified", every class in proportion; "group", whole groups, see
+            `hold_out_groups`.
+        labels: int [T].
+        groups: [T], for whole groups.
         test_ratio: in [0, 1).
         val_ratio: in [0, 1).
-        stratified: whether each part has every class in proportion; otherwise its rows are uniformly random.
         stream: consumed.
 
     Returns:
         int32 (remaining, validation, test) rows.
     """
-    order = proportional_order(labels, stream) if stratified else stream.permutation(len(labels))
     num_test, num_val = int(test_ratio * len(labels)), int(val_ratio * len(labels))
-    test, val, remaining = np.split(order.astype(np.int32), [num_test, num_test + num_val])
+    if how == "group":
+        assert groups is not None, "they are required before"
+        test, val, remaining = hold_out_groups(groups, num_test, num_val, stream)
+    else:
+        order = proportional_order(labels, stream) if how == "stratified" else stream.permutation(len(labels))
+        test, val, remaining = np.split(order.astype(np.int32), [num_test, num_test + num_val])
     return np.sort(remaining), val, test
+
+
+def hold_out_groups(
+    groups: np.ndarray, num_test: int, num_val: int, stream: Stream
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Holds whole groups out: in random order, each joins the test rows where it still fits, or the validation rows.
+
+    Args:
+        groups: [T], integers or strings.
+        num_test: most test rows.
+        num_val: most validation rows.
+        stream: consumed.
+
+    Returns:
+        int32 (test, validation, remaining) rows, each in random order; no group is in two of them.
+
+    >>> test, val, remaining = hold_out_groups(np.array([5, 5, 7, 7, 7, 7]), 2, 0, np.random.default_rng(0))
+    >>> sorted(test.tolist()), val.tolist(), sorted(remaining.tolist())
+    ([0, 1], [], [2, 3, 4, 5])
+    """
+    _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    room, part_of = [num_test, num_val, len(groups)], np.empty(len(counts), np.int64)
+    for group in stream.permutation(len(counts)):
+        part_of[group] = next(part for part in range(3) if counts[group] <= room[part])
+        room[part_of[group]] -= counts[group]
+    order = stream.permutation(len(groups)).astype(np.int32)
+    test, val, remaining = (order[part_of[member][order] == part] for part in range(3))
+    return test, val, remaining
 
 
 def proportional_order(labels: np.ndarray, stream: np.random.Generator | np.random.RandomState) -> np.ndarray:

@@ -15,10 +15,7 @@ COMMANDS = {
     "sim": "train one federated model",
     "sweep": "train a model for every combination of settings",
     "prepare": "read, check, cache and draw a data set",
-    "bounds": "measure accuracies without a federation",
-    "verify": "check that run folders hold what their runs wrote",
-    "plots": "draw the pictures of run folders again",
-    "report": "compare finished runs in tables and figures",
+    "report": "compare finished runs in tables and figures, or verify and draw one",
 }
 """Module with a `main` -> what it does."""
 

@@ -27,6 +27,8 @@ from fedvg_jax.views import output
 RUN = "python -m fedvg_jax.sim"
 """The command that trains one model; the others take its flags."""
 
+NO_PICTURES = "no pictures: curves.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'"
+
 
 def print_help(
     argv: Sequence[str], command: str, purpose: str, examples: str, names: Collection[str] = command_line.ALL

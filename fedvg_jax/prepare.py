@@ -37,6 +37,7 @@ from fedvg_jax.host import files
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.table import Table
 
     from fedvg_jax.data.arrays import Arrays
@@ -210,12 +211,12 @@ def class_table(arrays: Arrays) -> Table:
     train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
     largest = np.sort(np.argsort(-(train + others), kind="stable")[:MAX_CLASSES])
     table = Table(show_footer=True)
-    table.add_column("class", "all", no_wrap=True, max_width=32)
+    table.add_column("class", "all", overflow="fold")
     totals = {"training": f"{train.sum():,}", "other splits": f"{others.sum():,}"}
     totals |= {labels.unit(arrays): f"{arrays.y.size:,}", "share": ""}
     for column, total in totals.items():
         width = max(len(column), len(total))
-        table.add_column(column, total, justify="right", no_wrap=True, min_width=width, max_width=32)
+        table.add_column(column, total, justify="right", no_wrap=True, min_width=width)
     for c in largest:
         count = train[c] + others[c]
         row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
@@ -229,9 +230,9 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
     """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
 
-    from fedvg_jax.views import labels, plots
+    from fedvg_jax.views import labels
 
-    counts = plots.counts_of_clients(arrays, partition)
+    counts = counts_of_clients(arrays, partition)
     size, num = counts.sum(1), (counts > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [
@@ -239,6 +240,15 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
         f" its classes: {num.min()} to {num.max()}, mean {num.mean():.1f}",
         f"{parts['train']:,} to train, {parts['val']:,} to validate, {parts['test']:,} to test",
     ]
+
+
+def counts_of_clients(arrays: Arrays, partition: Partition) -> np.ndarray:
+    """Returns the number of labels by client and class, [N, C], without rows that are held out of the whole set."""
+    import numpy as np
+
+    parts = [rows for rows in partition if len(rows) == len(partition.train)]
+    clients = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
+    return np.array([np.bincount(arrays.y[rows].ravel(), minlength=len(arrays.class_names)) for rows in clients])
 
 
 def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
@@ -249,12 +259,12 @@ def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
     """
     if importlib.util.find_spec("matplotlib") is None:
         return "no picture: it needs matplotlib: pip install 'fedvg_jax[plot]'"
-    from fedvg_jax.views import plots
+    from fedvg_jax.study.figures import base, clients
 
     path = folder / "clients.png"
-    with files.writing(path, "--out"), plots.drawing():
+    with files.writing(path, "--out"), base.drawing(base.STYLES["wide"]):
         folder.mkdir(parents=True, exist_ok=True)
-        plots.clients(arrays, partition, title).savefig(path, dpi=150, facecolor="white")
+        clients.one_partition(counts_of_clients(arrays, partition), arrays.class_names, title).savefig(path, dpi=150)
     return f"drawn: {path}"
 
 

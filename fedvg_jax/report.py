@@ -1,20 +1,31 @@
 """`python -m fedvg_jax.report DIR [DIR ...]`, or `fedvg report`: tables and figures of finished runs.
 
-DIR is the folder of a sweep, of a run, or of several runs. Runs are grouped by method, by the settings that vary, and
-by seed; methods are compared seed by seed. Nothing is trained.
+DIR is the folder of a sweep or of several runs. Runs are grouped by method, by the settings that vary, and by seed;
+methods are compared seed by seed. Nothing is trained.
 
-Exit code 0, or 2 for an error, described in one line: runs that are missing, or settings that cannot be compared.
+`report RUN`, with the folder of one run and no option, compares its files with the digests that the run wrote, prints a
+line for everything that does not fit, and draws curves.png and weights.png into RUN. It detects accidental changes, not
+tampering. A run that is still going may be drawn, too.
+
+Exit code 0; 1 for a run whose files are not as it wrote them; or 2 for an error, described in one line: runs that are
+missing, or settings that cannot be compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config.command_line import FoldersParser, parse_path
+from fedvg_jax.config.command_line import parse_path
+from fedvg_jax.host.errors import UsageError
+from fedvg_jax.runs.record import verification
+from fedvg_jax.runs.record.history import History
 
 PROG = "python -m fedvg_jax.report"
 
@@ -28,27 +39,32 @@ def main(argv: Sequence[str]) -> int:
     return commands.guarded(lambda: write(argv))
 
 
-def _parser() -> argparse.ArgumentParser:
-    options = " [--out DIR] [--baseline METHOD] [--partial]"
-    parser = FoldersParser(PROG, __doc__, "DIR", "folder of a sweep, of a run, or of runs", options)
-    parser.add_argument(
-        "--out", type=parse_path, metavar="DIR", help="folder to write; default: report in the first DIR"
-    )
-    parser.add_argument("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
-    parser.add_argument(
-        "--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean"
-    )
-    parser.add_argument(
-        "--choice",
-        default="final",
-        metavar="final|at_best_val|max",
-        help="evaluation that stands for a run in the tables of accuracy and effects; default: final. max is chosen"
-        " on the test set, as the published code does",
-    )
-    parser.add_argument("--partial", action="store_true", help="report what is finished, and mark the cells")
-    parser.add_argument("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
-    parser.add_argument("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
-    return parser
+class Parser(argparse.ArgumentParser):
+    """The command line; its refusals are UsageErrors with the usage on the same line."""
+
+    def __init__(self):
+        super().__init__(
+            PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        add = self.add_argument
+        add("dirs", metavar="DIR", nargs="+", type=parse_path, help="folder of a sweep, of a run, or of runs")
+        add("--out", type=parse_path, metavar="DIR", help="folder to write; default: report in the first DIR")
+        add("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
+        add("--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean")
+        add(
+            "--choice",
+            default="final",
+            metavar="final|at_best_val|max",
+            help="evaluation that stands for a run in the tables of accuracy and effects; default: final. max is"
+            " chosen on the test set, as the published code does",
+        )
+        add("--partial", action="store_true", help="report what is finished, and mark the cells")
+        add("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
+        add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError with argparse's message."""
+        raise UsageError(f"{message}; usage: {PROG} DIR [DIR ...] [--out DIR] [--baseline METHOD] [--partial]")
 
 
 def _number(text: str) -> float:
@@ -64,7 +80,12 @@ def write(argv: Sequence[str]) -> int:
     Raises:
         UsageError: as `fedvg_jax.study.report.write`.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = Parser().parse_args(argv)
+    folder, *others = arguments.dirs
+    if not others and verification.is_run(folder):
+        if len(argv) > 1:
+            raise UsageError(f"{folder} is one run, which report verifies and draws; leave out {argv[1]}")
+        return check_run(folder)
     from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
@@ -73,6 +94,24 @@ def write(argv: Sequence[str]) -> int:
     for name, reason in written.left_out.items():
         print(f"no figure {name}: {reason}")
     print(*written.findings, sep="\n")
+    return 0
+
+
+def check_run(folder: Path) -> int:
+    """Verifies one run and draws its pictures; returns the exit code: 1 if some file is not as the run wrote it."""
+    findings = verification.check(folder)
+    for line in [*findings.misfits, *(f"note: {note}" for note in findings.notes)]:
+        print(f"{folder}: {line}")
+    if findings.misfits:
+        return 1
+    print(f"{folder}: all fits")
+    history = History.load(folder)
+    if not importlib.util.find_spec("matplotlib"):
+        print(commands.NO_PICTURES)
+    elif history.records:
+        from fedvg_jax.study import figures
+
+        print(*figures.draw_run(folder, history), sep="\n")
     return 0
 
 

@@ -78,24 +78,19 @@ def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_share
     console = Console()
     log = functools.partial(output.say, console)
     with contextlib.ExitStack() as reserved:
-        choose = functools.partial(_choose_folder, log=log, reserved=reserved)
-        if is_shared:
+        choose, together = functools.partial(_choose_folder, log=log, reserved=reserved), contextlib.nullcontext()
+        if is_shared:  # else without jax, so that a stop signal finds a handler that names the run folder
             from fedvg_jax.host import processes
             from fedvg_jax.runs import shared_start
 
-            console.quiet = not processes.is_first()
-            with processes.together():
-                files.check_exports(config)
-                tracking.require(config, has_folder=True)
-            config = shared_start.choose_folder(config, choose)
-        else:  # without jax, so that a stop signal finds a handler that names the run folder
+            console.quiet, together = not processes.is_first(), processes.together()
+            choose = functools.partial(shared_start.choose_folder, choose=choose)
+        with together:
             files.check_exports(config)
             tracking.require(config, has_folder=True)
-            if is_dry:
-                config = run_folder.resolve(config)
-                return _show_plan(config, console, unused)
-            config = choose(config)
-
+        if is_dry:
+            return _show_plan(run_folder.resolve(config), console, unused)
+        config = choose(config)
         out = config.out
         assert out is not None, "it is chosen"
 
@@ -174,12 +169,12 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
 
         pretrained.save(config.export, finished.variables, config.model)
         log(f"model written to {config.export}")
-    if importlib.util.find_spec("matplotlib"):
-        from fedvg_jax.views import plots
+    if not importlib.util.find_spec("matplotlib"):
+        log(commands.NO_PICTURES)
+    elif finished.records:
+        from fedvg_jax.study import figures
 
-        plots.write(out, finished.records, config)
-    else:
-        log("no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'")
+        figures.draw_run(out, finished)
     if not finished.summary["interrupted"]:
         return 0
     log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")

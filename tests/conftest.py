@@ -81,11 +81,11 @@ def traced(monkeypatch):
 
     from fedvg_jax.runs import chunks
     from fedvg_jax.runs.assemble import registry
-    from fedvg_jax.views import plots
+    from fedvg_jax.study import figures
 
     monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
     monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
-    monkeypatch.setattr(plots, "write", lambda *_: None)
+    monkeypatch.setattr(figures, "draw_run", lambda *_: [])
 
 
 @pytest.fixture

@@ -97,7 +97,10 @@ def test_the_python_of_a_page_on_an_integration_runs(page, package):
         assert min(names["accuracy_of_fedavg"], names["accuracy_of_fedvg"]) > 0.8
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "how_to" / "partitions.md"], ids=lambda path: path.name)
+PAGES = [README, DOCS / "how_to" / "partitions.md", DOCS / "how_to" / "bounds.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 @pytest.mark.usefixtures("traced")
 def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch, tmp_path):
     """Its programs are traced and not compiled; it may write below the working folder."""

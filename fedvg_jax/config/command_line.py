@@ -234,30 +234,6 @@ def parse_path(text: str) -> Path:
     return user_path(text)
 
 
-class FoldersParser(argparse.ArgumentParser):
-    """A parser of one or more folders, whose refusals are UsageErrors with the usage on the same line."""
-
-    def __init__(self, prog: str, description: str | None, metavar: str, purpose: str, options: str = ""):
-        super().__init__(
-            prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
-        self._usage = f"{prog} {metavar} [{metavar} ...]{options}"
-        self.add_argument("dirs", metavar=metavar, nargs="+", type=parse_path, help=purpose)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UsageError with argparse's message."""
-        raise UsageError(f"{message}; usage: {self._usage}")
-
-
-def parse_runs(argv: Sequence[str], prog: str, description: str | None) -> list[Path]:
-    """Returns the run folders of a command line that has nothing else; --help prints the description and exits.
-
-    Raises:
-        UsageError: it names none, or has an option.
-    """
-    return FoldersParser(prog, description, "RUN", "the folder of a run").parse_args(argv).dirs
-
-
 def _word(name: str) -> str:
     """Returns the word for a value in help."""
     option = OPTIONS.get(name)

@@ -157,9 +157,9 @@ def choice_name(study: Study, choice: Choice) -> str:
     return CHOICES[choice] if study.sign > 0 else CHOICES[choice].replace("max", "min")
 
 
-def evaluations(study: Study, run: Run) -> tuple[list[int], list[float]]:
-    """Returns the rounds with an evaluation, and the metric on test rows at each, accuracy in percent."""
-    key = f"test_{study.metric}"
+def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], list[float]]:
+    """Returns the rounds with an evaluation, and the metric on rows of a part at each, accuracy in percent."""
+    key = f"{part}_{study.metric}"
     evaluated = [record for record in run.records if record.get(key) is not None]
     return [record["round"] for record in evaluated], [study.unit * record[key] for record in evaluated]
 

@@ -21,7 +21,7 @@ WRITTEN = [
 ]
 """Without the pages that a build of the site makes."""
 
-COMMANDS = [ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "bounds")]
+COMMANDS = [ROOT / "fedvg_jax" / f"{name}.py" for name in ("sim", "sweep", "prepare", "report")]
 PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "configs").rglob("*.toml")), *COMMANDS]
 COMMAND = re.compile(r"""python -m fedvg_jax[\w.]*(?:"[^"\n]*"|[^`\n#(;|&"])*""")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedvg_jax import __main__ as command_line
-from fedvg_jax import bounds, config, prepare, sim
+from fedvg_jax import config, prepare, sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import launch
 
@@ -25,17 +25,11 @@ def test_subcommands_are_the_commands_of_the_package(capsys):
     assert set(listed) == modules
 
 
-OF_SIM = {"--method", "--fidelity", "--alpha", "--resume"}
-
-
-@pytest.mark.parametrize(
-    ("main", "listed"), [(sim.main, OF_SIM), (bounds.main, OF_SIM - {"--method", "--resume"})], ids=["sim", "bounds"]
-)
-def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys, main, listed):
-    assert main(["--help"]) == 0
+def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys):
+    assert sim.main(["--help"]) == 0
     text = capsys.readouterr().out
     flags = re.findall(r"^  (--[a-z-]+)", text, re.M)
-    assert 14 <= len(flags) <= 24 and OF_SIM & set(flags) == listed
+    assert 14 <= len(flags) <= 24 and {"--method", "--fidelity", "--alpha", "--resume"} <= set(flags)
     assert "--conv" not in flags and len(text.splitlines()) <= 80
     assert max(map(len, text.splitlines())) <= 80
 
@@ -48,20 +42,19 @@ def test_all_options_are_in_the_long_help_once(capsys):
 
 
 OF_COMMANDS = {
-    "bounds": (bounds.main, [], bounds.OF_BOUNDS),
-    "prepare": (prepare.main, [], prepare.OF_PREPARE),
-    "features": (prepare.main, ["features"], prepare.OF_FEATURES),
+    "prepare": ([], prepare.OF_PREPARE),
+    "features": (["features"], prepare.OF_FEATURES),
 }
 
 
-@pytest.mark.parametrize(("main", "words", "names"), OF_COMMANDS.values(), ids=OF_COMMANDS)
-def test_help_of_other_commands_lists_the_options_that_they_use(capsys, main, words, names):
-    assert main([*words, "--help-all"]) == 0
+@pytest.mark.parametrize(("words", "names"), OF_COMMANDS.values(), ids=OF_COMMANDS)
+def test_help_of_other_commands_lists_the_options_that_they_use(capsys, words, names):
+    assert prepare.main([*words, "--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 
-@pytest.mark.parametrize("words", [["sim", "--help-all"], ["bounds", "--help"], ["--help"]])
+@pytest.mark.parametrize("words", [["sim", "--help-all"], ["report", "--help"], ["--help"]])
 def test_help_into_a_closed_pipe_ends_without_a_traceback(words, capfd, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)

@@ -10,7 +10,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.data.readers import tfds
-from fedvg_jax.views import plots
 
 RNG = np.random.default_rng(3)
 
@@ -81,9 +80,12 @@ def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
 def test_area_of_a_bubble_is_proportional_to_its_images():
     """A client with four times the images of a class has a bubble of four times the area; none where it has none."""
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
+    from fedvg_jax.study.figures import clients
+
     arrays = made(num_classes=2, per_class=500)
     mine = [np.arange(0, 400), np.concatenate([np.arange(400, 500), np.arange(500, 1000)])]
-    figure = plots.clients(arrays, Partition(mine, [np.array([], int)] * 2, [np.array([], int)] * 2), "t")
+    parts = Partition(mine, [np.array([], int)] * 2, [np.array([], int)] * 2)
+    figure = clients.one_partition(prepare.counts_of_clients(arrays, parts), arrays.class_names, "t")
     bubbles = figure.axes[0].collections[0]
     areas = dict(zip(map(tuple, bubbles.get_offsets().astype(int)), bubbles.get_sizes(), strict=True))
     assert set(areas) == {(0, 0), (1, 0), (1, 1)}

@@ -1,5 +1,7 @@
 """`fedvg report`: writes tables and figures of run folders; mistakes are one line."""
 
+from pathlib import Path
+
 import pytest
 from support.run_folders import write_run, write_sweep
 
@@ -37,25 +39,6 @@ def test_report_is_written_into_the_sweep_and_read_past(sweep):
     assert not (sweep / "report" / "figures").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "arguments are required: DIR"),
-        (["nowhere"], "nowhere is not a folder"),
-        (["SWEEP", "--baseline", "fedsgd"], "no method 'fedsgd'"),
-        (["SWEEP", "--target", "high"], "must be an accuracy in (0, 1], such as 0.9; got 'high'"),
-        (["", "--figures"], "argument DIR: must not be empty; name a file or a folder"),
-        (["SWEEP", "--figures", "--out", __file__], "Not a directory; name another with --out"),
-        (["SWEEP", "--style", "papr"], "did you mean 'paper'"),
-        (["SWEEP", "--all"], "unrecognized arguments: --all"),
-    ],
-)
-def test_mistake_is_one_line(sweep, capsys, words, message):
-    assert report.main([str(sweep) if word == "SWEEP" else word for word in words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_incomplete_study_needs_partial(tmp_path, capsys):
     write_run(tmp_path / "a", method="fedavg")
     write_run(tmp_path / "b", rounds=9, method="fedvg")
@@ -68,3 +51,17 @@ def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
     monkeypatch.setattr("fedvg_jax.study.report.EXTRA", ("scipy", "no_such_package"))
     assert report.main([str(sweep)]) == 2
     assert "reports need no_such_package; pip install 'fedvg_jax[report]'" in capsys.readouterr().err
+
+
+def test_one_run_is_verified_and_drawn(tmp_path, capsys):
+    run = write_run(tmp_path / "run", (0.5, None, 0.8), method="fedvg")
+    assert report.main([str(run)]) == 0
+    first, *drawn = capsys.readouterr().out.splitlines()
+    assert first == f"{run}: all fits" and drawn == [str(run / name) for name in ("curves.png", "weights.png")]
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert report.main([str(run), "--baseline", "fedavg"]) == 2 and "one run" in capsys.readouterr().err
+    history = (run / "history.jsonl").read_bytes()
+    (run / "history.jsonl").write_bytes(history.replace(b"0.8", b"0.9"))
+    assert report.main([str(run)]) == 1 and "history.jsonl" in capsys.readouterr().out
+    (run / "summary.json").unlink()
+    assert report.main([str(run)]) == 0 and "going on" in capsys.readouterr().out  # as while it runs

@@ -49,7 +49,7 @@ def test_output_names_data_model_method_and_results(traced, tmp_path, capsys, mo
     for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
         assert part in output
     assert "digits demonstration" in output and "--config configs/cifar10_lenet5.toml" in output
-    assert "no pictures: accuracy.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'" in output
+    assert commands.NO_PICTURES in output
     assert errors == "" and not list((tmp_path / "run").glob("*.png"))
 
 
@@ -87,7 +87,7 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
 
 def test_run_folder_has_its_files_and_keys(folder):
     always = {"config.json", "manifest.json", "partition.json", "history.jsonl", "summary.json", "checkpoints"}
-    pictures = {"accuracy.png", "weights.png"} if importlib.util.find_spec("matplotlib") else set()
+    pictures = {"curves.png", "weights.png"} if importlib.util.find_spec("matplotlib") else set()
     assert always | pictures <= {path.name for path in folder.iterdir()}
     records = history.read(folder)
     always = {"round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds"}

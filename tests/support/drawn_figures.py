@@ -35,13 +35,3 @@ def draw_one(figures, study, name, style=WIDE):
 
 def rows(drawing):
     return list(csv.DictReader(io.StringIO(base.csv_text(drawing.columns, drawing.rows))))
-
-
-def check_drawn_or_lacking(figures, study, name, lacking):
-    """Every figure has the rows of its file, or is one line that names the option which records what it lacks."""
-    with base.drawing(WIDE):
-        drawn = figures[name](study, WIDE)
-    if name in lacking:
-        assert isinstance(drawn, str) and lacking[name] in drawn and "\n" not in drawn
-    else:
-        assert all(len(rows(drawing)) == len(drawing.rows) > 0 for drawing in drawn)

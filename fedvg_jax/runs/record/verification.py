@@ -18,7 +18,7 @@ from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record import history, seals
 from fedvg_jax.runs.record.history import Record
 
-COMMAND = "python -m fedvg_jax.verify"
+COMMAND = "python -m fedvg_jax.report"
 
 
 class Findings(NamedTuple):

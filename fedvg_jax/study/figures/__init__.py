@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from fedvg_jax.study.cells import Study
-from fedvg_jax.study.figures import answers, clients, curves, differences
+from fedvg_jax.host import files
+from fedvg_jax.runs.record.history import History
+from fedvg_jax.study.cells import Cell, Run, Study
+from fedvg_jax.study.figures import base, clients, curves, differences
 from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.scenarios import base_name
+from fedvg_jax.views.labels import run_label
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
 """Draws a study, or returns one line that says what its runs lack."""
@@ -14,13 +19,9 @@ Figure = Callable[[Study, Style], list[Drawing] | str]
 FIGURES: dict[str, Figure] = {
     "differences": differences.differences,
     "curves": curves.learning_curves,
-    "bytes": curves.accuracy_against_bytes,
     "alphas": curves.accuracy_against_alpha,
     "weights": clients.client_weights,
-    "effective_clients": clients.effective_number,
     "partitions": clients.partitions,
-    "classes": answers.recalls,
-    "clients": answers.client_accuracies,
 }
 """Value of --figures -> the function that draws them."""
 
@@ -28,12 +29,34 @@ CAPTIONS: dict[str, str] = {
     "differences": "Means of paired differences with 95 % intervals; ahead or behind where the t test is significant"
     " after Holm's correction.",
     "curves": "Means over runs, with bands of one standard deviation.",
-    "bytes": "Means over runs, with bands of one standard deviation, against what clients received and sent so far.",
     "alphas": "Means over runs, with one standard deviation.",
     "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
-    "effective_clients": "K where all clients of a cohort weigh the same, 1 where one client has all weight.",
     "partitions": "The area of a point is the number of training rows of a client and a class.",
-    "classes": "Part of the test rows of a class that are given that class; mean over runs with rows of it.",
-    "clients": "Clients of all runs in the order of their accuracies, each on its own test rows in the final round.",
 }
 """Name of a drawing -> what it shows; the second drawing of a group of settings has "-2" behind its name, and so on."""
+
+
+def draw_run(folder: Path, history: History) -> list[Path]:
+    """Writes the pictures of one run, a study of one: `curves.png` and `weights.png`; returns their paths.
+
+    Args:
+        folder: of the run.
+        history: its records, at least one, with its settings.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    config, style = history.config, base.STYLES["wide"]
+    assert config is not None, "a run has settings"
+    method = base_name(config.algorithm, config.weighting, config.local)
+    replicate = config.seed, config.partition_seed
+    cell = Cell(method, (), {replicate: Run(folder, history, {}, {}, ())})
+    metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
+    study = Study(run_label(config), (method,), ((),), {(method, ()): cell}, metric, {})
+    paths = []
+    with base.drawing(style), files.writing(folder, "--out"):
+        for draw in (curves.learning_curves, clients.client_weights):
+            drawn = draw(study, style)
+            for each in [] if isinstance(drawn, str) else drawn:
+                paths += base.save(each._replace(title=study.title), folder, style, ("png",))
+    return paths

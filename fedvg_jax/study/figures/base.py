@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,9 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import one_line
 from fedvg_jax.study.markup import csv_text
-from fedvg_jax.views import plots
 from fedvg_jax.views.labels import method_label
-from fedvg_jax.views.plots import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +44,8 @@ GREY = "0.45"
 FEDVG = "+fedvg"
 """End of the names of methods with FedVG's weights."""
 
-TITLE_WIDTH = 90
-"""Characters of a title that fit side by side above a figure."""
+LABEL_WIDTH = 34
+"""Characters of a line of a label."""
 
 
 class Style(NamedTuple):
@@ -118,16 +118,24 @@ def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         dashed = base == method and with_fedvg(base) in methods
         marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
         look = {"color": COLOURS[index], "ls": DASHES[cycle % len(DASHES)][dashed], "marker": marker}
-        styles[method] = {**look, "label": plain(method_label(method), 32)}
+        styles[method] = {**look, "label": plain(method_label(method))}
     return styles
+
+
+def plain(text: str, width: int = LABEL_WIDTH) -> str:
+    """Returns a text in lines of at most `width` characters, of which Matplotlib reads nothing as mathematics."""
+    return "\n".join(textwrap.wrap(one_line(text), width)).replace("\\$", "$").replace("$", "\\$")
 
 
 @contextlib.contextmanager
 def drawing(style: Style) -> Iterator[None]:
-    """Uses Matplotlib without a display, with the style's sizes of fonts and lines."""
-    with plots.drawing():
+    """Uses Matplotlib without a display or its warnings about fonts and layouts, with a style's sizes."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         import matplotlib
 
+        matplotlib.use("Agg")
         sizes = {name: style.font for name in ("font.size", "axes.labelsize", "axes.titlesize")}
         sizes |= {name: style.font - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")}
         fixed = {"lines.linewidth": style.line, "pdf.fonttype": 42, "svg.hashsalt": "fedvg_jax", "hatch.linewidth": 0.5}
@@ -156,15 +164,6 @@ def grid(style: Style, count: int, height: float = 1.0, **options: Any) -> tuple
     return figure, list(axes[:count])
 
 
-def log_ticks(axis: Axis) -> None:
-    """Labels a logarithmic axis at 1, 2 and 5 times powers of ten, in plain numbers."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
 def whole_numbers(axis: Axis) -> None:
     """Labels an axis of rounds at about five whole numbers, at one where there is only one round."""
     from matplotlib.ticker import MaxNLocator
@@ -181,28 +180,32 @@ def clean(axes: Axes, along: str = "y") -> None:
 
 def add_legend(figure: Figure, style: Style) -> None:
     """Names every label of the panels once, below them, where the figure grows by the height of the names."""
-    handles: dict[Any, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
         inches = style.font / 72
-        columns = max(1, int(style.width / (0.55 * inches * (max(map(len, handles)) + 9))))  # 9 for the line
-        figure.set_figheight(figure.get_figheight() + 1.4 * inches * -(-len(handles) // columns))
+        lines = [line for label in handles for line in label.split("\n")]
+        columns = max(1, int(style.width / (0.55 * inches * (max(map(len, lines)) + 9))))  # 9 for the line
+        most = max(label.count("\n") + 1 for label in handles)
+        figure.set_figheight(figure.get_figheight() + (0.2 + 1.2 * most) * inches * -(-len(handles) // columns))
         options: dict[str, Any] = {"ncols": columns, "handlelength": 3, "frameon": False}
         figure.legend([*handles.values()], [*handles], loc="outside lower center", **options)
 
 
-def save(drawn: Drawing, folder: Path, style: Style) -> list[Path]:
+def save(drawn: Drawing, folder: Path, style: Style, suffixes: Sequence[str] = ("png", "pdf", "csv")) -> list[Path]:
     """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
     if style.titled:
-        lines = textwrap.wrap(one_line(drawn.title), TITLE_WIDTH, max_lines=3, placeholder=" …")
-        title = "\n".join(plain(line, TITLE_WIDTH) for line in lines)
+        title = plain(drawn.title, int(12.5 * style.width))
         drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=style.font + 1)
     add_legend(drawn.figure, style)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{drawn.name}.{suffix}" for suffix in ("png", "pdf", "csv")]
-    drawn.figure.savefig(paths[0], dpi=200, metadata={"Software": None})
-    drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time
-    drawn.figure.savefig(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
-    files.replace(paths[2], csv_text(drawn.columns, drawn.rows))
+    paths = [folder / f"{drawn.name}.{suffix}" for suffix in suffixes]
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
+    for suffix, path in zip(suffixes, paths, strict=True):
+        if suffix == "csv":
+            files.replace(path, csv_text(drawn.columns, drawn.rows))
+        else:
+            drawn.figure.savefig(path, dpi=200, metadata=metadata[suffix])
+            drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time
     return paths

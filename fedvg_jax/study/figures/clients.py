@@ -1,9 +1,9 @@
-"""Clients: their weights over rounds, the effective number that these amount to, and the classes that they hold."""
+"""Clients: their weights over rounds, and the classes that they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,17 +11,55 @@ from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.views import plots
 from fedvg_jax.views.labels import method_label, partition_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MAX_PANELS = 8
 
-WEIGHTS = ("setting", "method", "seed", "partition_seed", "client", "rows", "bold", "round", "weight_times_cohort")
+WEIGHTS = ("setting", "method", "seed", "partition_seed", "client", "rows", "round", "weight_times_cohort")
 """Columns of the numbers of `client_weights`."""
+
+LIMITS = (1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
+"""Largest weights times cohort size of the colours, of which one is chosen."""
+
+MAX_BUBBLES = 600
+"""Most clients times classes that are drawn as bubbles; above that, as cells."""
+
+MAX_NAMES = 30
+"""Most classes that are named."""
+
+
+def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the clients that took part in any round, smallest first, with their sizes and weights.
+
+    Args:
+        records: one per round.
+
+    Returns:
+        ids [M], training rows n_k [M], and weight times cohort size [M, R]; NaN in rounds in which the client was not
+        sampled, dropped out, took no step or diverged.
+
+    >>> ids, sizes, shares = weight_shares([{"clients": [4, 2], "weights": [0.25, 0.75], "num_samples": [9, 5]}])
+    >>> ids.tolist(), sizes.tolist(), shares.tolist()
+    ([2, 4], [5, 9], [[1.5], [0.5]])
+    """
+    size_of = {k: n for r in records for k, n in zip(r["clients"], r["num_samples"], strict=True)}
+    ids = sorted(size_of, key=lambda k: (size_of[k], k))
+    row_of = {k: row for row, k in enumerate(ids)}
+    shares = np.full((len(ids), len(records)), np.nan)
+    for column, record in enumerate(records):
+        absent = {k for reason in ("dropped", "untrained", "diverged") for k in record.get(reason, ())}
+        for k, weight in zip(record["clients"], record["weights"], strict=True):
+            if weight is not None and (weight or k not in absent):
+                shares[row_of[k], column] = weight * len(record["weights"])
+    return np.array(ids), np.array([size_of[k] for k in ids]), shares
 
 
 def client_weights(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of every client's weight times cohort size over rounds, one client bold, a panel per method.
+    """Returns a figure of every client's weight times cohort size over rounds, a panel per method.
 
     Each panel has a run of a method in the first scenario of its group: of the smallest seed that all of them share,
     or else the method's own smallest, which the panel's title then names.
@@ -29,97 +67,68 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         with_runs = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
-        cells = with_runs[:MAX_PANELS]
-        shared = set.intersection(*(set(cell.runs) for cell in cells)) if cells else set()
-        chosen = [min(shared or cell.runs) for cell in cells]
-        if not cells:
+        shown = with_runs[:MAX_PANELS]
+        if not shown:
             continue
-        figure, axes = base.grid(style, len(cells), 0.9, sharey=True)
+        shared = set.intersection(*(set(cell.runs) for cell in shown))
+        chosen = [min(shared or cell.runs) for cell in shown]
+        names = [
+            ", ".join([method_label(cell.method), *([] if shared else [replicate_text(replicate)])])
+            for cell, replicate in zip(shown, chosen, strict=True)
+        ]
+        records = [cell.runs[replicate].records for cell, replicate in zip(shown, chosen, strict=True)]
+        figure, values = _weights_of_runs(names, records, style)
         where, rows = scenario_text(scenarios[0]), []
-        for panel, cell, replicate in zip(axes, cells, chosen, strict=True):
-            run = cell.runs[replicate]
-            bold = bold_client(run)
-            rows += [(where, cell.method, *replicate, *row) for row in _panel(panel, run, bold, style)]
-            names = (method_label(cell.method), "" if shared else replicate_text(replicate), f"bold: client {bold}")
-            panel.set(xlabel="round", title=base.plain(", ".join(filter(None, names)), 40))
-        part = f"first {len(cells)} of {len(with_runs)} methods" if len(with_runs) > len(cells) else ""
+        for cell, replicate, (ids, sizes, shares) in zip(shown, chosen, values, strict=True):
+            rounds = [record["round"] for record in cell.runs[replicate].records]
+            rows += [
+                (where, cell.method, *replicate, int(ids[k]), int(sizes[k]), rounds[r], shares[k, r])
+                for k, r in np.argwhere(np.isfinite(shares))
+            ]
+        part = f"first {len(shown)} of {len(with_runs)} methods" if len(with_runs) > len(shown) else ""
         seeds = replicate_text(chosen[0]) if shared else ""
-        title = ", ".join(filter(None, ("Weights of clients; 1 is an equal weight", where, seeds, part)))
-        figure.supylabel("weight × cohort size", fontsize=style.font)
-        stem = "weights" if i == 0 else f"weights-{i + 1}"
-        drawn.append(Drawing(stem, title, figure, WEIGHTS, rows))
+        title = ", ".join(filter(None, ("Weights of clients", where, seeds, part)))
+        drawn.append(Drawing("weights" if i == 0 else f"weights-{i + 1}", title, figure, WEIGHTS, rows))
     return drawn or "no method has runs in the first scenario"
 
 
-def bold_client(run: Run) -> int:
-    """Returns the client whose classes are the most even, of those that took part; the first one without classes."""
-    present = sorted({client for record in run.records for client in record["clients"]})
-    counts = run.partition.get("counts")
-    if not counts:
-        return present[0]
-    from scipy.stats import entropy
+def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]], style: Style) -> tuple[Figure, list]:
+    """Returns a figure with a panel per run, and what `weight_shares` returns of each."""
+    from matplotlib.colors import LogNorm
 
-    return max(present, key=lambda k: entropy(counts[k]) if any(counts[k]) else 0.0)
-
-
-def _panel(axes, run: Run, bold: int, style: Style) -> list[tuple]:
-    """Draws the clients of one run; returns the rows of the CSV file."""
-    ids, sizes, shares = plots.weight_shares(run.records)
-    rounds = np.array([record["round"] for record in run.records])
-    rows = []
-    for client, size, values in zip(ids, sizes, shares, strict=True):
-        present = np.isfinite(values)
-        is_bold, is_point = client == bold, present.sum() == 1
-        axes.plot(
-            rounds[present], values[present], color=base.COLOURS[1] if is_bold else "0.6", zorder=3 if is_bold else 2,
-            lw=1.4 * style.line if is_bold else 0.5, marker="o" if is_bold or is_point else None,
-            ms=2.5 if is_bold else 1.5,
-        )  # fmt: skip
-        rows += [(int(client), int(size), int(is_bold), int(r), v) for r, v in zip(rounds, values, strict=True)
-                 if np.isfinite(v)]  # fmt: skip
-    axes.axhline(1, color="black", lw=0.7, ls=":")
-    axes.set_yscale("log")
-    base.log_ticks(axes.yaxis)
-    base.whole_numbers(axes.xaxis)
-    base.clean(axes)
-    return rows
-
-
-def effective_clients(weights: Sequence[float]) -> float:
-    """Returns 1 / sum of squared weights, the number of equally weighted clients with the same concentration.
-
-    >>> effective_clients([0.5, 0.5, 0.0])
-    2.0
-    """
-    squares = sum(weight**2 for weight in weights)
-    return 1 / squares if squares else float("nan")
-
-
-def effective_number(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of the effective number of clients over rounds, a panel per scenario: means over runs."""
-    figure, axes = base.grid(style, len(study.scenarios))
-    styles = base.line_styles(study.methods)
-    rows = []
-    for panel, scenario in zip(axes, study.scenarios, strict=True):
-        for method in study.methods:
-            runs = [_effective(run.records) for run in study.cell(method, scenario).runs.values()]
-            if not runs:
-                continue
-            length = min(map(len, runs))
-            values, rounds = np.nanmean([run[:length] for run in runs], 0), np.arange(1, length + 1)
-            panel.plot(rounds, values, ms=3, markevery=max(1, length // 6), **styles[method])
-            rows += [(scenario_text(scenario), method, int(r), v) for r, v in zip(rounds, values, strict=True)]
-        panel.set_ylim(bottom=0)
-        panel.set(xlabel="round", title=base.plain(scenario_text(scenario)))
+    values = [weight_shares(records) for records in runs]
+    limit = _colour_limit(np.concatenate([shares.ravel() for *_, shares in values]))
+    figure, axes = base.grid(style, len(runs))
+    image = None
+    for panel, name, (ids, _, shares) in zip(axes, names, values, strict=True):
+        image = panel.imshow(
+            np.clip(shares, 1 / limit, limit),
+            aspect="auto",
+            extent=(0.5, shares.shape[1] + 0.5, len(ids) - 0.5, -0.5),
+            cmap="RdBu_r",
+            norm=LogNorm(1 / limit, limit),
+            interpolation="nearest",
+        )
+        panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84", title=base.plain(name, 40))
+        every = int(np.ceil(1.8 * style.font / 72 * len(ids) / (0.7 * style.panel_height)))
+        panel.set_yticks(range(0, len(ids), every), [str(k) for k in ids[::every]])
         base.whole_numbers(panel.xaxis)
-        base.clean(panel)
-    figure.supylabel(r"effective clients $1/\sum_k s_k^2$", fontsize=style.font)
-    columns = ("setting", "method", "round", "effective_clients")
-    return [Drawing("effective_clients", "Effective number of clients", figure, columns, rows)]
+    assert image is not None, "there is a run"
+    label = "weight × cohort size (1 is an equal weight, grey is absent)"
+    bar = figure.colorbar(image, ax=axes, location="bottom", extend="both", shrink=0.8, aspect=40, label=label)
+    bar.set_ticks([1 / limit, 1, limit], labels=[f"{value:.2g}" for value in (1 / limit, 1, limit)])
+    bar.minorticks_off()
+    return figure, values
 
 
-def _effective(records: Sequence[Record]) -> list[float]:
-    return [effective_clients([weight or 0.0 for weight in record["weights"]]) for record in records]
+def _colour_limit(shares: np.ndarray) -> float:
+    """Returns the smallest c of `LIMITS` such that 1/c to c holds 98 % of the positive shares."""
+    positive = shares[np.isfinite(shares) & (shares > 0)]
+    reach = np.exp(np.quantile(np.abs(np.log(positive)), 0.98)) if positive.size else 1
+    return next((limit for limit in LIMITS if limit >= reach), LIMITS[-1])
+
+
+# --- classes of clients
 
 
 def partitions(study: Study, style: Style) -> list[Drawing] | str:
@@ -133,16 +142,58 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
     largest = max(int(counts.max()) for counts in all_counts)
     rows = []
     for panel, (setting, run), counts in zip(axes, different, all_counts, strict=True):
-        plots.classes_of_clients(panel, counts, largest)
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
-        if len(names) <= 12:
-            panel.set_yticks(range(len(names)), [base.plain(name, 14) for name in names])
-        panel.set(xlabel="client", ylabel="class", title=base.plain(setting or partition_label(run.config)))
-        cells = np.ndindex(*counts.shape)
-        rows += [(setting, k, names[c], int(counts[k, c])) for k, c in cells]
-    shown = " or ".join(sorted({"area" if counts.size <= plots.MAX_BUBBLES else "darkness" for counts in all_counts}))
+        draw_counts(panel, counts, largest, names if len(names) <= 12 else ())
+        panel.set_title(base.plain(setting or partition_label(run.config), 40))
+        rows += [(setting, k, names[c], int(counts[k, c])) for k, c in np.ndindex(*counts.shape)]
+    shown = " or ".join(sorted({"area" if counts.size <= MAX_BUBBLES else "darkness" for counts in all_counts}))
     title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
+
+
+def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figure:
+    """Returns a figure of the number of labels by client and class.
+
+    Args:
+        counts: int [N, C].
+        names: of the classes.
+        title: text above the figure.
+    """
+    from matplotlib.figure import Figure
+
+    size = (float(np.clip(0.13 * len(counts), 5.5, 14)) + 2, float(np.clip(0.3 * len(names), 2.2, 9)) + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    draw_counts(figure.subplots(), counts, int(counts.max()), names if len(names) <= MAX_NAMES else ())
+    figure.suptitle(base.plain(title, int(12 * size[0])), x=0.01, ha="left", size=11)
+    return figure
+
+
+def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()) -> None:
+    """Draws bubbles whose area is the number of rows by client and class, or cells whose darkness is.
+
+    Args:
+        axes: where to draw.
+        counts: int [N, C].
+        largest: number of rows with the largest bubble.
+        names: of the classes; none where they are not named.
+    """
+    from matplotlib.colors import LogNorm
+
+    if counts.size <= MAX_BUBBLES:
+        clients, classes = np.nonzero(counts)
+        area = 150 * counts[clients, classes] / largest * min(1.0, 200 / counts.size)
+        axes.scatter(clients, classes, area, color="#0072b2", alpha=0.75, lw=0)
+        axes.set_xlim(-0.8, len(counts) - 0.2)
+        axes.set_ylim(counts.shape[1] - 0.3, -0.7)
+    else:
+        shown = np.where(counts > 0, counts, np.nan).T
+        axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
+    if names:
+        axes.set_yticks(range(len(names)), [base.plain(name, 26) for name in names])
+    axes.set(xlabel="client", ylabel="class")
+    base.whole_numbers(axes.xaxis)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
 
 
 def _first_runs(study: Study) -> list[tuple[Scenario, Run]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.runs.record import history
 from fedvg_jax.study import cells
 from fedvg_jax.study.cells import Cell, Scenario, Study
 from fedvg_jax.study.figures import base
@@ -43,36 +42,11 @@ def curve(study: Study, cell: Cell) -> Curve | None:
     return Curve(np.array(rounds), values.mean(0), std, len(runs))
 
 
-def accuracy_against_bytes(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns the learning curves against the megabytes that clients received and sent so far, the mean over runs."""
-    if not all(history.bytes_sent(run.records) for run in study.runs):
-        return "some runs recorded no bytes; run them again with this version"
-
-    def by_megabytes(study: Study, cell: Cell) -> Curve | None:
-        sent = [np.cumsum([sum(r[name] for name in history.SENT) for r in run.records]) for run in cell.runs.values()]
-        made, means = curve(study, cell), np.array([np.mean(sums) for sums in zip(*sent, strict=False)])
-        return None if made is None else made._replace(rounds=means[made.rounds - 1] / 1e6)
-
-    return learning_curves(study, style, by_megabytes, "bytes", "MB sent")
-
-
-def learning_curves(
-    study: Study,
-    style: Style,
-    curve_of: Callable[[Study, Cell], Curve | None] = curve,
-    stem: str = "curves",
-    label: str = "round",
-) -> list[Drawing] | str:
+def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure per group of settings, with a panel per value of the column's setting.
 
-    Where no setting is that of columns, one figure has a panel per scenario.
-
-    Args:
-        study: what is drawn.
-        style: sizes.
-        curve_of: the curve of a cell.
-        stem: name of the first drawing.
-        label: of the horizontal axis.
+    Where no setting is that of columns, one figure has a panel per scenario. A study of one run shows its validation
+    rows, too.
     """
     drawn = []
     groups = cells.panels(study) if cells.column_setting(study) else {(): list(study.scenarios)}
@@ -80,13 +54,12 @@ def learning_curves(
         figure, axes = base.grid(style, len(scenarios))
         rows = []
         for panel, scenario in zip(axes, scenarios, strict=True):
-            rows += _panel(study, panel, scenario, curve_of, label)
+            rows += _panel(study, panel, scenario)
         figure.supylabel(metric_label(study), fontsize=style.font)
-        against = "" if label == "round" else f" against {label}"
-        title = f"Learning curves{against}{', ' + cells.scenario_text(rest) if rest else ''}"
-        name = stem if i == 0 else f"{stem}-{i + 1}"
+        title = ", ".join(filter(None, ("Learning curves", cells.scenario_text(rest))))
+        name = "curves" if i == 0 else f"curves-{i + 1}"
         if rows:
-            drawn.append(Drawing(name, title, figure, ("setting", "method", label, "mean", "std", "n"), rows))
+            drawn.append(Drawing(name, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
     return drawn or "the runs of no cell have an evaluated round in common"
 
 
@@ -95,10 +68,10 @@ def metric_label(study: Study) -> str:
     return "test accuracy (%)" if study.metric == "accuracy" else "test loss"
 
 
-def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -> list[tuple]:
+def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
     """Draws the curves of one scenario; returns the rows of the CSV file."""
     styles = base.line_styles(study.methods)
-    curves = {m: c for m in study.methods if (c := curve_of(study, study.cell(m, scenario))) is not None}
+    curves = {m: c for m in study.methods if (c := curve(study, study.cell(m, scenario))) is not None}
     rows = []
     for method, drawn in curves.items():
         axes.plot(drawn.rounds, drawn.mean, ms=3, markevery=max(1, len(drawn.rounds) // 6), **styles[method])
@@ -108,10 +81,12 @@ def _panel(study: Study, axes: Axes, scenario: Scenario, curve_of, label: str) -
         rows += [(cells.scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     axes.set_ylim(*limits(study, list(curves.values())))
     draw_largest_class(study, axes, [scenario])
+    if len(study.runs) == 1:
+        rounds, values = cells.evaluations(study, study.runs[0], "val")
+        axes.plot(rounds, values, color=base.GREY, ls="--", label="validation")
     base.clean(axes)
-    axes.set(xlabel=label, title=_title(study, scenario))
-    if label == "round":
-        base.whole_numbers(axes.xaxis)
+    axes.set(xlabel="round", title=_title(study, scenario))
+    base.whole_numbers(axes.xaxis)
     return rows
 
 
@@ -125,7 +100,7 @@ def draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) 
 
 def _title(study: Study, scenario: Scenario) -> str:
     column, value = cells.column_setting(study), cells.value_text(cells.column_value(study, scenario))
-    return base.plain(f"{column} {value}" if column else cells.scenario_text(scenario))
+    return base.plain(f"{column} {value}" if column else cells.scenario_text(scenario), 40)
 
 
 def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
@@ -157,7 +132,7 @@ def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
         where = cells.scenario_text(rest)
         rows += [(where, *row) for row in _panel_against_alpha(study, panel, scenarios, style)]
-        panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(where))
+        panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(where, 40))
     figure.supylabel(metric_label(study), fontsize=style.font)
     columns = ("setting", "method", "alpha", "mean", "std", "n")
     return [Drawing("alphas", "Final result against alpha", figure, columns, rows)]

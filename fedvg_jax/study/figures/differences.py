@@ -47,7 +47,8 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
     scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in compared)]
     if not scenarios:
         return "no method has runs that pair with those of the baseline"
-    height = (0.24 * (len(study.methods) - 1) + 0.75) / style.panel_height
+    labels = [base.plain(method_label(method)) for method in study.methods if method != chosen.baseline]
+    height = (sum(0.09 + 0.15 * (label.count("\n") + 1) for label in labels) + 0.75) / style.panel_height
     narrow = style if len(scenarios) > 1 else style._replace(width=min(style.width, WIDTH))
     figure, axes = base.grid(narrow, len(scenarios), height, sharey=True, sharex=True)
     baseline = method_label(chosen.baseline)
@@ -61,7 +62,7 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
         }
         draw_bars(panel, list(bars.values()))
         panel.tick_params(labelbottom=True)
-        panel.set(title=base.plain(scenario_text(scenario)), xlabel=base.plain(f"{what} more than {baseline}"))
+        panel.set(title=base.plain(scenario_text(scenario), 40), xlabel=base.plain(f"{what} more than {baseline}", 45))
         rows += [(scenario_text(scenario), method, *bar[1:]) for method, bar in bars.items()]
     title = f"Methods minus {baseline}, {choice_name(study, chosen.choice)}"
     return [Drawing("differences", title, figure, ("setting", "method", "mean", "low", "high", "outcome"), rows)]
@@ -75,7 +76,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:
             axes.plot([bar.low, bar.high], [height] * 2, color=colour, lw=2)
         axes.plot([bar.mean], [height], "o", color=colour, ms=5, label=bar.outcome)
     axes.axvline(0, color="black", lw=0.8, zorder=0)
-    axes.set_yticks(range(len(bars)), [base.plain(bar.label, 34) for bar in bars])
+    axes.set_yticks(range(len(bars)), [base.plain(bar.label) for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     base.clean(axes, "x")
     axes.spines["left"].set_visible(False)

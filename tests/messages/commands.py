@@ -1,0 +1,80 @@
+"""Mistakes on command lines."""
+
+import contextlib
+import io
+import shlex
+import tempfile
+from pathlib import Path
+
+from support.run_folders import write_sweep
+
+from fedvg_jax import __main__ as fedvg
+from fedvg_jax import prepare, report, sim
+from fedvg_jax.core.types import UsageError
+
+
+def command(module, words):
+    """Returns the call of a command line, which raises what it prints as an error."""
+
+    def call():
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = module.main(shlex.split(words))
+        text = errors.getvalue()
+        assert code == 2 and text.startswith("error: ") and text.endswith("\n")
+        raise UsageError(text[:-1])
+
+    return call
+
+
+def reported(words):
+    """Returns the call of `report` with a finished sweep."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            sweep = write_sweep(Path(folder) / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda _: (0.5,))
+            command(report, f"{sweep} {words}")()
+
+    return call
+
+
+CASES = [
+    ("an unknown command", command(fedvg, "smi"), "sim"),
+    ("a setting of a subcommand", command(fedvg, "sim --alpha 0"), "alpha"),
+    ("several values", command(sim, "--alpha 0.05 0.5"), "fedvg_jax.sweep"),
+    ("several values with commas", command(sim, "--method fedavg,fedprox"), "fedvg_jax.sweep"),
+    ("a range", command(sim, "--seed 0-3"), "0:3"),
+    ("a method that is nearly known", command(sim, "--method fedvgg"), "fedvg"),
+    ("a method of three parts", command(sim, "--method uniform+fedvg+samples"), "uniform+fedvg+samples"),
+    ("a flag without its value", command(sim, "--method"), "--method"),
+    ("a method as weights", command(sim, "--weighting fedavg"), "samples"),
+    ("a method as weights of its own", command(sim, "--weighting scaffold"), "--method scaffold"),
+    ("FedSGD", command(sim, "--method fedsgd"), "--method fedavg"),
+    ("a fidelity that is nearly known", command(sim, "--fidelity offical"), "official"),
+    ("no run to resume", command(sim, "--resume /no/such"), "/no/such"),
+    ("no folder to export to", command(sim, "--export /no/such/m.safetensors"), "/no/such/m.safetensors"),
+    ("an export of another kind", command(sim, "--export m.pt"), "export"),
+    ("an infinite rate", command(sim, "--lr inf"), "lr"),
+    ("no rows to validate on", command(sim, "--val-ratio 1e-9 --holdout global --clients 1"), "ratio"),
+    ("too many clients", command(sim, "--clients 2000"), "clients"),
+    ("a model for other images", command(sim, "--model lenet5"), "--model"),
+    ("a folder that cannot be made", command(sim, "--out /proc/no/such"), "--out"),
+    ("an unused setting", command(sim, "--fedprox.mu 0.01"), "--fedprox.mu"),
+    ("an unused option of a choice", command(sim, "--lr-decay 0.9"), "--lr-decay"),
+    ("no data set", command(prepare, ""), "data set"),
+    ("no folder of data", command(prepare, "cifar10"), "--data-dir"),
+    ("no files of data", command(prepare, "cifar10 --data-dir /no/such"), "/no/such"),
+    ("an unused setting of data", command(prepare, "digits --splits official"), "--splits"),
+    ("no set to fetch", command(prepare, "cifar10 --download --data-dir x"), "cifar10"),
+    ("a setting of training", command(prepare, "digits --lr 0.1"), "--lr"),
+    ("a setting of corruption", command(prepare, "digits --corrupt.kind=label_flip"), "--corrupt.kind"),
+    ("no folder to report", command(report, ""), "DIR"),
+    ("an empty folder name", command(report, "''"), "DIR"),
+    ("a folder that does not exist", command(report, "nowhere"), "nowhere"),
+    ("a folder name that is too long", command(report, "a" * 300), "name"),
+    ("an unknown baseline", reported("--baseline fedsgd"), "fedsgd"),
+    ("a target that is no number", reported("--target high"), "--target"),
+    ("a target in percent", reported("--target 76"), "--target"),
+    ("a file in place of a folder", reported(f"--figures --out {__file__}"), "--out"),
+    ("a style that is nearly known", reported("--style papr"), "paper"),
+    ("an unknown flag", reported("--all"), "--all"),
+]

@@ -134,7 +134,7 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
     columns, others = jax.eval_shape(results)
     table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
     messages, sums, extremes = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
-    models = len(terms) * (block.state.variables,)
+    models = len(terms) * (steps.origin(parts, block.state.variables),)
     return RunningCohort(table, weights, models, messages, sums, extremes, block.state.clients)
 
 
@@ -171,7 +171,7 @@ def _merge(parts: RoundParts, earlier: RunningCohort, of_block: RunningCohort, b
         block: the arrays of the cohort block.
     """
     is_earlier = jnp.arange(len(of_block.table.present), dtype=jnp.int32) < block.positions[0]
-    theta, weights = block.state.variables, of_block.weights
+    theta, weights = steps.origin(parts, block.state.variables), of_block.weights
     factors = jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
     models = tuple(_scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True))
     messages = zip(parts.algorithm_part(factors), earlier.messages, strict=True)

@@ -3,6 +3,9 @@
     delta_k <- delta_k min(1, C / ||delta_k||)        of what arrives of the client, over all its tensors
     u       <- sum_k s_k delta_k + N(0, (z Delta)^2 I)
 
+All of it is computed of updates and in at least float32, so that theta_g - u is rounded once, after the noise: rounding
+theta_k or their mean near theta_g would move one client by more than C where the model is of half precision or large.
+
 C is `dp_clip`, z is `dp_noise`, and Delta bounds ||u - u'|| where one client is replaced by another. Every client is in
 a ball of radius C, so Delta depends on the weights alone:
 
@@ -51,7 +54,7 @@ def tensorwise(cohort_size: int, num_tensors: int) -> float:
 
 
 def clip(hyper: Hyper, theta: Tree, clients: Tree) -> Tree:
-    """Returns the parameters [K, ...] theta_g - delta_k min(1, C / ||delta_k||) of clients' parameters [K, ...].
+    """Returns -delta_k min(1, C / ||delta_k||) of clients' parameters [K, ...], in at least float32.
 
     >>> clip({"dp_clip": 1.0}, {"w": jnp.zeros(2)}, {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])})["w"].round(6).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.5]]
@@ -59,14 +62,19 @@ def clip(hyper: Hyper, theta: Tree, clients: Tree) -> Tree:
     most = hyper["dp_clip"]
 
     def clipped(own: Tree) -> Tree:
-        delta = tree.sub(theta, own)
-        factor = most / jnp.maximum(norms.joint_l2(delta), most)
-        return jax.tree.map(lambda p, t, d: jnp.where(factor < 1, t - factor * d, p), own, theta, delta)
+        move = jax.tree.map(lambda p, t: tree.wide(p) - tree.wide(t), own, theta)
+        factor = most / jnp.maximum(norms.joint_l2(move), most)
+        return jax.tree.map(lambda m: jnp.where(factor < 1, factor * m, m), move)
 
     return jax.vmap(clipped)(clients)
 
 
-def add_noise(hyper: Hyper, key: Array, params: Tree, sensitivity: Sensitivity, cohort_size: int) -> Tree:
-    """Returns parameters plus Gaussian noise of standard deviation z Delta in every coordinate."""
-    std = hyper["dp_noise"] * hyper["dp_clip"] * sensitivity(cohort_size, len(jax.tree.leaves(params)))
-    return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
+def add_noise(hyper: Hyper, key: Array, update: Tree, sensitivity: Sensitivity, cohort_size: int) -> Tree:
+    """Returns an update plus Gaussian noise of standard deviation z Delta in every coordinate."""
+    std = hyper["dp_noise"] * hyper["dp_clip"] * sensitivity(cohort_size, len(jax.tree.leaves(update)))
+    return tree.add(update, tree.scale(std, optax.tree.random_like(key, update)))
+
+
+def moved(theta: Tree, update: Tree) -> Tree:
+    """Returns parameters plus an update, in their own dtype."""
+    return jax.tree.map(lambda t, u: (tree.wide(t) + u).astype(t.dtype), theta, update)

@@ -147,7 +147,7 @@ def receive_models(
     """Returns the models that arrive at the server, after attacks and clipping, and marks the absent clients.
 
     Returns:
-        Variables [H, ...], of any values for absent clients.
+        Variables [H, ...], of any values for absent clients; of `private` rounds, `privacy.clip` in place of params.
         bool [H], whether model, personal model and loss are finite.
         bool [H], whether the client is present.
         The memories of `Algorithm.send`, leaves [H, ...].
@@ -157,7 +157,7 @@ def receive_models(
     arrived, sent = send_models(parts, inputs, own)
     returned = tree.like(disturb_models(parts, inputs, arrived), own)
     if parts.private:
-        returned = tree.like(returned._replace(params=privacy.clip(inputs.hyper, theta.params, returned.params)), own)
+        returned = returned._replace(params=privacy.clip(inputs.hyper, theta.params, returned.params))
     finite = tree.is_finite((returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else [])))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
@@ -223,17 +223,20 @@ def train_and_score(
 
     Returns:
         The table of the clients.
-        Their models theta_k as they arrive at the server, of any values for absent clients.
-        The same with theta_g for absent clients: a copy of all of them, unless nothing reads it.
+        What arrives at the server, as of `receive_models`.
+        Their models theta_k, with theta_g for absent clients: a copy of all of them, unless nothing reads it.
         What clients keep.
     """
     probes = probe_clients(parts, inputs)
     trained = train_clients(parts, inputs)
     arrived, finite, present, sent = receive_models(parts, inputs, trained)  # theta_k
-    measured = score_clients(parts, inputs, arrived, present)  # of FedVG: ||g_k^(l)|| on D_val
+    clients, theta = arrived, inputs.state.variables
+    if parts.private:
+        clients = arrived._replace(params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params))
+    measured = score_clients(parts, inputs, clients, present)  # of FedVG: ||g_k^(l)|| on D_val
     table = ClientTable(measured, probes, trained.loss, finite, present)
     table = drop_nonfinite(table, (parts.weighting.decisive(measured), probes))
-    clients = replace_absent(inputs.state.variables, present, arrived)
+    clients = replace_absent(theta, present, clients)
     return table, arrived, clients, local_training.Kept((), trained.personal, sent)
 
 
@@ -256,7 +259,10 @@ def weigh_clients(
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
     extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
-    return table, tuple(basic.renormalise_over_present(table.present, w) for w in weights), extremes
+    weights = tuple(basic.renormalise_over_present(table.present, w) for w in weights)
+    if parts.private:  # whose bounds take weights of sum 1; a check of custom ones lets rounding of half precision pass
+        weights = jax.tree.map(lambda w: basic.shares(tree.wide(w), table.present), weights)
+    return table, weights, extremes
 
 
 def weight_extremes(present: Array, weights: Tree) -> Array:
@@ -289,9 +295,14 @@ def server_view(inputs: RoundInputs, table: ClientTable, clients: Variables | No
 
 def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables) -> Variables:
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
-    theta, clients = inputs.state.variables, sent_models(parts, inputs, clients)
+    theta, clients = origin(parts, inputs.state.variables), sent_models(parts, inputs, clients)
     options = {"sharding": parts.executor.clients} if parts.aggregate in robust.OVER_DEVICES else {}
     return tree.like(parts.aggregate(inputs.hyper, theta, clients, weights, **options), theta)
+
+
+def origin(parts: RoundParts, variables: Variables) -> Variables:
+    """Returns the model that means of clients' models start from: theta_g, or 0 where they are of clipped updates."""
+    return variables._replace(params=tree.wide_zeros(variables.params)) if parts.private else variables
 
 
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
@@ -391,18 +402,17 @@ def server_step(
 
 
 def privatise(parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages) -> Averages:
-    """Returns the averages with noise on the model; of fixed weights, absent clients count as updates 0.
+    """Returns the averages with the model after the noise; of fixed weights, absent clients count as updates 0.
 
     The noise comes once for the whole cohort, and also where all clients are absent.
     """
     assert parts.private is not None
-    weights, params, theta = averages.weights, averages.model.params, inputs.state.variables.params
+    weights, update, theta = averages.weights, averages.model.params, inputs.state.variables.params
     if parts.private is privacy.fixed:
-        share = table.present.mean(dtype=tree.dtype(theta))  # the weights over present clients sum to 1
-        weights = tree.scale(share, weights)
-        params = jax.tree.map(lambda t, p: t - share * (t - p), theta, params)
-    params = privacy.add_noise(inputs.hyper, inputs.noise_key, params, parts.private, len(table.present))
-    return averages._replace(weights=weights, model=averages.model._replace(params=tree.like(params, theta)))
+        share = table.present.mean(dtype=tree.dtype(update))  # the weights over present clients sum to 1
+        weights, update = tree.scale(share, (weights, update))
+    update = privacy.add_noise(inputs.hyper, inputs.noise_key, update, parts.private, len(table.present))
+    return averages._replace(weights=weights, model=averages.model._replace(params=privacy.moved(theta, update)))
 
 
 def _metrics(parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:

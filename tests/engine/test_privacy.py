@@ -47,11 +47,41 @@ def test_clipping_is_exact(x64):
     deltas = jax.tree.map(lambda x: np.stack([rng.normal(size=x.shape), 0.01 * x, 0 * x, np.nan * x]), theta)
     clients = jax.tree.map(lambda t, d: jnp.asarray(t - d), theta, deltas)
     after = privacy.clip({"dp_clip": jnp.asarray(C)}, theta, clients)
-    own = [tree.sub(theta, tree.take(after, k)) for k in range(4)]
+    own = [tree.scale(-1, tree.take(after, k)) for k in range(4)]
     long, factor = tree.take(deltas, 0), C / norm(tree.take(deltas, 0))
     worlds.assert_close(own[0], tree.scale(factor, long), 1e-15)
     assert norm(own[0]) == pytest.approx(C, rel=1e-14)
-    jax.tree.map(lambda a, c: np.testing.assert_array_equal(a[1:], c[1:]), after, clients)
+    jax.tree.map(lambda a, c, t: np.testing.assert_array_equal(a[1:], c[1:] - t[None]), after, clients, theta)
+
+
+@pytest.mark.parametrize(("dtype", "at"), [("bfloat16", 1.0), ("float16", 1.0), ("float32", 2.0**20)])
+def test_no_adversary_tells_neighbours_by_how_the_model_is_rounded(dtype, at):
+    """Of 21 clients, 10 or 11 move by one unit in the last place: their mean is rounded down or up, and the noise,
+    which is smaller than the unit, must not come too late. From z = 1, an adversary is right in 24 of 24 by luck only.
+    """
+    theta = jnp.full(4, at, dtype)
+    rows = np.stack([theta, jnp.nextafter(theta, theta + 1)])
+    unit = float(rows[1, 0].astype(np.float32)) - at
+
+    def loss(params, stats, batch, mask, train):
+        return (((params["w"][None] - batch) ** 2).mean(0) / 2).sum().astype(jnp.float32), stats
+
+    task = fv.Task(lambda key: Variables({"w": theta}, {}), loss, None, None, None, str)
+    step = fv.make_round(
+        task, fedavg(), fv.weightings.uniform(), fv.executors.lanes(1), fv.sgd, 21, private=privacy.fixed
+    )
+    state = fv.init_state(task, fedavg(), 21, {"lr": 1.0})
+    data = fv.Data(jnp.asarray(rows), *[jnp.array([[0]])] * 3)
+    hyper = {"lr": jnp.float32(1), "dp_clip": jnp.float32(2 * unit), "dp_noise": jnp.float32(1)}
+    play, right = jax.jit(step), 0
+    for seed in range(12):
+        for count in (10, 11):
+            clients = [np.full(2, int(k < count)) for k in range(21)]
+            schedule = fv.make_schedule(0, clients, batch_size=2, seed=seed)
+            with jax.numpy_dtype_promotion("standard"):  # of a learning rate in float32
+                model = play(state, schedule, data, hyper)[0].variables.params["w"]
+            right += int((np.asarray(model > theta).mean() > 0.5) == (count == 11))
+    assert right < 20
 
 
 def change(weights, deltas, other_weights, other_deltas):

@@ -40,13 +40,6 @@ def source_of_folder(name: str) -> str:
     return "\n".join(f"- {line}" for line in lines) if len(lines) > 1 else lines[0]
 
 
-def source_of_seeds(settings: dict[str, Any], machine: dict[str, Any]) -> str:
-    """Returns the command, settings, commit, machine and date of an experiment over seeds."""
-    size = f"{settings['seeds']} seeds, {settings['rounds']} rounds, alpha {settings['alpha']}"
-    where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
-    return f"`{machine['command']}`: {size}; at commit {machine['commit'][:7]} on {where}."
-
-
 def short(commits: str) -> str:
     """Returns the first digits of a commit; several, which are named in words, as they are."""
     return commits[:7] if len(commits) == 40 else commits

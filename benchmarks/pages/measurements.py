@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.machine import RESULTS
-from benchmarks.pages.files import load, source
+from benchmarks.pages.files import load, short, source
 from benchmarks.pages.markdown import table
 from benchmarks.speed.costs import AXES, TITLES
 
@@ -61,20 +61,6 @@ def cohort_memory() -> str:
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 
 
-def own_networks() -> str:
-    """Returns the milliseconds of a local step of networks that a user writes, beside the shipped ones."""
-    measured, rows = load("own_networks"), []
-    for name, times in measured["networks"].items():
-        medians = {variant: spread["median"] for variant, spread in times.items()}
-        ratio = f"{medians['run'] / medians['shipped']:.2f}" if "shipped" in medians else ""
-        shown = [f"{medians[variant]:.2f}" if variant in medians else "" for variant in ("shipped", "written", "run")]
-        rows.append([f"`{name}`", *shown, ratio])
-    columns = ["own network", "shipped, ms", "as written, ms", "in a run, ms", "run / shipped"]
-    machine = measured["machine"]
-    where = f"on one core of {machine['processor']}, {machine['date'][:10]}."
-    return f"{table(columns, rows)}\n\n`{machine['command']}` {where}"
-
-
 def host_pool() -> str:
     """Returns the time and memory of a run by `--placement`."""
     measured = load("host_pool")
@@ -103,16 +89,6 @@ def faults() -> str:
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
     lines = table(["fault", "tries", "lost"], [[str(cell) for cell in row] for row in rows])
     return f"{lines}\n`{machine['command']}`; {where}."
-
-
-def targets() -> str:
-    """Returns the memory and kernels of shipped configs, compiled for other hardware."""
-    rows = []
-    for name, case in load("targets")["plans"].items():
-        plan = case["plan"]
-        kernels = [f"{plan['parts'][part]['kernels']:,}" for part in ("step", "scoring pass", "rest of a round")]
-        rows.append([name, f"{plan['memory_bytes'] / GIB:.2f} GiB", *kernels])
-    return table(["config", "memory", "kernels of a step", "of a scoring pass", "of the rest of a round"], rows)
 
 
 def hypergradient_memory() -> str:
@@ -177,13 +153,19 @@ def experiments() -> str:
 
 
 TABLES = (
-    *(compiling, adapters, adapters_vit_b16, cohort_memory, own_networks, host_pool, faults, targets),
+    *(compiling, adapters, adapters_vit_b16, cohort_memory, host_pool, faults),
     *(hypergradient_memory, parity, costs, planning, experiments),
 )
 """Tables, each with the name of its markers."""
 
 
 def index_of_measurements() -> str:
-    """Returns every JSON file of results with its command."""
-    files = {path.name: load(path.stem) for path in sorted(RESULTS.glob("*.json"))}
-    return "\n".join(f"- `{n}`: `{f.get('command') or f['machine']['command']}`" for n, f in files.items()) + "\n"
+    """Returns every JSON file of results with its command, and the commit where it was measured."""
+    lines = []
+    for path in sorted(RESULTS.glob("*.json")):
+        measured = load(path.stem)
+        machine = measured.get("machine")
+        machine = machine if isinstance(machine, dict) else {}
+        commit = f" at commit {short(machine['commit'])[:7]}" if machine.get("commit") else ""
+        lines.append(f"- `{path.name}`: `{measured.get('command') or machine['command']}`{commit}\n")
+    return "".join(lines)

@@ -47,8 +47,6 @@ def pieces() -> dict[str, str]:
         "controls_cifar10_lenet5_full_against_fedavg": studies.controls("controls_cifar10_lenet5_full", "fedavg"),
         **{name: studies.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
         **{name: studies.controls(name) for name in ("learning_rates_digits", "learning_rates_features")},
-        **{f"client_values{name}": validation.client_values(name) for name in ("", "_cifar10", "_covid")},
-        "lasting_weights": validation.lasting_weights(),
         "claims": claims.claims(),
         "claims_by_data_set": claims.claims_by_data_set(),
         "claims_in_detail": claims.claims_in_detail(),

@@ -1,4 +1,4 @@
-"""Tables of what a validation set on the server is worth, and of what its weights do."""
+"""Tables of what a validation set on the server is worth."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.pages.files import load, source_of_folder, source_of_seeds
+from benchmarks.pages.files import source_of_folder
 from benchmarks.pages.markdown import interval, table
-from benchmarks.studies import client_values as values
-from benchmarks.studies import lasting_weights as lasting
-from benchmarks.studies import seeds, uses
+from benchmarks.studies import uses
 from fedvg_jax.views.labels import method_label
 
 
@@ -100,48 +98,3 @@ def methods_on_features(folder: str) -> str:
     for alpha in alphas:
         head += [f"alpha {alpha}: accuracy, % (rate)", "minus its base, points"]
     return f"{table(head, rows)}\n\n{source_of_folder(folder)}\n"
-
-
-def client_values(name: str = "") -> str:
-    """Returns the rank correlations with the value of a client, and accuracies after one round of other weights."""
-    measured = load(f"client_values{name}")
-    head, spans = ["measurement of the client", *values.SPANS], values.SPANS
-    correlations = [
-        [title, *(interval(measured["correlations"][name][span]) for span in spans)]
-        for name, title in values.MEASUREMENTS.items()
-    ]
-    rounds = [
-        [title, *(interval(measured["accuracy"][name][span]) for span in spans)]
-        for name, title in values.WEIGHTS.items()
-    ]
-    settings, machine = measured["settings"], measured["machine"]
-    source = source_of_seeds(settings, machine)
-    first = f"Rank correlation with the value of a client:\n\n{table(head, correlations)}"
-    second = (
-        f"Test accuracy after one round minus that of uniform weights, points:\n\n{table(['weights', *spans], rounds)}"
-    )
-    return f"{first}\n\n{second}\n\n{source}\n"
-
-
-def lasting_weights() -> str:
-    """Returns the final accuracies under the lasting and the changing part of FedVG's weights."""
-    measured = load("lasting_weights")
-    rows = []
-    for name, title in lasting.WEIGHTS.items():
-        gaps = [
-            "" if name == base else interval(measured["differences"][base][name]) for base in measured["differences"]
-        ]
-        rows.append([title, f"{measured['accuracy'][name][0]:.2f}", *gaps, f"{measured['spread'][name][0]:.2f}"])
-    head = ("weights", "test accuracy, %", "minus uniform, points", "minus FedVG, points", "lasting spread")
-    mean, low, high = measured["explained"]
-    finals = {name: np.array([curve[-1] for curve in runs]) for name, runs in measured["runs"].items()}
-    gap = seeds.interval((finals["lasting"] - finals["dealt"]).tolist())
-    lines = [
-        f"- Share of the variance of log weights within rounds that the lasting part explains: {mean:.2f}"
-        f" ({low:.2f} to {high:.2f}).",
-        "- Rank correlation of the lasting part with the clients' training rows:"
-        f" {interval(measured['correlations']['samples'])}.",
-        f"- Lasting part minus the lasting part permuted over clients: {interval(gap)} points.",
-    ]
-    listed, source = "\n".join(lines), source_of_seeds(measured["settings"], measured["machine"])
-    return f"{table(head, rows)}\n\n{listed}\n\n{source}\n"

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,7 +18,6 @@ from benchmarks import machine, parity
 from benchmarks.gpu import process, session, study
 from benchmarks.pages import cpu
 from benchmarks.speed import cases, contest, ours, rounds
-from benchmarks.studies import client_values, lasting_weights
 from fedvg_jax.models import cnn, task
 
 
@@ -147,9 +145,6 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
 SMALLEST = {
     "speed.costs": "--only width planning --points 1 --repeats 1",
     "speed.limits": "--sections help start --repeats 1",
-    "speed.own_networks": "--networks two_layers --repeats 1",
-    "studies.client_values": "--seeds 1 -- --rounds 3",
-    "studies.lasting_weights": "--seeds 1 -- --rounds 3",
 }
 """Module of a measurement -> its arguments at a small size."""
 
@@ -157,8 +152,7 @@ SMALLEST = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_measurement_runs_and_writes_its_machine_and_command(name, tmp_path):
-    own, _, others = SMALLEST[name].partition("-- ")
-    words = [*own.split(), "--out", str(tmp_path / "results.json"), *(["--", *others.split()] if others else [])]
+    words = [*SMALLEST[name].split(), "--out", str(tmp_path / "results.json")]
     environment = {n: v for n, v in os.environ.items() if not n.startswith("JAX_NUM")}
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *words], check=True, env=environment, cwd=machine.ROOT)
     results = json.loads((tmp_path / "results.json").read_text())
@@ -238,40 +232,3 @@ def test_recording_of_global_models_only_is_replayed(tmp_path):
     result = json.loads(results.read_text())["methods"]["fedvg"]
     assert result["client_models"] is None and result["rounds"][0]["ratio"] > 0.1
     assert result["not_compared"] == ["client models of round 1", "modelwise weights of rounds 1"]
-
-
-# --- values of clients
-
-
-@pytest.mark.slow
-def test_rounds_under_given_weights_average_the_clients_with_these_weights():
-    """Weighting a single client returns its model, whose distance from the global model is the client's drift."""
-    config = fv.Config(clients=4, join_ratio=0.75, local_epochs=1, devices=1, weighting="fedvg")
-    sim = fv.simulation(replace(config, record=client_values.RECORD))
-    schedule = sim.schedule(0)
-    weights = np.array([[1, 1, 1], [1, 0, 3], *np.eye(3)], np.float32)
-    states, sums, (scores, details) = client_values.rounds_under(sim)(sim.state, schedule, weights, sim.data)
-    distances = np.zeros(3)
-    for before, (uniform, weighted, *clients) in zip(*map(jax.tree.leaves, (sim.state, states)), strict=True):
-        if not jax.dtypes.issubdtype(before.dtype, np.floating):
-            continue
-        np.testing.assert_allclose(uniform, np.mean(clients, 0), rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(weighted, (clients[0] + 3 * clients[2]) / 4, rtol=1e-4, atol=1e-6)
-        distances += [np.square(np.asarray(client) - np.asarray(before)).sum() for client in clients]
-    measured = client_values.measurements(sim, schedule, scores, details)
-    assert measured.keys() == client_values.MEASUREMENTS.keys()
-    assert measured["samples"].tolist() == [len(sim.partition.train[k]) for k in schedule.clients]
-    assert measured["drift"].tolist() == pytest.approx(np.sqrt(distances), rel=1e-4)
-    assert client_values.loss_and_accuracy(sim, sums)[2:, 1].tolist() == pytest.approx(measured["accuracy"].tolist())
-
-
-def test_lasting_part_of_weights_is_recovered_from_partial_cohorts():
-    """Weights exp(a(t) + m_k) have no changing part, and a client with weight 0 is ignored."""
-    stream = np.random.default_rng(0)
-    lasting = stream.normal(size=6)
-    clients = np.stack([stream.permutation(6)[:3] for _ in range(30)])
-    raw = np.exp(lasting[clients])
-    raw[0, 1] = 0  # absent in the first round
-    parts = lasting_weights.fit_parts(clients, raw / raw.sum(1, keepdims=True), 7)
-    np.testing.assert_allclose(parts.lasting[:6], lasting - lasting.mean(), atol=1e-9)
-    assert parts.lasting[6] == 0 and parts.explained == pytest.approx(1)

@@ -1,18 +1,30 @@
 """What the devices of a compiled round exchange."""
 
+import math
+import re
 from collections import Counter
 
-from benchmarks.gpu.targets import hlo
-from fedvg_jax.core import scopes
+KINDS = "all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute|collective-broadcast"
+INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ({KINDS}|[\w-]+)(?:-start)?\((.*?)\)", re.M)
+BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f64": 8}
 
 
 def of_round(text):
-    """Returns kind -> launches, and kind -> bytes that one device puts in, of a round of a program's text."""
-    launches, size = Counter(), Counter()
-    rounds = hlo.loops(hlo.read(text), scopes.ROUNDS)[0]
-    for count, kernel in hlo.all_kernels(rounds):
-        if kernel.is_collective:
-            kind = kernel.opcode.removesuffix("-start")
-            launches[kind] += count
-            size[kind] += count * kernel.operand_bytes
-    return launches, size
+    """Returns kind of collective -> bytes that one device puts in, from the text of a program with one loop of rounds.
+
+    Each stands once in the body of the loop, so that its instruction is one exchange of a round.
+    """
+    instructions = INSTRUCTION.findall(text)
+    shapes = {name: shape for name, shape, _, _ in instructions}
+    size = Counter()
+    for _, _, kind, operands in instructions:
+        if re.fullmatch(KINDS, kind):
+            names = re.findall(r"[\w.-]+", operands)
+            size[kind] += sum(num_bytes(shapes[name]) for name in names if name in shapes)
+    return size
+
+
+def num_bytes(shape):
+    """Returns the bytes of a shape, or of all members of a tuple."""
+    arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shape)
+    return sum(BYTES[kind] * math.prod(int(d) for d in dims.split(",") if d) for kind, dims in arrays)

@@ -13,7 +13,8 @@ from support import exchanged, linear, worlds
 from support.several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
-from benchmarks.gpu.targets import hlo
+from fedvg_jax.config import Config
+from fedvg_jax.core import tree
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.placement import client_memories
@@ -79,10 +80,8 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
 
 
 def exchanged_bytes(sim):
-    """Bytes of the collectives of a program of rounds; and of a round, kind of collective -> bytes."""
-    text = chunks.compile_programs(sim).chunk.as_text()
-    kernels = [kernel for _, kernel in hlo.all_kernels(hlo.read(text)) if kernel.is_collective]
-    return sum(kernel.operand_bytes for kernel in kernels), exchanged.of_round(text)[1]
+    """Kind of collective -> bytes that a device puts in, in a round of a run's program."""
+    return exchanged.of_round(chunks.compile_programs(sim).chunk.as_text())
 
 
 def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
@@ -90,7 +89,17 @@ def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
     few, many = (exchanged_bytes(simulated(clients=n, join_ratio=4 / n)) for n in (10, 20))
     assert few == many
     of_cohort = 4 * 4 * 8
-    assert of_cohort <= few[1]["all-reduce"] < 3 * of_cohort and few[1]["all-gather"] <= 2 * of_cohort
+    assert of_cohort <= few["all-reduce"] < 3 * of_cohort and few["all-gather"] <= 2 * of_cohort
+
+
+def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
+    """The weighted mean is a loop over clients on a CPU, for which XLA would gather all of them on every device."""
+    config = Config(rounds=2, clients=4, join_ratio=1.0, alpha=1.0, min_samples=2, devices="4")
+    sim = simulation.simulation(config)
+    size, model = exchanged_bytes(sim), 4 * tree.size(sim.state.variables.params)
+    assert size.keys() == {"reduce-scatter", "all-reduce"}
+    assert size["reduce-scatter"] == 4 * (model + 4), "every client's model and loss, zeros where it is not trained"
+    assert model <= size["all-reduce"] <= model + 128, "a part of the mean, and 47 bytes of scalars when measured"
 
 
 def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(tmp_path):

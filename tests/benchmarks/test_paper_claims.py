@@ -182,8 +182,10 @@ def test_command_writes_verdicts_and_values(tmp_path, capsys):
     assert "the paper's values beside ours" in text
 
 
-@pytest.mark.parametrize(("untrained", "expected"), [("absent", [2, 2]), ("weighed", [1.2, 0.8])])
-def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expected):
+@pytest.mark.parametrize(
+    ("departures", "expected"), [("", [2, 2]), ("untrained", [1.2, 0.8])], ids=["absent", "weighed"]
+)
+def test_absent_clients_have_no_part_in_correlations(tmp_path, departures, expected):
     """Without clients 3 and 2 the head's norms rise with losses and scores, and the body's fall.
 
     With client 2 the ranks of losses are 1 3 2 4, of scores and head 1 2 4 3, of the body 3 2 4 1.
@@ -192,7 +194,7 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, untrained, expect
         "clients": [0, 1, 2, 3, 4], "client_val_loss": [1, 2, 1.5, 9, 3], "scores": [1.0, 2.0, 9.0, 9.0, 3.0],
         "layer_shares": [[0.9, 0.1], [0.3, 0.7], [0.5, 0.5], [0.5, 0.5], [0.1, 0.9]], "dropped": [3], "untrained": [2],
     }  # fmt: skip
-    options = {"method": "fedvg", "untrained": untrained, "layers": ("a/kernel", "classifier/kernel")}
+    options = {"method": "fedvg", "departures": departures, "layers": ("a/kernel", "classifier/kernel")}
     folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
     write_json(folder / "partition.json", {"partition": "given", "clients": 5})
     (run,) = collect([tmp_path]).runs

@@ -4,8 +4,10 @@ import math
 import re
 from collections import Counter
 
+from fedvg_jax.core import scopes
+
 KINDS = "all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute|collective-broadcast"
-INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ({KINDS}|[\w-]+)(?:-start)?\((.*?)\)", re.M)
+INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ({KINDS}|[\w-]+)(?:-start)?\((.*?)\)(.*)", re.M)
 BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f64": 8}
 
 
@@ -15,10 +17,10 @@ def of_round(text):
     Each stands once in the body of the loop, so that its instruction is one exchange of a round.
     """
     instructions = INSTRUCTION.findall(text)
-    shapes = {name: shape for name, shape, _, _ in instructions}
+    shapes = {name: shape for name, shape, *_ in instructions}
     size = Counter()
-    for _, _, kind, operands in instructions:
-        if re.fullmatch(KINDS, kind):
+    for _, _, kind, operands, attributes in instructions:
+        if re.fullmatch(KINDS, kind) and f"/{scopes.ROUNDS}/while/body/" in attributes:
             names = re.findall(r"[\w.-]+", operands)
             size[kind] += sum(num_bytes(shapes[name]) for name in names if name in shapes)
     return size

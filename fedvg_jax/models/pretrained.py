@@ -210,7 +210,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _modern(name: str) -> str:
-    """Renames the dense layers of torchvision's published ViTs to their current names."""
+    """Renames the dense layers of torchvision's published ViTs, and drops what torch's wrappers put before names."""
+    name = re.sub(r"^((module|_orig_mod)\.)+", "", name)
     return name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
 
 

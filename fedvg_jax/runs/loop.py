@@ -262,6 +262,9 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
     config, recorder = run.sim.config, run.recorder
     summary = _summary(config, run.records, recorder.start, run.read_clock(), stopped_by)
+    if run.sim.epsilon:  # of the model, which may be of a later round than the last record
+        epsilon = run.sim.epsilon(int(state.round))
+        summary |= {"epsilon": history.number(epsilon), "delta": config.dp.delta}
     recorder.write_summary(summary)
     best = run.sim.whole(recorder.best.variables) if recorder.best else None
     return History(run.records, summary, run.sim.whole(state.variables), config.out, best, config)
@@ -282,7 +285,6 @@ def _summary(
         "select": config.best_on,
         **history.summarise(records),
         **history.bytes_sent(records),
-        **({"epsilon": records[-1]["epsilon"], "delta": config.dp.delta} if config.dp.clip and records else {}),
         "corrupt_clients": corrupt_clients(config).tolist(),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),

@@ -20,13 +20,13 @@ from fedvg_jax.runs.assemble import registry
 
 
 class Net(nn.Module):
-    """Every kind of layer that can have an adapter, a strided one among them, and some that cannot."""
+    """Every kind of layer that can have an adapter, one strided, one of unsorted axes, and some that cannot."""
 
     @nn.compact
     def __call__(self, x):
         x = nn.Conv(6, (1, 1), (2, 2), padding="VALID", name="pointwise")(nn.Conv(3, (3, 3), name="spatial")(x))
         x = nn.Conv(6, (1, 1), feature_group_count=2, name="grouped")(x)
-        x = nn.DenseGeneral((2, 4), axis=(-3, -1), name="mix")(nn.tanh(x))
+        x = nn.DenseGeneral((2, 4), axis=(-1, -3), name="mix")(nn.tanh(x))
         return nn.Dense(3, name="head")(nn.tanh(x.reshape(x.shape[0], -1)))
 
 

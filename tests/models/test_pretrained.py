@@ -173,10 +173,13 @@ def test_converted_weights_give_logits_recorded_from_torch(our_logits, case, tra
 # --- what is read and what is not
 
 
-def test_torchvisions_published_vit_names_are_read(tmp_path):
+def test_torchvisions_published_vit_names_and_those_behind_a_wrapper_s_are_read(tmp_path):
     """vit_b_16-c867db91.pth calls `mlp.0` and `mlp.3` `mlp.linear_1` and `mlp.linear_2`."""
     values = tensors("torchvision")
-    older = {n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for n, v in values.items()}
+    older = {
+        "module._orig_mod." + n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v
+        for n, v in values.items()
+    }
     assert older.keys() != values.keys()
     result, expected = (
         pretrained.load(write(tmp_path / "model.safetensors", v), abstract("torchvision"), "vit_b16")

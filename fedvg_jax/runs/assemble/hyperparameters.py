@@ -112,10 +112,8 @@ def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperpara
                 f"hyperparameter '{parameter.name}' is declared twice, as {parameter.doc or parameter.value} and as"
                 f" {declared[parameter.name].doc or declared[parameter.name].value}; rename one"
             )
-        if parameter.name in registry.LOCAL_TRAINING:
-            raise UsageError(
-                f"hyperparameter '{parameter.name}' is already one of local training; give yours another name"
-            )
+        if parameter.name in registry.READ_BY_ROUNDS:
+            raise UsageError(f"hyperparameter '{parameter.name}' is a setting of every run; give yours another name")
     return declared
 
 

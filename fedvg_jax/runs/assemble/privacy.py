@@ -75,7 +75,7 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
         raise UsageError("dp accounts for uniform cohorts; leave selection= out")
 
 
-def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Callable[[int], float] | None:
+def epsilon_after(config: Config, algorithm: Algorithm, hyper: Hyper, *, is_own: bool) -> Callable[[int], float] | None:
     """Returns number of rounds -> epsilon at `dp.delta`, by Renyi accounting; None without privacy.
 
     Cohorts are uniform, without replacement. They hide a client that is not sampled unless the weights read D_val and
@@ -83,6 +83,7 @@ def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Call
 
     Args:
         algorithm, is_own: as of `sensitivity`.
+        hyper: of the rounds.
 
     Raises:
         UsageError: dp-accounting is not installed.
@@ -90,7 +91,7 @@ def epsilon_after(config: Config, algorithm: Algorithm, *, is_own: bool) -> Call
     if config.dp.clip == 0:
         return None
     accounting = extras.load("dp_accounting", "dp", "dp.clip")
-    event, size = accounting.GaussianDpEvent(config.dp.noise_multiplier), cohort_size(config)
+    event, size = accounting.GaussianDpEvent(float(hyper["dp_noise"])), cohort_size(config)
     events = [event]  # also a bound for sampled cohorts, and where there is little noise the smaller one
     reads_d_val = is_own or any(facts.takes_task for facts in _facts(config, algorithm))
     if size < config.clients and not (reads_d_val and choice(config, "validation.source")[0] == "clients"):

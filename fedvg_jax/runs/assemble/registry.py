@@ -221,8 +221,9 @@ ADAM_EPS_ROOT = 1e-36
 """Added to Adam's second moment, whose root has no finite gradient at 0. Over 1e6 gradients from 1e-24 to 10 it changes
 no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size where gradients are below 1e-8."""
 
-LOCAL_TRAINING = ("lr", "momentum", "weight_decay", "lr_decay", "rounds")
-"""Hyperparameters of local training, which every algorithm and weighting may read and none declares."""
+READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.scalars(Config())}
+READ_BY_ROUNDS -= {parameter.name for parameter in methods.hyperparameters()}
+"""Hyperparameters that are read beside algorithms and weightings, as lr, dp_noise and clip_norm; none declares them."""
 
 
 def make_optimiser(config: Config) -> local_training.Optimiser:

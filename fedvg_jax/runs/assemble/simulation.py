@@ -201,9 +201,9 @@ def simulation(
     config = _check_settings(config)
     population = _make_population(config, given, progress, reading)
     program = _make_program(config, population, *objects)
-    epsilon = privacy.epsilon_after(config, program.algorithm, is_own=given.get("weighting") is not None)
     own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if given.get(name))
     hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.get("hyper"), own)
+    epsilon = privacy.epsilon_after(config, program.algorithm, hyper, is_own=given.get("weighting") is not None)
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = pool_rows.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
     chosen = cohorts.choose_selection(config, given.get("selection"), is_on_host)

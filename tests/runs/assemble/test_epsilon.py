@@ -5,6 +5,7 @@ import sys
 
 import dp_accounting
 import jax
+import numpy as np
 import pytest
 from support import worlds
 from support.cases import naming
@@ -14,6 +15,7 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax as fv
 from fedvg_jax.core import tree
 from fedvg_jax.engine import privacy
+from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import privacy as accounts
 from fedvg_jax.runs.assemble import simulation
 
@@ -32,7 +34,8 @@ def by_hand(event, rounds):
 
 def epsilon(rounds, is_own=False, **settings):
     config = dataclasses.replace(CONFIG, **settings)
-    return accounts.epsilon_after(config, fv.algorithms.fedavg(), is_own=is_own)(rounds)
+    hyper = {"dp_noise": np.float32(config.dp.noise_multiplier)}
+    return accounts.epsilon_after(config, fv.algorithms.fedavg(), hyper, is_own=is_own)(rounds)
 
 
 def test_epsilon_is_that_of_the_library():
@@ -47,7 +50,8 @@ def test_epsilon_is_that_of_the_library():
     for settings in ({"weighting": "samples+fedvg"}, {"is_own": True}, {"join_ratio": 1.0}):
         assert epsilon(3, **settings) == pytest.approx(everybody, rel=1e-12)
     # with little noise, the library's bound of sampled cohorts exceeds that of all clients at some orders
-    assert epsilon(3, dp={"clip": 1.0, "noise_multiplier": 0.3}) <= by_hand(dp_accounting.GaussianDpEvent(0.3), 3)
+    little = np.float32(0.3)  # as the rounds have it
+    assert epsilon(3, dp={"clip": 1.0, "noise_multiplier": 0.3}) <= by_hand(dp_accounting.GaussianDpEvent(little), 3)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,17 @@ def test_a_resumed_run_goes_on_with_its_noise_and_its_epsilon(tmp_path):
     sim = fv.simulation(CONFIG, **GIVEN)
     start, end = (tree.by_path(v.params) for v in (sim.whole(sim.state.variables), whole.variables))
     assert {path for path in start if (start[path] != end[path]).any()} == {"classifier/bias", "classifier/kernel"}
+
+
+def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch):
+    """Its records end where it diverged, and its model is of the end of the chunk."""
+    monkeypatch.setattr(chunks, "CHUNK_SECONDS", 1e9)
+    settings = {"rounds": 9, "eval_every": 9, "dp": {"clip": 1e6, "noise_multiplier": 1.5}}
+    with pytest.raises(fv.DivergedError) as stopped:
+        fv.run(dataclasses.replace(CONFIG, **settings), **GIVEN)
+    history = stopped.value.history
+    assert len(history.records) < 9
+    assert history.summary["epsilon"] == pytest.approx(epsilon(9), rel=1e-8)
 
 
 @pytest.mark.usefixtures("traced")

@@ -58,10 +58,14 @@ def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
     assert merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["mu"] == 2
 
 
-def test_hyperparameters_of_local_training_are_not_declared_again():
-    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("momentum", 0.5),))
-    with pytest.raises(UsageError, match="'momentum' is already one of local training"):
-        merge_hyperparameters(config.Config(), own, weightings.uniform())
+@pytest.mark.parametrize("name", ["dp_noise", "dp_clip", "clip_norm", "attack_scale", "tuning_lr", "lr", "momentum"])
+def test_what_a_round_reads_beside_them_is_not_declared_by_an_algorithm_or_a_weighting(name):
+    """Otherwise dp_noise would be another number than epsilon is computed of."""
+    own = {"defaults": (Hyperparameter(name, 0.5),)}
+    pair, uniform = (algorithms.fedavg()._replace(**own), weightings.uniform()), weightings.uniform()
+    for algorithm, weighting in (pair, (algorithms.fedavg(), uniform._replace(**own))):
+        with pytest.raises(UsageError, match=f"'{name}'"):
+            merge_hyperparameters(config.Config(), algorithm, weighting)
 
 
 @pytest.mark.usefixtures("traced")

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,15 +18,27 @@ import numpy as np
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks
-from fedvg_jax.core.stores import stored
-from fedvg_jax.core.types import Batch, Data, Executor, Schedule, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    Data,
+    Executor,
+    Schedule,
+    Selection,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+)
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, loop, shared_start
 from fedvg_jax.runs.assemble import hyperparameters, simulation
-from fedvg_jax.runs.assemble.given import Given, takes_given
+from fedvg_jax.runs.assemble.given import Given, traced_anew
+from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import folder as run_folder
@@ -38,7 +50,6 @@ if TYPE_CHECKING:
     from fedvg_jax.study.sweeps import SweepResult
 
 
-@takes_given
 def run(
     config: Config | None = None,
     *,
@@ -47,7 +58,14 @@ def run(
     progress: bool = False,
     track: str | Sequence[str] | None = None,
     train: str | None = None,
-    **given: Unpack[Given],
+    data: Arrays | tuple | None = None,
+    partition: tuple | Sequence | None = None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: WeightingOrFactory | None = None,
+    selection: Selection | None = None,
+    hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
 ) -> History:
     """Returns the history of one federated run.
 
@@ -108,14 +126,15 @@ def run(
         checks.takes(metric, ("model", "data"), f"metric '{name}'")
         if history.is_reserved(name):
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
+    given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
     if progress:
         finished = _run_with_progress(config, given, metrics, callbacks)
     else:
-        sim = simulation.simulation(config, **given)._replace(metrics=metrics)
+        sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics)
         on_compiling = logging.getLogger(__name__).warning if processes.is_first() else lambda line: None
         finished = tracking.run_simulation(sim, callbacks=callbacks, on_compiling=on_compiling)
     if config.export and processes.is_first():
-        pretrained.save(config.export, finished.variables, None if given.get("task") else config.model)
+        pretrained.save(config.export, finished.variables, config.model if task is None else None)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -147,7 +166,7 @@ def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> Hist
     from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, **given)._replace(metrics=metrics)
+    sim = display.prepare(console, config, **given._asdict())._replace(metrics=metrics)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
         observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
@@ -156,7 +175,6 @@ def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> Hist
     return finished
 
 
-@takes_given
 def run_sweep(
     config: Config | None = None,
     axes: Mapping[str | tuple[str, ...], Any] = {},
@@ -164,7 +182,14 @@ def run_sweep(
     *,
     progress: bool = False,
     track: str | Sequence[str] | None = None,
-    **given: Unpack[Given],
+    data: Arrays | tuple | None = None,
+    partition: tuple | Sequence | None = None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: WeightingOrFactory | None = None,
+    selection: Selection | None = None,
+    hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -178,8 +203,7 @@ def run_sweep(
             Functions are compared by name only: after a change of one, name another folder.
         progress: whether to print a line for every run, or bars on a terminal.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        given: data, partition, task, algorithm, weighting, selection, hyper and initial, as those of `run`, for all
-            runs.
+        data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `run`, for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -198,7 +222,8 @@ def run_sweep(
     """
     start = configs.check(_with_trackers(Config() if config is None else config, track))
     folder = configs.check(Config(out=out)).out  # pyright: ignore[reportArgumentType]  a text becomes a path
-    hyperparameters.check_kind(given.get("hyper"))
+    hyperparameters.check_kind(hyper)
+    given = traced_anew(Given(data, partition, task, algorithm, weighting, selection, hyper, initial))
     from fedvg_jax.study import sweeps
 
     return sweeps.run_sweep(start, axes, given, folder, progress, _check_flags)
@@ -305,7 +330,7 @@ def evaluate(
     if isinstance(data, Data):
         tables, measure = chunks.evaluation_tables(data), _jitted_evaluate(task)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
-            measure = pool_rows.compile_read(model.host_rows, task, variables, list(tables.values()))
+            measure = pool_rows.compile_read(model.keep, model.host_rows, task, variables, list(tables.values()))
         metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     kind = type(data).__name__
@@ -333,6 +358,6 @@ def _metrics(task: Task, sums: Tree) -> dict[str, float]:
     return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
 
 
-@stored
+@functools.lru_cache(16)
 def _jitted_evaluate(task: Task) -> Callable[[Variables, Tree, Any], Tree]:
     return jax.jit(make_evaluate(task))

@@ -58,11 +58,13 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
         program = programs.static_settings(sim.config), jax.tree.map(programs.abstract, (state, rounds, data))
         with compilation.announced(sim.config.cache_dir or default_cache_dir(), program, say):
-            chunk, evaluate_compiled = programs.compile_for(sim.chunk, sim.evaluate, state, rounds, data, sim.hyper)
+            chunk, evaluate_compiled = programs.compile_for(
+                sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
+            )
         memory.refuse_unfitting(sim.config, memory.program_bytes(chunk))
         if sim.host_rows:
             tables, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
-            evaluate_compiled = pool_rows.compile_read(sim.host_rows, sim.model, variables, tables)
+            evaluate_compiled = pool_rows.compile_read(sim.keep, sim.host_rows, sim.model, variables, tables)
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 

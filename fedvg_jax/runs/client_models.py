@@ -16,7 +16,6 @@ from jax import Array
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.config.departures import listed
 from fedvg_jax.core.local_part import LocalPart
-from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
@@ -45,8 +44,9 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     wanted = tuple(name for name in CLIENT_ACCURACIES if name in listed(sim.config.record))
     if not wanted:
         return {}
-    augment = pixels.AUGMENTATIONS[sim.config.augment]
-    count = _make(sim.bind, sim.executor, sim.optimiser, augment, make_local(sim.config), wanted)
+    augment, local = pixels.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
+    make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted)
+    count = sim.keep(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
     # cosine is 0 after the last round, which then counts; the others go on where the run may be resumed
@@ -115,7 +115,6 @@ def _take(pool: Batch, rows: np.ndarray) -> Batch:
     return Batch(*(np.asarray(copy[rows]) for copy in copies))
 
 
-@stored
 def _make(
     bind: Callable[[Tree], programs.Bound],
     executor: Executor,

@@ -24,6 +24,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
+from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import checkpoint, provenance, seals
 from fedvg_jax.runs.record import folder as run_folder
@@ -63,7 +64,8 @@ def compute(
     points: Sequence[Point],
     out: Path | None,
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
-    replacements: Mapping[str, Any] = {},
+    given: Given = Given(),  # noqa: B008  a named tuple, never changed
+    keep: programs.Keep | None = None,
     retries: bool = True,
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
@@ -72,7 +74,8 @@ def compute(
         points: in the order in which to compute them.
         out: folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory.
         observers: what is called while the sweep is going on.
-        replacements: arguments of `simulation.simulation` other than the config, the same for all points.
+        given: what takes the place of settings, the same for all points.
+        keep: keeps the programs of what is given.
         retries: whether points that failed before this call are computed again. Points that fail during the call, in
             whichever process, are not.
 
@@ -81,7 +84,7 @@ def compute(
     """
     if out and retries:
         sweep_folder.clear_failures(out, points)
-    work = Work(out, observers, replacements, {}, {}, [])
+    work = Work(out, observers, given, keep or programs.keeper(), {}, {}, [])
     pending = list(points)
     while pending:
         busy = []
@@ -106,10 +109,10 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
     return results
 
 
-def with_hyper_values(values: Mapping[str, Any], replacements: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `simulation.simulation` with the hyperparameters among the values of axes, which win."""
+def with_hyper_values(values: Mapping[str, Any], given: Given) -> Given:
+    """Returns what is given with the hyperparameters among the values of axes, which win."""
     own = {name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)}
-    return {**replacements, "hyper": {**(replacements.get("hyper") or {}), **own} or None}
+    return given._replace(hyper={**(given.hyper or {}), **own} or None)
 
 
 def data_key(config: Config) -> tuple:
@@ -123,8 +126,10 @@ class Work(NamedTuple):
 
     out: Path | None
     observers: Observers
-    replacements: Mapping[str, Any]
-    """arguments of `simulation.simulation`"""
+    given: Given
+    """what takes the place of settings"""
+    keep: programs.Keep
+    """keeps the programs of what is given"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
     results: dict[str, History | Failure]
@@ -181,15 +186,15 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     """Returns the simulation of a point, in its folder."""
     config = _config_in(work.folder(point), point.config)
-    arguments = with_hyper_values(point.values, work.replacements)
-    is_given = arguments.get("data") is not None
+    given = with_hyper_values(point.values, work.given)
+    is_given = given.data is not None
     if not is_given:
         key = data_key(config)
         if key not in work.data:
             work.data.clear()
             work.data[key] = simulation.load_data(config)
-        arguments["data"] = work.data[key]
-    sim = simulation.simulation(config, **arguments)
+        given = given._replace(data=work.data[key])
+    sim = simulation.assemble(config, given, work.keep)
     return sim if is_given else sim._replace(given=sim.given - {"data"})  # the data set that the settings name
 
 
@@ -227,12 +232,13 @@ REPLACED = {
 """Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
 
 
-def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
+def check(points: Sequence[Point], given: Given, keep: programs.Keep) -> None:
     """Checks the given objects before the first run.
 
     Args:
         points: of the sweep.
-        replacements: arguments of `simulation.simulation`.
+        given: what takes the place of settings.
+        keep: keeps the programs of what is given.
 
     Raises:
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or the data,
@@ -240,33 +246,33 @@ def check(points: Sequence[Point], replacements: Mapping[str, Any]) -> None:
     """
     varied = dict.fromkeys(name for point in points for name in point.values)
     for argument, setting in PASSED.items():
-        if (given := replacements.get(argument)) is None:
+        if (value := getattr(given, argument)) is None:
             continue
         replaced = (setting, *REPLACED.get(argument, ()))
-        replaced += population.OF_SPLIT if argument == "partition" and isinstance(given, tuple) else ()
+        replaced += population.OF_SPLIT if argument == "partition" and isinstance(value, tuple) else ()
         for name in varied:
             used = SETTINGS[name].facts.used if name in SETTINGS and "." not in name else ()
             if name in replaced or any(condition.setting == setting for condition in used):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    arguments = [with_hyper_values(point.values, replacements) for point in points]
-    if all(value is None for value in arguments[0].values()):
+    of_points = [with_hyper_values(point.values, given) for point in points]
+    if all(value is None for value in of_points[0]):
         return
-    sim = simulation.simulation(points[0].config, **arguments[0])
-    own = {name: getattr(sim, name) for name in ("algorithm", "weighting") if replacements.get(name) is not None}
+    sim = simulation.assemble(points[0].config, of_points[0], keep)
+    own = {name: getattr(sim, name) for name in ("algorithm", "weighting") if getattr(given, name) is not None}
     of_groups = [(name, SETTINGS[name].facts) for name in points[0].values if "." in name and name in SETTINGS]
     for (argument, part), (name, facts) in itertools.product(own.items(), of_groups):
         is_replaced = any(condition.setting == argument for condition in facts.used)
         if is_replaced and facts.hyper not in {parameter.name for parameter in part.defaults}:
             raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    for point, argument in zip(points, arguments, strict=True):
-        if argument.get("hyper"):
-            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, argument["hyper"], tuple(own.values()))
+    for point, of_point in zip(points, of_points, strict=True):
+        if of_point.hyper:
+            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, of_point.hyper, tuple(own.values()))
 
 
 def run_sweep(
     start: Config,
     axes: Mapping[Any, Any],
-    replacements: Mapping[str, Any],
+    given: Given,
     out: Path | None,
     progress: bool,
     check_config: Callable[[Config], None],
@@ -276,7 +282,7 @@ def run_sweep(
     Args:
         start: settings that all points share.
         axes: as those of `fedvg_jax.run_sweep`.
-        replacements: arguments of `simulation.simulation` other than the config.
+        given: what takes the place of settings, with functions of this call.
         out: folder of the sweep; None keeps the results in memory.
         progress: whether to print a line for every run, or bars on a terminal.
         check_config: raises UsageError for settings of a point that only the command line can follow.
@@ -289,15 +295,16 @@ def run_sweep(
     points = made.points
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
     single = {axis.names[0]: axis.values[0][0] for axis in parsed if len(axis.values) == 1}
-    given = provenance.describe(with_hyper_values(single, replacements))
+    described = provenance.describe(with_hyper_values(single, given)._asdict())
     for point in points:
         tracking.require(point.config, out is not None)
         check_config(point.config)
-    if replacements.get("data") is None:
+    if given.data is None:
         sweep_folder.check_sources(points)
-    check(points, replacements)
+    keep = programs.keeper()
+    check(points, given, keep)
     if out:
-        sweep_folder.open_folder(out, {**sweep_folder.document(made), "given": given}, points)
+        sweep_folder.open_folder(out, {**sweep_folder.document(made), "given": described}, points)
     ordered = [point for group in by_program(points) for point in group]
     with contextlib.ExitStack() as stack:
         observers = Observers()
@@ -308,7 +315,7 @@ def run_sweep(
 
             num_done = sum(sweep_folder.is_done(out, point) for point in points) if out else 0
             observers = stack.enter_context(sweep_progress(Console(), len(points), num_done))
-        results, stopped_by = compute(ordered, out, observers, replacements)
+        results, stopped_by = compute(ordered, out, observers, given, keep)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
     if stopped_by is not None:

@@ -7,7 +7,7 @@ import html
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Unpack
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -22,7 +22,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
 from fedvg_jax.runs.assemble import registry, simulation
-from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
@@ -46,14 +45,14 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(console: Console, config: Config, unused: str = "", **given: Unpack[Given]) -> simulation.Simulation:
+def prepare(console: Console, config: Config, unused: str = "", **given: Any) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
         console: where to print.
         config: settings of the run.
         unused: as in `start_text`.
-        given: what takes the place of what the config names.
+        given: further arguments of `simulation`.
     """
     with preparation_progress(console) as bar:
         drawing, reading = bar("drawing a partition"), bar("decoding images")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -56,7 +56,26 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
     >>> fast_convolutions(convolve)(x, w)[0, 0].tolist()
     [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
-    return (_rewritten_once if isinstance(function, Hashable) else _rewritten)(function, conv)
+
+    @functools.wraps(function)
+    def rewritten(*args, **kwargs):
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        is_static = [isinstance(leaf, bool) for leaf in leaves]
+        arrays = [leaf for leaf, static in zip(leaves, is_static, strict=True) if not static]
+
+        def of_arrays(*arrays):
+            remaining = iter(arrays)
+            values = [leaf if static else next(remaining) for leaf, static in zip(leaves, is_static, strict=True)]
+            args, kwargs = jax.tree.unflatten(structure, values)
+            return function(*args, **kwargs)
+
+        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
+        has_rule = _has_rule(closed.jaxpr)
+        results = _evaluate(conv, closed, *arrays) if has_rule else core.jaxpr_as_fun(closed)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+    return rewritten  # pyright: ignore[reportReturnType]
 
 
 def remaining_operations(function: Callable, *args) -> list[str]:
@@ -81,34 +100,6 @@ def remaining_operations(function: Callable, *args) -> list[str]:
                 yield from names(inner)
 
     return list(dict.fromkeys(names(jax.make_jaxpr(function)(*args).jaxpr)))
-
-
-def _rewritten(function: F, conv: str) -> F:
-    """Returns the function of `fast_convolutions`."""
-
-    @functools.wraps(function)
-    def rewritten(*args, **kwargs):
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        is_static = [isinstance(leaf, bool) for leaf in leaves]
-        arrays = [leaf for leaf, static in zip(leaves, is_static, strict=True) if not static]
-
-        def of_arrays(*arrays):
-            remaining = iter(arrays)
-            values = [leaf if static else next(remaining) for leaf, static in zip(leaves, is_static, strict=True)]
-            args, kwargs = jax.tree.unflatten(structure, values)
-            return function(*args, **kwargs)
-
-        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
-        has_rule = _has_rule(closed.jaxpr)
-        results = _evaluate(conv, closed, *arrays) if has_rule else core.jaxpr_as_fun(closed)(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), results)
-
-    return rewritten  # pyright: ignore[reportReturnType]
-
-
-_rewritten_once = functools.lru_cache(128)(_rewritten)
-"""The same function for the same one, so that compiled programs of it are found again."""
 
 
 def _has_rule(jaxpr: core.Jaxpr) -> bool:

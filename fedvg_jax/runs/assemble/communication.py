@@ -13,6 +13,7 @@ number D_k.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,10 +24,9 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.departures import departs
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.dependence import reads
-from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
-from fedvg_jax.runs.assemble.programs import Bound, Program
+from fedvg_jax.runs.assemble.programs import Bound, Program, key_of_shapes
 from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.placement.memory import num_bytes
 from fedvg_jax.runs.record.history import SENT, Record
@@ -57,9 +57,9 @@ def round_traffic(
     local, stats_too = make_local(config), departs(config, "server-stats")
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, data.pool, hyper, data.base)
-    leaves, structure = jax.tree.flatten(arguments)
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    is_read, messages = _traced(program.algorithm, program.bind, stats_too, structure, shapes)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    make = functools.partial(_traced, program.algorithm, program.bind, stats_too, shapes)
+    is_read, messages = program.keep(("traffic", *key_of_shapes(shapes)), make)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
     params = jax.tree.structure(state.variables.params)
@@ -93,10 +93,7 @@ def entries(traffic: Traffic, record: Record) -> Record:
     return dict(zip(SENT, (down, up), strict=True))
 
 
-@stored
-def _traced(
-    algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, structure: Any, leaves: tuple
-) -> tuple[tuple, Tree]:
+def _traced(algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, shapes: tuple) -> tuple[tuple, Tree]:
     """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
 
     def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper, base: Tree) -> dict[str, Tree]:
@@ -117,5 +114,5 @@ def _traced(
         return {"all": (grads, memory, sent)}
 
     with checks.without_notes():
-        is_read, shapes = reads(on_client, *jax.tree.unflatten(structure, leaves))
+        is_read, shapes = reads(on_client, *shapes)
     return is_read["all"], shapes["all"][2]

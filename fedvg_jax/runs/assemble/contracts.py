@@ -13,7 +13,6 @@ import numpy as np
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.dependence import reads
-from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
@@ -250,8 +249,6 @@ def check_weighting(
 ) -> None:
     """Checks a weighting on three clients near the initial model and a few rows of D_val.
 
-    The program of the trial is kept, so that another run with the same weighting does not trace it again.
-
     Args:
         weighting: the weighting to check.
         task: the model and its loss.
@@ -314,7 +311,6 @@ tensor, for cohorts of every size, which negative measurements, such as losses, 
         )
 
 
-@stored
 def _jitted_trial(
     weighting: Weighting | Callable[[Tree], Any], in_blocks: bool
 ) -> Callable[[Variables, Data, Hyper], tuple[Variables, Variables]]:
@@ -532,7 +528,6 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
             raise UsageError(f"{name} {problem}")
 
 
-@stored
 def _problem_of_features(algorithm: Algorithm, task: Task, structure: Any, leaves: tuple) -> str:
     """Returns what is wrong with the features that a loss reads, "" if nothing is, by traces of the forward pass."""
     model, (batch, hyper) = jax.eval_shape(task.init, jax.random.key(0)), structure.unflatten(leaves)

@@ -3,44 +3,72 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import jax
+
+from fedvg_jax.algorithms import no_correction, no_memory, no_probe, no_report, no_residual
 from fedvg_jax.core.types import Algorithm, Selection, Task, Variables, Weighting
 from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.runs.assemble import contracts
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
 
-
-class Given(TypedDict, total=False):
-    """The arguments of `fedvg_jax.run` that take the place of what the config names; None is as if left out."""
-
-    data: Arrays | tuple | None
-    partition: tuple | Sequence | None
-    task: Task | None
-    algorithm: Algorithm | None
-    weighting: Weighting | Callable[[Task], Weighting] | None
-    selection: Selection | None
-    hyper: Mapping[str, float] | None
-    initial: Variables | None
+_ABSENT_PARTS = (no_correction, no_memory, no_probe, no_report, no_residual)
+"""Functions that the round recognises; they read nothing beside their arguments."""
 
 
-def takes_given(function: Function) -> Function:
-    """Returns a function of `**given: Unpack[Given]` with these names in its signature, as `help` shows it.
+class Given(NamedTuple):
+    """The arguments of `fedvg_jax.run` that take the place of what the config names."""
 
-    Python refuses other names with a TypeError.
+    data: Arrays | tuple | None = None
+    partition: tuple | Sequence | None = None
+    task: Task | None = None
+    algorithm: Algorithm | None = None
+    weighting: Weighting | Callable[[Task], Weighting] | None = None
+    selection: Selection | None = None
+    hyper: Mapping[str, float] | None = None
+    initial: Variables | None = None
+
+    @property
+    def replaced(self) -> frozenset[str]:
+        """The names of what takes the place of settings that a run folder records."""
+        return frozenset(n for n, value in self._asdict().items() if value is not None) - {"hyper", "initial"}
+
+
+def traced_anew(given: Given) -> Given:
+    """Returns what a call is given, with new functions; see `new_functions`.
+
+    Raises:
+        UsageError: a task, an algorithm or a weighting is something else.
     """
-    signature = inspect.signature(function)
-    *own, last = signature.parameters.values()
-    kinds = Given.__annotations__.items()
-    named = [last.replace(name=n, kind=last.KEYWORD_ONLY, default=None, annotation=kind) for n, kind in kinds]
-    signature = signature.replace(parameters=[*own, *named])
+    contracts.check_kinds(given.task, given.algorithm, given.weighting)
+    names = ("task", "algorithm", "weighting", "selection")
+    return given._replace(**{name: new_functions(getattr(given, name)) for name in names})
 
-    @functools.wraps(function)
-    def checked(*arguments: Any, **keywords: Any) -> Any:
-        signature.bind(*arguments, **keywords)
+
+def new_functions(bundle: T) -> T:
+    """Returns a named tuple of functions with a new function in place of each.
+
+    JAX traces a function once and finds the result by the function's identity. A function may read values that change
+    between two calls of `fedvg_jax.run`, so each call traces functions of its own. One that the caller passes to
+    `jax.jit` before is taken from there.
+
+    >>> double = lambda x: 2 * x
+    >>> (own,) = new_functions((double,))
+    >>> own is double, own(3)
+    (False, 6)
+    """
+    if isinstance(bundle, tuple):
+        parts = map(new_functions, bundle)
+        return type(bundle)(*parts) if hasattr(bundle, "_fields") else tuple(parts)  # pyright: ignore
+    if not callable(bundle) or any(bundle is part for part in _ABSENT_PARTS):
+        return bundle
+    function = bundle.__wrapped__ if isinstance(bundle, jax.stages.Wrapped) else bundle  # pyright: ignore
+
+    @functools.wraps(function, updated=())
+    def call(*arguments: Any, **keywords: Any) -> Any:
         return function(*arguments, **keywords)
 
-    checked.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-    return checked  # pyright: ignore[reportReturnType]
+    return call  # pyright: ignore[reportReturnType]

@@ -1,5 +1,7 @@
 """The jitted programs of a run, built once and shared by all runs of a process whose settings differ in values only.
 
+Programs of what a caller passes are shared by the runs of one call, such as the points of a sweep.
+
 A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
 argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
 alpha or learning rate needs no compilation.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -22,7 +24,6 @@ from fedvg_jax.algorithms.kept import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.departures import listed
 from fedvg_jax.core import local_part, trained_part
-from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -41,7 +42,9 @@ from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import collection
 from fedvg_jax.host import hardware as hw
+from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import contracts, privacy, registry
+from fedvg_jax.runs.assemble.given import new_functions
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
@@ -61,6 +64,14 @@ TRACE_SETTINGS = (
     "jax_threefry_partitionable",
 )
 """Settings of jax, also of its context managers, that change what a program computes."""
+
+T = TypeVar("T")
+
+Keep = Callable[[Hashable, Callable[[], Any]], Any]
+"""(key, function without arguments) -> its result, which is kept under that key"""
+
+MOST_KEPT = 16
+"""Results that are kept; then the oldest is dropped."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 """A weighting, or a function that makes it for the task of the run."""
@@ -101,6 +112,32 @@ class Program(NamedTuple):
     """of the whole model"""
     bind: Callable[[Tree], Bound]
     """`Data.base` -> what depends on it"""
+    keep: Keep
+    """keeps what is compiled or traced of the program, by shapes, for the runs that share it"""
+
+
+def keeper() -> Keep:
+    """Returns a function that keeps results by key.
+
+    >>> keep = keeper()
+    >>> keep("a", lambda: 1), keep("a", lambda: 2)
+    (1, 1)
+    """
+    kept: dict[Hashable, Any] = {}
+
+    def keep(key: Hashable, make: Callable[[], T]) -> T:
+        if key not in kept:
+            result = make()
+            if len(kept) == MOST_KEPT:
+                del kept[next(iter(kept))]
+            kept[key] = result
+        return kept[key]
+
+    return keep
+
+
+_of_settings = keeper()
+"""Programs that follow from settings alone, for all runs of the process."""
 
 
 def static_settings(config: Config) -> Config:
@@ -122,20 +159,26 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     devices: tuple | None = None,
+    keep: Keep | None = None,
 ) -> Program:
-    """Returns the program of a run, from the store of this process if a run has equal static settings.
+    """Returns the program of a run, a kept one if a run has equal static settings.
 
     Args:
         model: a task, or the images for the model that the config names.
-        algorithm, weighting: replace what the config names; compared, as a task is, by what their functions read, see
-            `core.value_keys`. A weighting may also be a function of the task.
+        algorithm, weighting: replace what the config names. A weighting may also be a function of the task.
         devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
+        keep: keeps the programs of one call, which all have the same task, algorithm and weighting, if it is given
+            any.
     """
-    return _make(static_settings(config), model, algorithm, weighting, devices, trace_settings(), hw.current())
+    static, is_named = static_settings(config), isinstance(model, Images)
+    key = static, model if is_named else None, devices, trace_settings(), hw.current()
+    keep = _of_settings if is_named and algorithm is weighting is None else keep or keeper()
+    return keep(key, lambda: _make(static, model, algorithm, weighting, devices))
 
 
-@stored
-def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *_: Hashable) -> Program:
+def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -> Program:
+    if isinstance(model, Task):
+        model = fast_task(model)
     whole, scored = _tasks(config, model)
     base = _shapes_of_base(config, whole)
     algorithm = registry.with_send(config, algorithm or registry.make_algorithm(config))
@@ -149,7 +192,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
 
     def bound(task: Task, scored: Task) -> Bound:
         own = weighting or registry.make_weighting(config, scored, algorithm)
-        own = own if isinstance(own, Weighting) else contracts.weighting_of(own, scored)
+        own = own if isinstance(own, Weighting) else new_functions(contracts.weighting_of(own, scored))
         measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
         own = recorded.with_records(own, measures) if measures else own
         parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task)
@@ -180,6 +223,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices, *
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
         bind,
+        keeper(),
     )
 
 
@@ -204,27 +248,24 @@ def _shapes_of_base(config: Config, task: Task) -> Variables | None:
 
 
 def compile_for(
-    chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+    keep: Keep, chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
 ) -> tuple[Callable, Callable]:
-    """Returns the two programs of a run compiled for its shapes, from the store if equal shapes were compiled.
+    """Returns the two programs of a run compiled for its shapes, kept ones if equal shapes were compiled.
 
     Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
 
     Args:
-        chunk, evaluate: jitted functions of a `Program`.
+        keep, chunk, evaluate: of a `Program`.
         rounds: a stacked schedule.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    leaves, structure = jax.tree.flatten((state, np.int32(0), rounds, data, hyper))
-    shapes = tuple(map(abstract, leaves))
-    return _compiled(chunk, evaluate, structure, shapes, trace_settings())
+    shapes = jax.tree.map(abstract, (state, np.int32(0), rounds, data, hyper))
+    return keep(("compiled", *key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes))
 
 
-@stored
 def _compiled(
-    chunk: Wrapped, evaluate: Wrapped, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], settings: tuple
+    chunk: Wrapped, evaluate: Wrapped, state: SimState, count, rounds: Schedule, data: Data, hyper: Hyper
 ) -> tuple[Callable, Callable]:
-    state, count, rounds, data, hyper = jax.tree.unflatten(structure, leaves)
     tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
     with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
@@ -264,12 +305,18 @@ def _width(table: Any) -> tuple[int, ...]:
     return (*table.shape[:-2], table.shape[-1])
 
 
-# --- keys of the stores
+# --- keys of what is kept
 
 
 def trace_settings() -> tuple[Hashable, ...]:
     """Returns the values of `TRACE_SETTINGS` where it is called."""
     return tuple(getattr(jax.config, name) for name in TRACE_SETTINGS)
+
+
+def key_of_shapes(arguments: Tree) -> tuple[Hashable, ...]:
+    """Returns a key of what is traced for arguments of these shapes, under the settings of jax where it is called."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(map(abstract, leaves)), trace_settings()
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from fedvg_jax.config.departures import departs, listed
 from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import trained_part, tree, value_keys
+from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import (
     Algorithm,
     Batch,
@@ -46,11 +46,10 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import files, processes
 from fedvg_jax.models import norm, pretrained
-from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import compilation, endings, evaluation_records
 from fedvg_jax.runs.assemble import cohorts, communication, contracts, privacy, programs, registry
-from fedvg_jax.runs.assemble.given import Given, takes_given
+from fedvg_jax.runs.assemble.given import Given, traced_anew
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
@@ -97,6 +96,8 @@ class Simulation(NamedTuple):
     """of the whole model: `task`, unless only a part is trained"""
     bind: Callable[[Tree], programs.Bound]
     """`data.base` -> task, weighting and round step with these frozen tensors"""
+    keep: programs.Keep
+    """keeps what is compiled of the program, by shapes"""
     given: frozenset[str]
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
     host_rows: pool_rows.HostRows | None
@@ -176,9 +177,19 @@ class Population(NamedTuple):
         return Batch(self.shared.x, self.shared.y)
 
 
-@takes_given
 def simulation(
-    config: Config, *, progress: Progress | None = None, reading: Progress | None = None, **given: Unpack[Given]
+    config: Config,
+    *,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+    data: Arrays | tuple | None = None,
+    partition: tuple | Sequence | None = None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: programs.WeightingOrFactory | None = None,
+    selection: Selection | None = None,
+    hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
 ) -> Simulation:
     """Returns everything that a run of these settings needs.
 
@@ -186,7 +197,7 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        given: data, partition, task, algorithm, weighting, selection, hyper and initial, as those of `fedvg_jax.run`.
+        data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -195,19 +206,34 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    objects = given.get("task"), given.get("algorithm"), given.get("weighting")
-    contracts.check_kinds(*objects)
-    value_keys.key_of(objects)  # drops what JAX has traced of other values
+    given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
+    return assemble(config, traced_anew(given), programs.keeper(), progress, reading)
+
+
+def assemble(
+    config: Config,
+    given: Given,
+    keep: programs.Keep,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+) -> Simulation:
+    """Returns a `simulation`.
+
+    Args:
+        config, progress, reading: as those of `simulation`.
+        given: what the caller passed, with functions of this call; see `given.traced_anew`.
+        keep: keeps the programs of what is given, for all simulations of the call.
+    """
     config = _check_settings(config)
     population = _make_population(config, given, progress, reading)
-    program = _make_program(config, population, *objects)
-    own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if given.get(name))
-    hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.get("hyper"), own)
-    epsilon = privacy.epsilon_after(config, program.algorithm, hyper, is_own=given.get("weighting") is not None)
+    program = _make_program(config, population, given, keep)
+    own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name))
+    hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.hyper, own)
+    epsilon = privacy.epsilon_after(config, program.algorithm, hyper, is_own=given.weighting is not None)
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = pool_rows.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
-    chosen = cohorts.choose_selection(config, given.get("selection"), is_on_host)
-    variables, base = _initial_model(config, program.model, given.get("initial"))
+    chosen = cohorts.choose_selection(config, given.selection, is_on_host)
+    variables, base = _initial_model(config, program.model, given.initial)
     program = _bound(program, base)
     tables = make_data(config, population, program.model, is_on_host)._replace(base=base)
     host = pool_rows.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
@@ -217,24 +243,23 @@ def simulation(
     table = table_shape(config, len(arrays.y), int(client_rows.sizes(parts.train).max()), program.algorithm)
     estimate = functools.partial(memory.estimate, config, pool_rows.on_device(host, tables), table, base=base)
     state, memories = make_state(config, program, hyper, variables, estimate)
-    privacy.check(config, program.algorithm, state, hyper, given.get("selection"))
+    privacy.check(config, program.algorithm, state, hyper, given.selection)
     host, data = pool_rows.place(host, tables, executor)
     program = _bound(program, data.base)
     select = cohorts.make_cohorts(config, chosen, program, data, parts.train) if chosen else None
-    replaced = frozenset(name for name, value in given.items() if value is not None) - {"hyper", "initial"}
     return Simulation(
         config=config,
         arrays=arrays,
         partition=parts,
-        statistics=describe(config, arrays, parts, population.shared, "partition" in replaced),
+        statistics=describe(config, arrays, parts, population.shared, "partition" in given.replaced),
         state=state,
         data=data,
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
         schedule=make_schedule(config, arrays, parts, program, select=select),
         selection=chosen,
-        given=replaced,
+        given=given.replaced,
         host_rows=host,
-        memories=memories._replace(has_given=bool(config.init or given.get("initial"))),
+        memories=memories._replace(has_given=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, tables, hyper, chosen),
         epsilon=epsilon,
         **program._asdict(),
@@ -254,30 +279,23 @@ def _check_settings(config: Config) -> Config:
 
 def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> Population:
     """Reads the data set and draws the partition, unless they are given."""
-    data, partition = given.get("data"), given.get("partition")
+    data, partition = given.data, given.partition
     arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
     user_data.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
     return Population(arrays, parts, make_shared(config, arrays, parts))
 
 
-def _make_program(
-    config: Config,
-    population: Population,
-    task: Task | None,
-    algorithm: Algorithm | None,
-    weighting: programs.WeightingOrFactory | None,
-) -> programs.Program:
+def _make_program(config: Config, population: Population, given: Given, keep: programs.Keep) -> programs.Program:
     """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
-    arrays = population.arrays
-    if task is None:
+    arrays, model = population.arrays, given.task
+    if model is None:
         registry.check_images(config, arrays)
         model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     else:
-        contracts.check_task(task, population.pool)
-        model = fast_task(task)
+        contracts.check_task(model, population.pool)
         _check_settings_of_task(config, model, population.pool)
-    return programs.make_program(config, model, algorithm, weighting)
+    return programs.make_program(config, model, given.algorithm, given.weighting, keep=keep)
 
 
 def _initial_model(config: Config, model: Task, initial: Variables | None) -> tuple[Variables, Variables | None]:
@@ -301,14 +319,17 @@ def _check_own(
     Args:
         tables: the rows that a round reads.
     """
-    task, own_algorithm = given.get("task"), given.get("algorithm")
-    if given.get("weighting"):
+    task, own_algorithm = given.task, given.algorithm
+    if given.weighting:
         if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
             raise UsageError(f"robust {rule} ignores weighting=; use clipped_mean, or leave one out")
         in_blocks = block_size(config) < cohort_size(config)
         bind = None if tables.base is None else program.bind
-        contracts.check_weighting(program.weighting, program.task, tables, hyper, in_blocks=in_blocks, bind=bind)
-    algorithm = None if given.get("weighting") else program.algorithm
+        arguments = program.weighting, program.task, tables, hyper
+        check = functools.partial(contracts.check_weighting, *arguments, in_blocks=in_blocks, bind=bind)
+        values = [float(hyper[parameter.name]) for parameter in program.weighting.defaults]
+        program.keep(("weighting", in_blocks, *values, *programs.key_of_shapes(tables)), check)
+    algorithm = None if given.weighting else program.algorithm
     _check_accuracies(config, algorithm, task and program.task, population.pool, population.arrays)
     sees_minibatches = task is not None and program.algorithm.loss is not None
     if sees_minibatches:
@@ -327,7 +348,9 @@ def _check_own(
         for message in problems_of_algorithm(config, "the algorithm", facts) if own_algorithm else ():
             raise UsageError(message)
     name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
-    contracts.check_features(program.algorithm, program.task, tables.pool, hyper, name)
+    key = "features", *programs.key_of_shapes((tables.pool, hyper))
+    check_features = functools.partial(contracts.check_features, program.algorithm, program.task)
+    program.keep(key, lambda: check_features(tables.pool, hyper, name))
 
 
 def _check_accuracies(

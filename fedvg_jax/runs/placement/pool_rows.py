@@ -7,7 +7,7 @@ round, so nothing is compiled between chunks. `fit`, `take` and `shapes` give a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.departures import listed
 from fedvg_jax.core import tree
-from fedvg_jax.core.stores import stored
 from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
@@ -211,13 +210,14 @@ def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) ->
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 def compile_read(
-    host: HostRows, task: Task, variables: Variables, tables: Iterable[np.ndarray]
+    keep: programs.Keep, host: HostRows, task: Task, variables: Variables, tables: Iterable[np.ndarray]
 ) -> Callable[[Variables, Tree, np.ndarray], Any]:
     """Returns a function like that of `evaluate.make_evaluate`, compiled once, for tables on the host.
 
     Args:
+        keep: of a run's program.
         host: of the run; its pool is the one that is read.
-        task: the model.
+        task: the model of the program.
         variables: of the shapes and placement of those to evaluate.
         tables: int [.., B] whose widths B are compiled for.
     """
@@ -227,9 +227,9 @@ def compile_read(
         return _piece(host, np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32))
 
     pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
-    leaves, structure = jax.tree.flatten((variables, empty, pieces))
-    shapes, settings = tuple(map(programs.abstract, leaves)), programs.trace_settings()
-    total, compiled = _compiled(task, host.executor, structure, shapes, settings)
+    shapes = jax.tree.map(programs.abstract, (variables, empty, pieces))
+    key = "read", *programs.key_of_shapes(shapes)
+    total, compiled = keep(key, lambda: _compiled(task, host.executor, *shapes))
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:
         totals, before = empty, empty
@@ -242,12 +242,10 @@ def compile_read(
     return evaluate_pieces
 
 
-@stored
 def _compiled(
-    task: Task, executor: Executor, structure, leaves: tuple[jax.ShapeDtypeStruct, ...], _: tuple
+    task: Task, executor: Executor, variables: Variables, empty: Tree, pieces: Mapping[int, Tree]
 ) -> tuple[Callable, dict[int, Callable[[Variables, Tree, Tree, Tree], Tree]]]:
     """Returns the programs of an evaluation: the sum over devices, and a piece by width."""
-    variables, empty, pieces = jax.tree.unflatten(structure, leaves)
     add_piece = jax.jit(evaluate.make_add_piece(task, executor))
     total = jax.jit(tree.total, out_shardings=executor.placement).lower(empty).compile()
     return total, {width: add_piece.lower(variables, empty, *piece).compile() for width, piece in pieces.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
 import itertools
 import os
 import platform
@@ -176,5 +177,6 @@ def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _name_of_function(function: Callable) -> str:
+    function = inspect.unwrap(function)
     function = getattr(function, "func", function)  # of a partial
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"

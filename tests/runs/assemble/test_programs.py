@@ -85,14 +85,13 @@ def test_other_settings_of_jax_have_a_program_of_their_own():
     assert {"jit(chunk)", "jit(evaluate)"} <= set(compiled)
 
 
-def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own():
+def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own(monkeypatch):
     fedvg_jax.run(SMALL)
     other = replace(SMALL, seed=5, alpha=0.5, lr=0.05, partition_seed=3, rounds=3)
     with compilations() as compiled:
         shared = fedvg_jax.run(other)
     assert compiled == []
-    programs._make.store.cache_clear()
-    programs._compiled.store.cache_clear()
+    monkeypatch.setattr(programs, "_of_settings", programs.keeper())
     alone = fedvg_jax.run(other)
     assert_equal_runs(shared, alone)
 
@@ -126,47 +125,17 @@ def test_evaluations_without_fusion_emitters_have_the_same_bits():
     jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
-FACTOR = 1.0
+def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
+    def loss(output, y):
+        return (output[0] - y.astype(output.dtype)) ** 2
 
-
-def scaled_loss(*arguments):
-    loss, stats = linear.TASK.loss(*arguments)
-    return FACTOR * loss, stats
-
-
-def scaled_by(factor: float):
-    """The result of a run whose loss reads a factor of this module."""
-    globals()["FACTOR"] = factor
-    given = linear.GIVEN | {"task": linear.TASK._replace(loss=scaled_loss)}
-    return np.asarray(
-        fedvg_jax.run(replace(SMALL, partition="iid", rounds=1, lanes="1", devices="1"), **given).variables.params["w"]
-    )
-
-
-def test_a_run_uses_the_values_that_a_function_reads_when_it_starts():
-    first, half, again = scaled_by(1.0), scaled_by(0.5), scaled_by(1.0)
-    np.testing.assert_array_equal(again, first)
-    assert not np.array_equal(half, first)
-
-
-def test_functions_made_anew_by_the_same_factories_compile_nothing():
-    def run(seed: int):
-        def task():
-            return fedvg_jax.linen_task(nn.Dense(1), loss, linear.data()[0][seed : seed + 1])
-
-        def loss(output, y):
-            return (output[0] - y.astype(output.dtype)) ** 2
-
-        def weighting():
-            return basic.uniform()._replace(score=lambda signals: signals)
-
-        given = {"data": linear.data(), "task": task(), "weighting": weighting()}
-        return fedvg_jax.run(replace(SMALL, partition="iid", rounds=1, seed=seed), **given)
-
-    run(0)
+    task = fedvg_jax.linen_task(nn.Dense(1), loss, linear.data()[0][:1])
+    settings = replace(SMALL, partition="iid", rounds=1)
     with compilations() as compiled:
-        run(1)
-    assert compiled == []
+        fedvg_jax.run_sweep(
+            settings, {"seed": [0, 1]}, data=linear.data(), task=task, weighting=lambda task: basic.uniform()
+        )
+    assert compiled.count("jit(chunk)") == 1
 
 
 @pytest.mark.parametrize("configured", [None, "/elsewhere"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from fedvg_jax.config.suggestions import suggestion
-from fedvg_jax.runs import stop_signals
 from fedvg_jax.views import output
 
 COMMANDS = {
@@ -44,7 +44,8 @@ def run_and_exit(command: Callable[[Sequence[str]], int] = main) -> None:
     Args:
         command: the `main` of a command.
     """
-    with stop_signals.end_at_once(lambda: "stopped at once"), output.lasting():  # help, too, as in `... --help | head`
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the end of compiling
+    with output.lasting():  # help, too, as in `... --help | head`
         code = command(sys.argv[1:])
     gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second
     sys.exit(code)

@@ -79,7 +79,7 @@ def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_share
     log = functools.partial(output.say, console)
     with contextlib.ExitStack() as reserved:
         choose, together = functools.partial(_choose_folder, log=log, reserved=reserved), contextlib.nullcontext()
-        if is_shared:  # else without jax, so that a stop signal finds a handler that names the run folder
+        if is_shared:
             from fedvg_jax.host import processes
             from fedvg_jax.runs import shared_start
 
@@ -91,15 +91,8 @@ def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_share
         if is_dry:
             return _show_plan(run_folder.resolve(config), console, unused)
         config = choose(config)
-        out = config.out
-        assert out is not None, "it is chosen"
-
-        def message() -> str:
-            reserved.close()  # removes the folder if it is empty
-            return exit_message(out)
-
-        with stop_signals.say_at_once(message):
-            return _train(config, out, console, log, unused)
+        assert config.out is not None, "it is chosen"
+        return _train(config, config.out, console, log, unused)
 
 
 def _choose_folder(config: Config, log: Callable[[str], None], reserved: contextlib.ExitStack) -> Config:
@@ -119,27 +112,12 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
     return dataclasses.replace(config, out=commands.new_folder(config, reserved))
 
 
-def exit_message(out: Path) -> str:
-    """Returns the line to print when a run is stopped at once.
-
-    Args:
-        out: run folder.
-    """
-    if not out.is_dir():
-        return f"stopped at once; there is no run folder {out}"
-    return f"stopped at once; {_saved_round(out)}: {commands.RUN} --resume {shlex.quote(str(out))}"
-
-
 def lost_message(config: Config) -> str:
     """Returns the line to print when another process of the run was lost."""
     out, advice = config.out, "start all processes again with the same command and --resume auto"
-    saved = f"; {_saved_round(out)}" if out and out.is_dir() else ""
-    return f"another process of the run was lost{saved}; {advice}"
-
-
-def _saved_round(out: Path) -> str:
-    last = seals.newest_round(out)
-    return f"round {last} is saved" if last else "no round is saved yet"
+    last = seals.newest_round(out) if out and out.is_dir() else 0
+    saved = f"round {last} is saved" if last else "no round is saved"
+    return f"another process of the run was lost; {saved}; {advice}"
 
 
 def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str) -> int:

@@ -100,8 +100,7 @@ def run(command: CommandLine) -> int:
     if command.dry_run:
         return _show_plan(command, console)
 
-    with stop_signals.say_at_once(lambda: f"stopped at once; the same command continues the sweep in {command.out}"):
-        return _run_phases(command, console)
+    return _run_phases(command, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:

@@ -1,31 +1,22 @@
 """Joins the processes of one run through `jax.distributed`, and ends this process when another one is lost.
 
-Process 0 listens at the given address only; jax alone would listen on all interfaces and share the port with another
-run. A process that is missing ends the others, which jax reports with a stack trace above the line that says so; a
-second process with a number replaces the first.
-
-A process counts as lost when it ends without the others, or when its heartbeats stop for `HEARTBEAT` seconds: it was
-killed or stopped, or its host or network failed. Then no collective can complete, and the run continues from its newest
-checkpoint in new processes.
+Process 0 listens at the given address only; jax alone would listen on all interfaces. A process counts as lost when a
+collective fails, or when its heartbeats stop for `HEARTBEAT` seconds: then jax ends this process with a stack trace.
+The run continues from its newest checkpoint in new processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import os
 import re
-import signal
-import socket
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
-from fedvg_jax.host import files, hardware
+from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError, one_line
 
 HEARTBEAT = 30
@@ -40,9 +31,6 @@ unequal work."""
 
 LOST = 3
 """Exit code when another process was lost."""
-
-PATIENCE = 5.0
-"""Seconds after which a process says that it waits."""
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -129,15 +117,11 @@ def _number(name: str, text: str | None, least: int) -> int | None:
     return int(text)
 
 
-def join(launch: Launch, lost_message: Callable[[], str]) -> None:
+def join(launch: Launch) -> None:
     """Connects this process to the others; afterwards `jax.devices()` are those of all processes.
 
-    Args:
-        launch: how the processes find each other.
-        lost_message: returns the line to print when another process was lost.
-
     Raises:
-        UsageError: the processes do not find each other, the port is in use, or they have different numbers of devices.
+        UsageError: the processes do not find each other, or they have different numbers of devices.
     """
     flag = f"--xla_cpu_collective_call_terminate_timeout_seconds={COLLECTIVE}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -145,15 +129,7 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would replace the handler of SIGTERM
-    is_auto, has_joined, bound = launch.coordinator == "auto", [], None
-    if not is_auto and launch.index == 0:
-        where = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or launch.coordinator
-        bound = listening_address(where, CONNECTING)
-    missing = f"not all processes met at {launch.coordinator} in {CONNECTING} s; start all, each with its own number"
-    _catch_abort(lambda: _end(lost_message(), LOST) if has_joined else _end(missing, 2))
-    waiting = f"waiting for the other processes at {launch.coordinator}, for up to {CONNECTING} s"
-    notice = threading.Timer(PATIENCE, print, [waiting], {"file": sys.stderr, "flush": True})
-    notice.start()
+    is_auto = launch.coordinator == "auto"
     try:
         jax.distributed.initialize(
             None if is_auto else launch.coordinator,
@@ -162,13 +138,11 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
             cluster_detection_method=None if is_auto else "deactivate",
             initialization_timeout=CONNECTING,
             heartbeat_timeout_seconds=HEARTBEAT,
-            coordinator_bind_address=bound,
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+            or (None if is_auto else launch.coordinator),
         )
     except (ValueError, RuntimeError) as error:
         raise UsageError(_reason(launch, error)) from None
-    finally:
-        notice.cancel()
-    has_joined.append(True)
     if hardware.current().is_cpu:
         # with jax 0.10.2 a program from the cache in one process and a compiled one in another waited for each other
         jax.config.update("jax_enable_compilation_cache", False)
@@ -179,9 +153,6 @@ def join(launch: Launch, lost_message: Callable[[], str]) -> None:
         )
 
 
-# --- how processes find each other
-
-
 def split_address(text: str) -> tuple[str, int] | None:
     """Returns host and port of HOST:PORT, None if it is malformed. An IPv6 address needs brackets.
 
@@ -190,36 +161,6 @@ def split_address(text: str) -> tuple[str, int] | None:
     """
     match = _ADDRESS.fullmatch(text)
     return (match[1].strip("[]"), int(match[2])) if match and 0 < int(match[2]) < 2**16 else None
-
-
-def listening_address(where: str, seconds: float) -> str:
-    """Returns the numeric address at which process 0 listens.
-
-    Args:
-        where: HOST:PORT; the name of a new pod may be unknown at first.
-        seconds: to wait for the name.
-
-    Raises:
-        UsageError: the name is unknown, is another machine's, or the port is in use.
-    """
-    address, start = split_address(where), time.monotonic()
-    if address is None:
-        raise UsageError(f"JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT, got {where}")
-    while True:
-        try:
-            family, _, _, _, numeric = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-            socket.create_server(numeric[:2], family=family).close()  # jax would share the port with another run
-            return f"[{numeric[0]}]:{address[1]}" if ":" in str(numeric[0]) else f"{numeric[0]}:{address[1]}"
-        except (socket.gaierror, UnicodeError) as error:
-            if time.monotonic() - start > seconds:
-                raise UsageError(f"distributed {where}: {files.reason(error)}; check the address") from None
-            time.sleep(0.1)
-        except OSError as error:
-            reason = f"{files.reason(error)}; choose a free port of process 0's own machine"
-            raise UsageError(f"distributed {where}: {reason}") from None
-
-
-# --- a run
 
 
 def _reason(launch: Launch, error: Exception) -> str:
@@ -245,7 +186,7 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
     """
     import jax
 
-    join(launch, lost_message)
+    join(launch)
     from fedvg_jax.host import processes
 
     try:
@@ -271,16 +212,3 @@ def _end(line: str, code: int) -> NoReturn:
         sys.stderr.flush()
     os.write(2, f"{line}\n".encode())
     os._exit(code)
-
-
-_handlers: list[Any] = []
-"""C functions that must outlive the process's signal handlers."""
-
-
-def _catch_abort(end: Callable[[], None]) -> None:
-    """Calls `end` in place of an abort. XLA aborts the process, from a thread of its own, when heartbeats stop."""
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: end())
-    _handlers.append(handler)
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))

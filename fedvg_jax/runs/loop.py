@@ -171,7 +171,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     with processes.together():
                         observers.log(f"{agreed.save[0]}: {kept or 'no checkpoints are kept'}")
         is_stopped = bool(agreed.stop) and len(run.records) < config.rounds and not is_over
-        # inside `catch_signals`, so that a second SIGHUP does not end the last checkpoint
+        # inside `catch_signals`, so that a second SIGHUP does not end the process amid the last checkpoint
         return finish(run, state, agreed.stop[0] if is_stopped else None)
 
 
@@ -249,8 +249,7 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 @contextlib.contextmanager
 def _caught_signals(run: Run) -> Iterator[stop_signals.Requests]:
     """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    # of several processes only the first one writes checkpoints; the others end when it does
-    with stop_signals.catch_signals(lambda: processes.is_first() and run.recorder.is_saved) as requests:
+    with stop_signals.catch_signals() as requests:
         try:
             yield requests
         finally:

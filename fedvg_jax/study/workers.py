@@ -157,7 +157,7 @@ def run_local(command: Sequence[str], jobs: Sequence[Any], on_poll: Callable[[],
     def is_over() -> bool:
         return all(worker.poll() is not None for worker in workers)
 
-    with contextlib.ExitStack() as stack, stop_signals.catch_signals(is_over) as requests:
+    with contextlib.ExitStack() as stack, stop_signals.catch_signals() as requests:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for i, job in enumerate(jobs):
             (folder / f"{i}").write_bytes(pickle.dumps(job))

@@ -23,11 +23,11 @@ from support.processes import default_signals
 from support.small_sweeps import timeless
 
 import fedvg_jax
-from fedvg_jax import commands, config, sim
+from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import loop, stop_signals
+from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble import registry, simulation
 from fedvg_jax.runs.record import checkpoint, history, recorder, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
@@ -499,12 +499,6 @@ def test_settings_that_are_spelt_otherwise_are_the_same_run_and_point(name, text
     assert len(sweep_points.make_points(sweep_points.Sweep(axes, start=configs[0])).points) == 1
 
 
-def test_exit_message_names_the_saved_round_if_there_is_one(run):
-    command = f"{commands.RUN} --resume {run}"
-    assert sim.exit_message(run) == f"stopped at once; round 6 is saved: {command}"
-    assert sim.exit_message(left_at(run, 0)) == f"stopped at once; no round is saved yet: {command}"
-
-
 def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
     for name in sorted(config.flatten(Config())):
         with naming(name):
@@ -543,24 +537,11 @@ def test_rounds_are_fixed_with_a_cosine_schedule():
     assert run_folder.differences(cosine, replace(cosine, rounds=9)) == ["rounds 6 -> 9"]
 
 
-def test_every_slow_round_is_saved_so_that_a_signal_can_end_the_process_within_the_next(tmp_path, monkeypatch):
-    asked, saved, catch_signals = [], [], stop_signals.catch_signals
+def test_every_slow_round_is_saved(tmp_path, monkeypatch):
+    """A scheduler's grace may be too short for the chunk that is under way."""
     monkeypatch.setattr(recorder, "SLOW", 0.0)
-    monkeypatch.setattr(stop_signals, "catch_signals", lambda ask: asked.append(ask) or catch_signals(ask))
-    simulate(tmp_path / "run", callbacks=[at(3, lambda: saved.append(asked[0]()))], keep=9)
+    simulate(tmp_path / "run", callbacks=[at(3, lambda: None)], keep=9)
     assert [int(path.name) for path in seals.checkpoint_folders(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
-    assert (saved, asked[0]()) == ([False], True)
-    monkeypatch.setattr("fedvg_jax.host.processes.is_first", lambda: False)
-    assert not asked[0](), "only the first process has a folder"
-
-
-def test_no_round_counts_as_saved_before_its_checkpoint_is_being_written(tmp_path, monkeypatch):
-    seen, versions = [], recorder.provenance.versions
-    asked, catch_signals = [], stop_signals.catch_signals
-    monkeypatch.setattr(stop_signals, "catch_signals", lambda ask: asked.append(ask) or catch_signals(ask))
-    monkeypatch.setattr(recorder.provenance, "versions", lambda: seen.append(asked and asked[0]()) or versions())
-    simulate(tmp_path / "run", checkpoint_every=1)
-    assert seen.count(False) >= 6 and True not in seen[:-1]
 
 
 # --- finished without a checkpoint

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -47,29 +46,6 @@ def test_several_processes_need_a_coordinator_a_count_and_a_number(monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     assert launch.parse({"distributed": "localhost:9911"}) == launch.Launch("localhost:9911", 4, 3)
-
-
-# --- how processes find each other
-
-
-def test_a_port_in_use_is_refused():
-    """One that another run shares, as jax does."""
-    with socket.create_server(("localhost", 0), reuse_port=True) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"\Adistributed localhost:{port}: [^\n]*in use[^\n]*\Z"):
-            launch.listening_address(f"localhost:{port}", 60)
-
-
-def test_process_0_listens_at_the_named_address_only():
-    port = free_port()
-    assert launch.listening_address(f"localhost:{port}", 60) in (f"127.0.0.1:{port}", f"[::1]:{port}")
-    with pytest.raises(UsageError, match=r"\Adistributed no-such-host.invalid:9911: [^\n]*; check the address\Z"):
-        launch.listening_address("no-such-host.invalid:9911", 0)
-
-
-def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(UsageError, match=r"\Adistributed 192.0.2.1:9911: [^\n]*; choose[^\n]*own machine\Z"):
-        launch.listening_address("192.0.2.1:9911", 60)
 
 
 # --- devices

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.host import files, processes
-from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance, seals, verification
 from fedvg_jax.runs.record import folder as run_folder
@@ -30,8 +29,8 @@ from fedvg_jax.runs.record.history import Record
 SECONDS = 60.0
 """Seconds between checkpoints where `checkpoint_every` is 0."""
 
-SLOW = stop_signals.GRACE / 2
-"""Seconds of a chunk after which it is saved where `checkpoint_every` is 0: a stop signal may not wait for another."""
+SLOW = 5.0
+"""Seconds of a chunk after which it is saved where `checkpoint_every` is 0: schedulers kill soon after a stop."""
 
 Log = Callable[[str], None]
 """Takes a line for the user."""
@@ -115,11 +114,6 @@ class Recorder:
         """Whether the run writes checkpoints."""
         return self._destination is not None and self._config.keep > 0
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether a checkpoint of the newest round is written, or none can be."""
-        return not self.keeps_checkpoints or (self._round == self._saved_round and self._pending.done())
-
     def add(self, records: Sequence[Record], state: SimState) -> None:
         """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
         self._round = records[-1]["round"]
@@ -172,7 +166,7 @@ class Recorder:
         }
         arguments = (self._destination, self._round, on_host, entries, self._config.keep)
         self._pending = self._destination.pool.submit(_save, *arguments)
-        self._saved_round, self._saved_at = self._round, time.perf_counter()  # last: a stop reads `is_saved` meanwhile
+        self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:
         """Waits until the current checkpoint is written."""

@@ -230,7 +230,7 @@ def _failure(folder: Path, history: History) -> str:
     """Returns why a run ended early for good; empty where it did not."""
     if failure := sweep_folder.read_failure(folder):
         when = f" in round {failure.round}" if failure.round else ""
-        return f"{failure.kind}{when}: {one_line(failure.reason)}"
+        return f"{failure.kind}{when}: {one_line(failure.reason).removeprefix(f'round {failure.round}: ')}"
     has_diverged = history.summary.get("stopped_by") == "diverged"
     return f"diverged in round {len(endings.until_first(history.records))}" if has_diverged else ""
 

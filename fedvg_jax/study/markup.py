@@ -1,18 +1,16 @@
-"""Tables as values, their texts in Markdown, LaTeX, CSV and HTML, and their form in the terminal."""
+"""Tables as values, and their forms: CSV and HTML by pandas, LaTeX, and the terminal by rich."""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.host.errors import one_line
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import Group
 
 MAX_NOTES = 12
@@ -84,37 +82,47 @@ def p_value(value: float) -> Entry:
     return Entry("< 0.001" if value < 0.001 else f"{value:.3f}", (value,))
 
 
-# --- formats
+# --- forms
 
 
-def markdown(table: Table) -> str:
-    """Returns a table in Markdown."""
-    rows = [[_marked(e, plain_markdown, "**{}**") for e in row] for row in table.rows]
-    header = [plain_markdown(column.title) for column in table.columns]
-    lines = [
-        f"**{plain_markdown(table.title)}**",
-        "",
-        _piped(header),
-        _piped([":---", "---:"][right] for right in _right(table)),
-    ]
-    notes = [line for note in table.notes for line in ("", plain_markdown(note))]
-    return "\n".join(lines + [_piped(row) for row in rows] + notes) + "\n"
+def values(table: Table) -> pandas.DataFrame:
+    """Returns the numbers of a table, unrounded, and its texts; missing ones are nan."""
+    import pandas
+
+    rows = []
+    for row in table.rows:
+        held: dict[str, Any] = {}
+        for column, entry in zip(table.columns, row, strict=True):
+            held |= dict(zip(column.keys, entry.numbers or (entry.key or entry.text,), strict=False))
+        rows.append(held)
+    return pandas.DataFrame(rows, columns=[key for column in table.columns for key in column.keys])
+
+
+def comma_separated(table: Table) -> str:
+    """Returns the values of a table as CSV; missing ones are empty."""
+    return csv_text(values(table))
+
+
+def csv_text(frame: pandas.DataFrame) -> str:
+    """Returns a table as CSV, with ten significant digits, which hold a float32. A formula is quoted."""
+
+    def plain(value: Any) -> Any:
+        return "'" * value.startswith(tuple("=+@-")) + one_line(value) if isinstance(value, str) else value
+
+    return frame.map(plain).to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
 def latex(table: Table) -> str:
     """Returns a `table` environment with a `tabular` of booktabs' rules."""
     alignment = "".join("lr"[right] for right in _right(table))
-    rows = [[_marked(e, _latex, r"\textbf{{{}}}") for e in row] for row in table.rows]
+    rows = [[_latex(column.title) for column in table.columns], *_texts(table, _latex, r"\textbf{{{}}}")]
+    header, *body = (" & ".join(row) + r" \\" for row in rows)
     lines = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_latex(table.title)}}}",
         rf"\begin{{tabular}}{{{alignment}}}",
-        r"\toprule",
-        " & ".join(_latex(column.title) for column in table.columns) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
-        r"\bottomrule",
+        *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
         r"\end{tabular}",
         *(rf"\par\footnotesize {_latex(note)}" for note in table.notes),
         r"\end{table}",
@@ -122,50 +130,29 @@ def latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def comma_separated(table: Table) -> str:
-    """Returns the numbers of a table, unrounded, as CSV; missing ones are empty."""
-    rows = []
-    for row in table.rows:
-        values: list[float | int | str | None] = []
-        for column, entry in zip(table.columns, row, strict=True):
-            numbers = entry.numbers or (entry.key or entry.text,)
-            values += [*numbers, *[None] * (len(column.keys) - len(numbers))]
-        rows.append(values)
-    return csv_text([key for column in table.columns for key in column.keys], rows)
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Returns texts and numbers, None for missing ones, as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_cell_text(value) for value in row] for row in rows)
-    return text.getvalue()
-
-
-def _cell_text(value: Any) -> str:
-    """Returns a value of a CSV file; ten significant digits, which hold a float32. A formula is quoted."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return "'" + one_line(value) if value[:1] in tuple("=+@-") else one_line(value)
-    return f"{value:.10g}" if math.isfinite(value) else ""
-
-
 def hypertext(table: Table) -> str:
-    """Returns a `table` element with its caption, and its notes as paragraphs."""
-    classes = ["" if right else " class=text" for right in _right(table)]
-    head = "".join(f"<th{c}>{plain_html(column.title)}</th>" for c, column in zip(classes, table.columns, strict=True))
-    rows = [[_marked(e, plain_html, "<b>{}</b>") for e in row] for row in table.rows]
-    body = "".join(
-        "<tr>" + "".join(f"<td{c}>{text}</td>" for c, text in zip(classes, row, strict=True)) + "</tr>\n"
-        for row in rows
-    )
+    """Returns a `table` element below its title, and its notes as paragraphs."""
+    titles = [column.title for column in table.columns]
+    num_texts = next((i for i, right in enumerate(_right(table)) if right), len(titles))
+    body = html_table(table.name, titles, _texts(table, plain_html, "<b>{}</b>"), f"lead{min(num_texts, 3)}")
     notes = "".join(f"<p class=note>{plain_html(note)}</p>\n" for note in table.notes)
-    return (
-        f'<table id="{plain_html(table.name)}">\n<caption>{plain_html(table.title)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
-    )
+    return f"<p class=caption>{plain_html(table.title)}</p>\n{body}{notes}"
+
+
+def html_table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]], classes: str = "texts") -> str:
+    """Returns a `table` element.
+
+    Args:
+        name: its id.
+        titles: of the columns.
+        rows: texts that are escaped already.
+        classes: "lead1" to "lead3" for as many columns of texts before those of numbers, or "texts".
+    """
+    import pandas
+
+    frame = pandas.DataFrame([*rows], columns=[plain_html(title) for title in titles])
+    with pandas.option_context("display.max_colwidth", None):
+        return frame.to_html(index=False, border=0, escape=False, table_id=plain_html(name), classes=classes) + "\n"
 
 
 def terminal(table: Table) -> Group:
@@ -177,35 +164,24 @@ def terminal(table: Table) -> Group:
     more = [f"and {len(table.notes) - MAX_NOTES} more lines"] * (len(table.notes) > MAX_NOTES)
     shown = rich.table.Table()
     for column, right in zip(table.columns, _right(table), strict=True):
-        shown.add_column(Text(one_line(column.title)), justify="right" if right else "left")
+        shown.add_column(Text(one_line(column.title)), justify="right" if right else "left", overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(one_line(e.text), "bold" * e.is_bold) for e in row))
     lines = [Text(one_line(line)) for line in (table.title, *table.notes[:MAX_NOTES], *more)]
     return Group(lines[0], shown, *lines[1:])
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"md": markdown, "tex": latex, "csv": comma_separated, "html": hypertext}
+FORMATS: dict[str, Callable[[Table], str]] = {"tex": latex, "csv": comma_separated, "html": hypertext}
 """Suffix of a file -> the function that returns its text."""
 
 
-def _marked(entry: Entry, escape: Callable[[str], str], bold: str) -> str:
-    text = escape(entry.text)
-    return bold.format(text) if entry.is_bold else text
+def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    return [[(bold if e.is_bold else "{}").format(escape(e.text)) for e in row] for row in table.rows]
 
 
 def _right(table: Table) -> list[bool]:
     """Returns whether each column is aligned to the right, because it holds numbers."""
     return [any(row[i].numbers for row in table.rows) for i in range(len(table.columns))]
-
-
-def _piped(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def plain_markdown(text: str) -> str:
-    """Returns a text of which Markdown renders every character as itself."""
-    escaped = re.sub(r"([\\`*_{}\[\]|~$])", r"\\\1", one_line(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 _LATEX = {
@@ -219,8 +195,6 @@ _LATEX = {
     "–": "--",
     "†": r"\dag{}",
     "‡": r"\ddag{}",
-    "≥": r"$\geq$",
-    "×": r"$\times$",
 }
 
 

@@ -21,12 +21,12 @@ from fedvg_jax.study.cells import CHOICES, Choice, Study, scenario_text, value_t
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base, differences
 from fedvg_jax.study.figures.base import Drawing
-from fedvg_jax.study.markup import FORMATS, Column, Entry, Table, hypertext, plain_html
+from fedvg_jax.study.markup import FORMATS, Table, html_table, hypertext, plain_html
 from fedvg_jax.study.sweep_folder import count
 from fedvg_jax.views.labels import method_label
 
 PAGE = "report.html"
-EXTRA = ("scipy", "matplotlib")
+EXTRA = ("scipy", "matplotlib", "pandas")
 """Modules of the packages of the extra `report`."""
 
 
@@ -124,7 +124,7 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
         folder: of the report.
         written: the files of this report's tables and figures.
     """
-    figures = rf"figures/({'|'.join(CAPTIONS)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
+    figures = rf"figures/({'|'.join(FIGURES)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
     own = rf"{figures}|tables/({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})"
     for path in folder.glob("*/*"):
         if path not in written and re.fullmatch(own, path.relative_to(folder).as_posix()) and not path.is_dir():
@@ -228,7 +228,7 @@ def settings(study: Study) -> str:
     """Returns the settings that all runs share, and the runs with their folders, as elements that open."""
     shared = [(name, value_text(value)) for name, value in sorted(study.settings.items())]
     runs = [
-        (method_label(cell.method), scenario_text(cell.scenario), *replicate, run.folder.name)
+        (method_label(cell.method), scenario_text(cell.scenario), *map(str, replicate), run.folder.name)
         for cell in study.cells.values()
         for replicate, run in sorted(cell.runs.items())
     ]
@@ -245,16 +245,14 @@ def provenance(study: Study) -> str:
     kinds = Counter(_origin(part) for run in study.runs for part in run.manifest.get("runs", [])[-1:])
     if not kinds:
         return "<p class=note>The runs record no machine and no versions.</p>\n"
-    rows = [(count, *kind) for kind, count in sorted(kinds.items())]
+    rows = [(str(count), *kind) for kind, count in sorted(kinds.items())]
     table = _table("machines", ("runs", "commit", "versions", "machine", "device"), rows)
     return f'<div class="scroll wide">{table}</div>\n'
 
 
-def _table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Returns rows of texts and whole numbers as a table."""
-    columns = tuple(Column(title, (title,)) for title in titles)
-    entries = [tuple(Entry(str(v), (v,) if isinstance(v, int) else ()) for v in row) for row in rows]
-    return hypertext(Table(name, "", columns, tuple(entries)))
+def _table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of plain texts as a table."""
+    return html_table(name, titles, [[plain_html(text) for text in row] for row in rows])
 
 
 def _origin(part: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -12,7 +12,7 @@ from fedvg_jax.config import shorthands
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, statistics
-from fedvg_jax.study.cells import CHOICES, Cell, Choice, Scenario, Study
+from fedvg_jax.study.cells import CHOICES, Cell, Choice, Run, Scenario, Study
 from fedvg_jax.study.effects import compare_all
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, spread
 from fedvg_jax.study.scenarios import OF_BASE, base_name
@@ -321,7 +321,8 @@ def effects(study: Study, chosen: Options) -> Table:
     notes = (
         f"Differences are method minus {baseline}, {cells.choice_name(study, chosen.choice)}, paired by seed and"
         " partition seed. Holm corrects over the comparisons of this table that have a p value."
-        " One-sided tests whether the method's values are larger than the baseline's.",
+        " One-sided tests whether the method's values are larger than the baseline's. Where runs diverged or failed,"
+        " there is no test: the others are chosen by their success.",
         *warnings,
         *footnotes(study),
     )
@@ -338,6 +339,7 @@ def cost(study: Study, chosen: Options) -> Table:
         Column("rounds to the target", ("rounds_to_target", "reached")),
         Column("seconds", ("seconds",)),
         Column("MB sent", ("megabytes",)),
+        *[Column("epsilon", ("epsilon",))] * _is_private(study),
     ]
 
     def entries(cell: Cell) -> list[Entry]:
@@ -353,6 +355,7 @@ def cost(study: Study, chosen: Options) -> Table:
             _rounds(reached, len(runs)) if runs and math.isfinite(target) else NO_NUMBERS,
             number(cells.mean(map(cells.seconds, runs)), 1),
             number(None if None in sent else cells.mean(size and size / 1e6 for size in sent), 1),
+            *[number(cells.mean(map(epsilon, runs)))] * _is_private(study),
         ]
 
     header, rows = per_cell(study, columns, entries)
@@ -364,6 +367,15 @@ def cost(study: Study, chosen: Options) -> Table:
         *footnotes(study),
     )
     return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
+
+
+def epsilon(run: Run) -> float | None:
+    """Returns the epsilon of a private run; None for another one."""
+    return run.history.summary.get("epsilon")
+
+
+def _is_private(study: Study) -> bool:
+    return any(epsilon(run) is not None for run in study.runs)
 
 
 def _rounds(reached: Sequence[int], num_runs: int) -> Entry:
@@ -386,6 +398,7 @@ def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
     varied = cells.settings(study)
     measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "seconds", "bytes_sent")
+    measured += ("epsilon",) * _is_private(study)
     names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
@@ -394,7 +407,7 @@ def runs(study: Study) -> Table:
             chosen = [*(values.get((seed, partition_seed)) for values in by_choice), cells.majority_of_run(run)]
             cost_of_run = [len(run.records), cells.seconds(run), cells.bytes_sent(run)]
             values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
-            row = {**dict(cell.scenario), **dict(zip(measured, values, strict=True))}
+            row = {**dict(cell.scenario), **dict(zip(measured, [*values, epsilon(run)], strict=False))}
             rows.append(tuple(_value(row.get(name)) for name in names))
     title = f"{study.title}: {metric_name(study)} of every run"
     return Table("runs", title, tuple(Column(name, (name,)) for name in names), tuple(rows))

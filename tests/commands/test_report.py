@@ -35,7 +35,7 @@ def test_command_writes_the_same_bytes_every_time(sweep, tmp_path, capsys):
 def test_report_is_written_into_the_sweep_and_read_past(sweep):
     for _ in range(2):
         assert report.main([str(sweep), "--figures"]) == 0
-    assert (sweep / "report" / "tables" / "effects.md").exists()
+    assert (sweep / "report" / "tables" / "effects.tex").exists()
     assert not (sweep / "report" / "figures").exists()
 
 

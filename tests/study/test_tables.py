@@ -6,7 +6,8 @@ import re
 import statistics
 
 import pytest
-from support.run_folders import csv_rows, write_json, write_run, write_sweep
+from rich.console import Console
+from support.run_folders import csv_rows, write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -129,7 +130,7 @@ def test_a_mean_that_lacks_runs_has_a_footnote_and_is_not_bold(tmp_path):
     study = collect([sweep], partial=True)
     table = tables.accuracy(study)
     assert [row(table, "fedvg")[i].text[-2:] for i in (1, 2)] == [" ‡", " †"]
-    assert "72.00 ± 2.83 ‡" in markup.markdown(table) and "FedVG ‡" in markup.markdown(tables.choices(study))
+    assert "72.00 ± 2.83 ‡" in markup.hypertext(table) and "FedVG ‡" in markup.hypertext(tables.choices(study))
     assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
     assert "‡ method=fedvg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
     assert {method for method in BASE for entry in row(table, method)[1:] if entry.is_bold} == {"fedavg"}
@@ -243,13 +244,6 @@ def hostile_table():
     return Table("t", HOSTILE, columns, ((Entry(HOSTILE), markup.number(1.0)._replace(is_bold=True)),), (HOSTILE,))
 
 
-def test_markdown_escapes_what_would_be_markup():
-    text = markup.markdown(hostile_table())
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in lines)
-    assert "<script>" not in text and r"\_c\*d" in text and "**1.00**" in text
-
-
 def test_latex_escapes_what_would_be_a_command():
     text = markup.latex(hostile_table())
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
@@ -266,3 +260,48 @@ def test_csv_round_trips_names_and_numbers_and_holds_no_formula():
     assert list(csv.reader(io.StringIO(markup.comma_separated(hostile_table())))) == [["name", "value"], [HOSTILE, "1"]]
     formula = Table("t", "", (Column("name", ("name",)),), ((Entry("=1+1"),),))
     assert markup.comma_separated(formula) == "name\n'=1+1\n"
+
+
+@pytest.mark.parametrize("form", [*markup.FORMATS, "terminal"])
+def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(form):
+    names = [f"fedvg,{'alongname' * 5}of12path{end}" for end in "abcd"]  # a word that no line of a terminal holds
+    columns = (Column("method", ("method",)), *(Column(f"{i}", (f"{i}",)) for i in range(6)))
+    table = Table("t", "", columns, tuple((Entry(name), *[markup.number(1.0)] * 6) for name in names))
+    if form == "terminal":
+        console = Console(width=60, file=io.StringIO())
+        console.print(markup.terminal(table))
+        lines = (line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if "│" in line)
+        text = "".join(lines).replace(" ", "")
+        assert all(name.replace(" ", "") in text for name in names)
+    else:
+        assert all(name in markup.FORMATS[form](table) for name in names)
+
+
+def test_no_lead_is_claimed_on_the_runs_that_did_not_diverge(tmp_path):
+    """FedProx leads by 20 points in the six of eight seeds that are left, FedVG in all."""
+
+    def accuracy(values):
+        return (0.5 + 0.2 * (values["method"] != "fedavg") + 0.001 * values["seed"] * len(values["method"]),)
+
+    sweep = write_sweep(tmp_path / "s", {"method": list(BASE), "seed": list(range(8))}, accuracy)
+    for seed in (0, 1):
+        failed = sweep / "points" / f"method=fedprox,seed={seed}"
+        write_json(failed / "failure.json", {"kind": "diverged", "round": 28, "reason": "round 28: too large"})
+    study = collect([sweep], partial=True)
+    said, _ = effects.findings(study, "fedavg", "final")
+    assert said.startswith("FedProx diverged in 2 of 8 runs; ahead of FedAvg: FedVG +") and "FedProx +" not in said
+    table = tables.effects(study, tables.options(study))
+    assert [e.text for e in row(table, "fedprox")[-len(tables.P_VALUES) :]] == ["–"] * len(tables.P_VALUES)
+    assert "‡ method=fedprox,seed=0: diverged in round 28: too large" in table.notes
+    said, _ = effects.findings(study, "fedprox", "final")
+    assert "no method is ahead of FedProx" in said
+
+
+def test_tables_of_private_runs_have_their_mean_epsilon(tmp_path):
+    for seed, epsilon in enumerate((2.0, 3.0)):
+        write_run(tmp_path / f"{seed}", method="fedavg", seed=seed)
+        write_summary(tmp_path / f"{seed}", epsilon=epsilon)
+    study = collect([tmp_path])
+    cost = tables.cost(study, tables.options(study))
+    assert (cost.columns[-1].title, cost.rows[0][-1].text) == ("epsilon", "2.50")
+    assert [line["epsilon"] for line in csv_rows(tables.runs(study))] == ["2", "3"]

@@ -5,6 +5,8 @@ import io
 import tempfile
 from pathlib import Path
 
+import pandas
+
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import base
 from support.run_folders import write_sweep
@@ -34,4 +36,5 @@ def draw_one(figures, study, name, style=WIDE):
 
 
 def rows(drawing):
-    return list(csv.DictReader(io.StringIO(base.csv_text(drawing.columns, drawing.rows))))
+    frame = pandas.DataFrame([*drawing.rows], columns=[*drawing.columns])
+    return list(csv.DictReader(io.StringIO(base.csv_text(frame))))

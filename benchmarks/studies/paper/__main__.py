@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.pages.markdown import escape, table
 from benchmarks.studies.paper import claims, measures, values
 from fedvg_jax import commands
 from fedvg_jax.host import files
-from fedvg_jax.study import markup
 from fedvg_jax.study.cells import Study
 from fedvg_jax.study.collect import collect
+from fedvg_jax.study.markup import Table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,10 +53,17 @@ def write(dirs: Sequence[Path], out: Path) -> int:
 
 def _page(results: Sequence[claims.Result], studies: Sequence[Study]) -> str:
     """Returns the claims with their verdicts and the numbers behind them, and our values, in Markdown."""
-    parts = ["# The paper's claims", "", markup.markdown(claims.table(results))]
+    parts = ["# The paper's claims", "", _markdown(claims.table(results))]
     for statement, lines in claims.details(results):
-        parts += [f"## {markup.plain_markdown(statement)}", "", *(f"- {markup.plain_markdown(x)}" for x in lines), ""]
-    return "\n".join([*parts, *(markup.markdown(table) for study in studies if (table := values.against_paper(study)))])
+        parts += [f"## {escape(statement)}", "", *(f"- {escape(line)}" for line in lines), ""]
+    return "\n".join([*parts, *(_markdown(found) for study in studies if (found := values.against_paper(study)))])
+
+
+def _markdown(of: Table) -> str:
+    """Returns a table with its title and notes in Markdown."""
+    rows = [[escape(entry.text) for entry in row] for row in of.rows]
+    shown = table([escape(column.title) for column in of.columns], rows)
+    return "\n".join([f"**{escape(of.title)}**\n", shown, *(f"{escape(note)}\n" for note in of.notes)])
 
 
 if __name__ == "__main__":

@@ -204,7 +204,9 @@ def save(drawn: Drawing, folder: Path, style: Style, suffixes: Sequence[str] = (
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
     for suffix, path in zip(suffixes, paths, strict=True):
         if suffix == "csv":
-            files.replace(path, csv_text(drawn.columns, drawn.rows))
+            import pandas
+
+            files.replace(path, csv_text(pandas.DataFrame([*drawn.rows], columns=[*drawn.columns])))
         else:
             drawn.figure.savefig(path, dpi=200, metadata=metadata[suffix])
             drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time

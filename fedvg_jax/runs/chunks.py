@@ -85,30 +85,22 @@ def run_chunks(
     """
     store = client_memories.open_store(sim.memories, sim.config, state)
     state = client_memories.without_memories(state) if store else state
-    state, planned = tree.copies(state), []  # the program takes over the memory of its argument
-    round_seconds, ready = CHUNK_SECONDS, None  # an estimate: the first chunk is one round
-    while num_done < sim.config.rounds:
-        if ready is None:
-            num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
-            planned = plan_chunk(sim, planned, num_done, num_rounds, state)
-        start = time.perf_counter()
-        running, rounds, data, clients = ready or prepare_chunk(sim, planned)
+    state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
+    round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
+    ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
+    while ahead:
+        start, (planned, rounds, data, clients) = time.perf_counter(), ahead
         state = client_memories.take(sim.memories, store, state, clients)
         with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
-            state, metrics = compiled.chunk(state, np.int32(len(running)), rounds, data, sim.hyper)
-            num_done += len(running)
-            ready = data = None  # so that only two chunks' rows are on the devices
-            num_ahead = min(len(running), sim.config.rounds - num_done)
+            state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
+            num_done += len(planned)
+            ahead = data = None  # so that only two chunks' rows are on the devices
             with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
-                planned = _draw(sim, planned[len(running) :], num_done, num_ahead, state)
-                if sim.host_rows and planned:
-                    num_rounds = _rounds_of_chunk(sim, num_done, single, round_seconds)
-                    planned = _draw(sim, planned, num_done, min(num_rounds, 2 * len(running)), state)
-                    ready = prepare_chunk(sim, plan_chunk(sim, planned, num_done, min(num_rounds, len(planned)), state))
+                ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
             metrics = jax.device_get(metrics)
         store = client_memories.put(store, state, clients)
-        (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(running)])
-        records = chunk_records(sim.traffic, num_done - len(running), running, metrics, round_seconds)
+        (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
+        records = chunk_records(sim.traffic, num_done - len(planned), planned, metrics, round_seconds)
         if sim.epsilon:
             records = [record | {"epsilon": history.number(sim.epsilon(record["round"]))} for record in records]
         if until_evaluation(sim.config, num_done - 1) == 1:
@@ -124,7 +116,7 @@ def _with_own_model(state: SimState) -> SimState:
     return state._replace(round=round, variables=variables, server=server)
 
 
-class ReadyChunk(NamedTuple):
+class Chunk(NamedTuple):
     """A chunk that can be dispatched."""
 
     planned: list[Schedule]
@@ -136,11 +128,11 @@ class ReadyChunk(NamedTuple):
     """int32 [n], whose memories are copied to the devices; none unless memories stay on the host"""
 
 
-def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> ReadyChunk:
+def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> Chunk:
     """Returns a chunk of rounds; from a pool on the host, it starts to copy their rows to the devices."""
     clients, planned = client_memories.number_rows(sim.memories, planned)
     rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
-    return ReadyChunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
+    return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
 
 
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
@@ -150,26 +142,23 @@ def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, ro
     return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
 
 
-def _draw(
-    sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int, state: SimState
-) -> list[Schedule]:
-    """Returns the schedules of the next `num_rounds` rounds or more, of which some may be drawn already."""
-    return planned + [sim.schedule(num_done + i, state) for i in range(len(planned), num_rounds)]
-
-
 def plan_chunk(
-    sim: simulation.Simulation, planned: list[Schedule], num_done: int, num_rounds: int, state: SimState
-) -> list[Schedule]:
-    """Returns the schedules of the next `num_rounds` rounds, or of as many as one chunk holds.
+    sim: simulation.Simulation, drawn: list[Schedule], num_done: int, num_rounds: int, state: SimState
+) -> Chunk | None:
+    """Returns the next `num_rounds` rounds, or as many as one chunk holds; None where there are none.
 
     Args:
-        planned: schedules of the next rounds that are already drawn.
+        drawn: schedules of the next rounds that are drawn already; those of the chunk are taken out.
         state: after `num_done` rounds.
     """
-    planned = _draw(sim, planned[:num_rounds], num_done, num_rounds, state)
-    steps = np.cumsum([schedules.num_minibatches(s) for s in planned])
-    count = min(simulation.MAX_ROUNDS, int((steps <= len(planned[0].rows)).sum()))
-    return pool_rows.fit(sim.host_rows, planned[:count])
+    if not num_rounds:
+        return None
+    drawn += [sim.schedule(num_done + i, state) for i in range(len(drawn), num_rounds)]
+    steps = np.cumsum([schedules.num_minibatches(s) for s in drawn[:num_rounds]])
+    count = min(simulation.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
+    planned = pool_rows.fit(sim.host_rows, drawn[:count])
+    del drawn[: len(planned)]
+    return prepare_chunk(sim, planned)
 
 
 def until_evaluation(config: Config, num_done: int) -> int:

@@ -119,20 +119,13 @@ def spoil(path: Path, rng: random.Random) -> str:
 
 
 def caches(folder: Path, trials: int, rng: random.Random) -> Counter:
-    """Returns counts of trials that damage and reload decoded data and a partition; then those of `programs`."""
-    from fedvg_jax.data import cache
-    from fedvg_jax.data.arrays import Arrays
+    """Returns counts of trials that damage and reload a partition; then those of `programs`."""
     from fedvg_jax.data.partitions import draw
 
-    counts, source = Counter(), folder / "source"
-    source.write_bytes(b"raw")
-    y = np.arange(400, dtype=np.int32) % 4
-    arrays = Arrays("set", np.random.default_rng(0).integers(0, 256, (400, 4, 4, 1), np.uint8), y, tuple("abcd"), 400)
+    counts, y = Counter(), np.arange(400, dtype=np.int32) % 4
 
     def load():
-        loaded = cache.cached("reader", [source], lambda: arrays, folder / "entries")
-        parts = draw.draw_partition(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries")
-        return [loaded.x, loaded.y, *itertools.chain(*parts)]
+        return [*itertools.chain(*draw.draw_partition(y, num_clients=5, alpha=1.0, cache_dir=folder / "entries"))]
 
     intact = [x.copy() for x in load()]
     for _ in range(trials):

@@ -105,7 +105,7 @@ _FROM_FILES = Condition(
     lambda config: config.dataset not in presets.BUILT_IN,
     f"every other data set than {', '.join(presets.BUILT_IN)}",
 )
-_SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "encoded", "folder")
+_SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "folder")
 _OF_SEVERAL_SIZES = Condition(
     "dataset",
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
@@ -198,9 +198,9 @@ class Config(Methods):
     """Behaviours of the published code in place of the papers', NAME,... official names those of --fidelity official,
     and no-NAME takes one out. By default a run has external-copies and truck."""
     dataset: str = setting("digits", kind="data", topic="Data set", word="NAME", is_common=True)
-    """Name of the data set. digits is built in; npz reads arrays, encoded reads JPEG bytes, folder reads one sub-folder
-    per class; tfds:NAME is a set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by
-    save_to_disk or as parquet files, below data_dir if that is set."""
+    """Name of the data set. digits is built in; npz reads arrays, folder reads one sub-folder per class; tfds:NAME is a
+    set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by save_to_disk or as parquet
+    files, below data_dir if that is set."""
     data_dir: Path | None = setting(
         None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True, also="data data_path"
     )

@@ -44,7 +44,6 @@ DATASETS: dict[str, dict] = {
     "covid19": _PAPER | {"model": "resnet50", "clients": 20, "join_ratio": 0.25},
     "dermamnist": _PAPER | {"model": "resnet50", "clients": 25, "join_ratio": 0.2},
     "npz": _OWN,
-    "encoded": _OWN,
     "folder": _OWN,
     "text": _TEXT,
 }

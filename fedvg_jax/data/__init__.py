@@ -12,7 +12,7 @@ Where to look:
   training, validation and test rows; `statistics` measures skew.
 - `validation`: D_val from the clients' rows or from an `external` set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.
-- `images`, `archive`, `cache`: decoding, reading inside archives, and the cache of decoded data sets.
+- `images`, `cache`: decoding, and the cache of decoded data sets.
 """
 
 from fedvg_jax.data.arrays import Arrays as Arrays

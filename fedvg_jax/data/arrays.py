@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -118,16 +117,6 @@ def numbers(largest: int) -> list[str]:
     return [str(c) for c in range(min(largest + 1, MAX_CLASSES))]
 
 
-def allocate(shape: tuple[int, ...], source: object) -> np.ndarray:
-    """Returns an uninitialised uint8 array for images.
-
-    Raises:
-        UsageError: it exceeds this machine's memory.
-    """
-    refuse_too_large(math.prod(shape), f"{source}: images {list(shape)}")
-    return np.empty(shape, np.uint8)
-
-
 def refuse_too_large(num_bytes: int, source: object) -> None:
     """Raises a UsageError if `num_bytes` exceeds this machine's memory; no check if its size is unknown."""
     memory = hardware.host_memory()
@@ -153,6 +142,39 @@ def contents(file: Path) -> bytes:
 def unreadable(file: Path, error: OSError) -> UsageError:
     """Returns the error of a file that cannot be read."""
     return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
+
+
+def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source: str) -> list[Path]:
+    """Returns the files of a published data set.
+
+    Args:
+        data_dir: holds the files, or their folder.
+        folder: name of the folder in which the set is published.
+        names: of the files.
+        layout: what `data_dir` may hold, for errors.
+        source: where to download it, for errors.
+
+    Raises:
+        UsageError: a file is missing.
+    """
+    for place in (data_dir, data_dir / folder):
+        paths = [place / name for name in names]
+        missing = [path.name for path in paths if not path.is_file()]
+        if not missing:
+            return paths
+        if len(missing) < len(paths):
+            raise UsageError(f"{place}: {', '.join(missing)} missing; fetch {source} again")
+    raise UsageError(f"{data_dir}: holds no {layout}; put {source} there{how_to_unpack(data_dir)}")
+
+
+def how_to_unpack(place: Path) -> str:
+    """Returns the end of an error: how an archive is unpacked, `place` or the first one in it; "" if there is none."""
+    for file in [place] if place.is_file() else sorted(place.glob("*")):
+        if file.suffix in (".tar", ".tgz", ".gz", ".bz2", ".xz"):
+            return f"; unpack it first: tar -xf {file} -C {file.parent}"
+        if file.suffix == ".zip":
+            return f"; unpack it first: python -m zipfile -e {file} {file.parent}"
+    return ""
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.data.arrays import Arrays, quiet_libraries
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npy, npz, scikit_learn, text, tfds
+from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npz, scikit_learn, text, tfds
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
 
@@ -43,8 +43,7 @@ SOURCES = {
     },
     "tinyimagenet": Source(folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES),
     "covid19": Source(folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES),
-    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}; or {npy.MAPPED_LAYOUT}, read in place"),
-    "encoded": Source(npz.load_encoded, f"one .npz file with {npz.ENCODED_LAYOUT}", _IMAGES),
+    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}; or {npz.MAPPED_LAYOUT}, read in place"),
     "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits")),
     "text": Source(text.load, text.LAYOUT),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +14,8 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import allocate, contents, reading
+from fedvg_jax.data.arrays import contents, reading, refuse_too_large
 from fedvg_jax.host import extras
-
-_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """(done, all), such as decoded images -> None"""
@@ -38,9 +36,6 @@ class Decoding(TypedDict, total=False):
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jfif", ".jpe")
 
-MAX_PIXELS = 2**26
-"""Largest image, 8,192 x 8,192; a larger one is a mistake or a decompression bomb."""
-
 _IMAGES_PER_TASK = 64
 """Images that a thread decodes per task."""
 
@@ -50,9 +45,7 @@ _DEEP = ("I", "F")
 _MODES = {1: "L", 3: "RGB"}
 
 
-def decode(
-    data: bytes, source: object, size: Size | None = None, channels: int = 3, turned: list[object] | None = None
-) -> np.ndarray:
+def decode(data: bytes, source: object, size: Size | None = None, channels: int = 3) -> np.ndarray:
     """Decodes one image, turned or mirrored as its EXIF orientation says.
 
     Args:
@@ -60,41 +53,21 @@ def decode(
         source: its name in errors.
         size: (H, W) to resize to, bilinear with antialiasing; None keeps its own.
         channels: 1 (grey) or 3.
-        turned: its name is appended if it was turned or mirrored.
 
     Returns:
         uint8 [H, W, channels]
 
     Raises:
-        UsageError: no image, a damaged one, or one with more than `MAX_PIXELS` or 8 bits per channel.
+        UsageError: no image, a damaged one, or one with more than 8 bits per channel.
     """
     with _opened(data, source) as image:
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            raise UsageError(f"{source}: image of {width} x {height} pixels; at most {MAX_PIXELS:,} are read")
         if image.mode.startswith(_DEEP):
             raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
-        pixels = image.convert(_MODES[channels])
-        if (orientation := _orientation(image)) in _TRANSPOSITIONS:
-            pixels = pixels.transpose(getattr(pillow().Transpose, _TRANSPOSITIONS[orientation]))
-            if turned is not None:
-                turned.append(source)
+        upright = extras.load("PIL.ImageOps", "images", "reading images").exif_transpose(image)
+        pixels = upright.convert(_MODES[channels])
         if size and pixels.size != size[::-1]:
             pixels = pixels.resize((size[1], size[0]), pillow().Resampling.BILINEAR)
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
-
-
-_TRANSPOSITIONS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE"}
-_TRANSPOSITIONS |= {6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
-"""EXIF orientation -> Pillow's transposition to how the image was taken."""
-
-
-def _orientation(image: Any) -> int:
-    """Returns the EXIF orientation of an image, 1 for upright and damaged ones."""
-    try:
-        return image.getexif().get(0x0112, 1)
-    except Exception:  # pixels may be whole where metadata are not
-        return 1
 
 
 def is_grey(data: bytes, source: object) -> bool:
@@ -141,13 +114,14 @@ def stack(
     """
     data, first = read(0)
     shape = decode(data, first, size, channels).shape
-    x, turned = allocate((num, *shape), first), []
+    refuse_too_large(num * math.prod(shape), f"{first}: images {[num, *shape]}")
+    x = np.empty((num, *shape), np.uint8)
 
     def fill(begin: int) -> int:
         end = min(begin + _IMAGES_PER_TASK, num)
         for i in range(begin, end):
             data, source = read(i)
-            pixels = decode(data, source, size, channels, turned)
+            pixels = decode(data, source, size, channels)
             if pixels.shape != shape:
                 has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
                 raise UsageError(f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW")
@@ -161,8 +135,6 @@ def stack(
                 progress(done, num)
     finally:  # after an error or Ctrl-C, waiting tasks are cancelled
         threads.shutdown(cancel_futures=True)
-    if turned:
-        _log.warning("%s and %d more images are turned as their EXIF orientation says", turned[0], len(turned) - 1)
     return x
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,6 @@ import numpy as np
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, with_groups
-
-_log_warning = logging.getLogger(__name__).warning
 
 _RENUMBERED = "np.unique(y, return_inverse=True)[1]"
 
@@ -83,32 +80,11 @@ def integer_labels(arrays: Arrays, consumer: str, instead: str, needed: str = "i
 
 
 def _no_labels(arrays: Arrays, consumer: str, needed: str, instead: str) -> UsageError:
-    y = arrays.y
-    values = ""
-    if y.dtype.kind in "iu" and y.size and not 0 <= y.min() <= y.max() < MAX_CLASSES:
-        values = f" with values {y.min()} to {y.max()}, of which labels are 0..{MAX_CLASSES - 1}"
-    remedy = f"{found}; otherwise {instead}" if (found := _remedy_of_labels(y)) else instead
-    return UsageError(f"{consumer} needs class labels, {needed}; y of {arrays.name} is {_shape(y)}{values}; {remedy}")
-
-
-def _remedy_of_labels(y: np.ndarray) -> str:
-    """Returns how y becomes labels [T], where it holds them in another shape or dtype; else "".
-
-    >>> _remedy_of_labels(np.eye(3)), _remedy_of_labels(np.array([[1.0], [0.0]])), _remedy_of_labels(np.array([0.5]))
-    ('one-hot rows are labels y.argmax(1)', 'labels are y[:, 0].astype(int)', '')
-    >>> _remedy_of_labels(np.array([-1, 1]))
-    'labels are np.unique(y, return_inverse=True)[1]'
-    """
-    if y.ndim == 2 and y.shape[1] > 1:
-        is_one_hot = np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all()
-        return "one-hot rows are labels y.argmax(1)" if is_one_hot else ""
-    labels = y[:, 0] if (is_column := y.ndim == 2) else y
-    if labels.ndim != 1 or not (labels == np.floor(labels)).all():
-        return ""
-    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
-        return f"labels are {_RENUMBERED}"
-    changes = ("[:, 0]" if is_column else "") + ("" if y.dtype.kind in "iu" else ".astype(int)")
-    return f"labels are y{changes}" if changes else ""
+    others = f"{_RENUMBERED} numbers other values, y.argmax(1) one-hot rows"
+    return UsageError(
+        f"{consumer} needs class labels, {needed} to {MAX_CLASSES - 1}; y of {arrays.name} is {_shape(arrays.y)};"
+        f" {others}; otherwise {instead}"
+    )
 
 
 def check_model_fits(arrays: Arrays, config: Config) -> None:
@@ -118,24 +94,15 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         _check_sequences(arrays, config)
         return
     named = f"model {config.model}"
-    labels = class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
-    num, used = len(arrays.class_names), len(np.unique(labels))
-    if used < num:
-        _log_warning(
-            "%d of %d classes of %s have no row; %s numbers the others", num - used, num, arrays.name, _RENUMBERED
-        )
+    class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
     shape = arrays.x.shape[1:]
     images = len(shape) == 3
-    if not MODELS[config.model].takes_rows and not images:
-        others = " or ".join(name for name, network in MODELS.items() if network.takes_rows)
-        grey = "x[..., None] for grey ones, " if len(shape) == 2 else ""
-        raise UsageError(f"{named} takes images [T, H, W, D], x is {_shape(arrays.x)}; use {grey}{others}, or {own}")
     if not MODELS[config.model].takes_rows:
+        if not images:
+            raise UsageError(f"{named} takes images [T, H, W, D], x is {_shape(arrays.x)}; use x[..., None], or {own}")
         _refuse_channels_first(arrays, named)
-    if not arrays.x[0].size:
-        raise UsageError(f"{named} takes rows of one value or more, x is {_shape(arrays.x)}; give at least one")
-    if not shape:
-        raise UsageError(f"{named} takes rows [T, D], x is {_shape(arrays.x)}; use x[:, None]")
+    if not shape or not arrays.x[0].size:
+        raise UsageError(f"{named} takes rows [T, D] of one value or more, x is {_shape(arrays.x)}; use x[:, None]")
     if config.normalise == "imagenet" and not (images and shape[-1] in (1, 3)):
         raise UsageError(f"normalise imagenet takes 1 or 3 channels, x is {_shape(arrays.x)}; use none or half")
     if (channels := MODELS[config.model].channels) and shape[-1] not in channels:
@@ -161,13 +128,8 @@ def is_images(arrays: Arrays) -> bool:
 
 def is_sequences(arrays: Arrays) -> bool:
     """Returns whether the rows are sequences of named characters with a label at every place, both integers [T, L]."""
-    return _pairs_of_integers(arrays) and bool(arrays.class_names)
-
-
-def _pairs_of_integers(arrays: Arrays) -> bool:
-    """Returns whether x and y are integers [T, L], as those of sequences are."""
     has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
-    return has_integers and arrays.x.ndim == 2 and arrays.x.shape == arrays.y.shape
+    return has_integers and arrays.x.ndim == 2 and arrays.x.shape == arrays.y.shape and bool(arrays.class_names)
 
 
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
@@ -180,17 +142,12 @@ def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
 
 def _check_sequences(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config's model needs sequences of characters and the data have none."""
-    if _pairs_of_integers(arrays) and not arrays.class_names:
-        raise UsageError(
-            f"model {config.model} takes sequences of named characters, and {arrays.name} has no class_names;"
-            " give data=fedvg_jax.data.Arrays(name, x, y, class_names, num_train) with one name per character"
-        )
+    num_classes = len(arrays.class_names)
     if not is_sequences(arrays):
         raise UsageError(
-            f"model {config.model} takes sequences, integers x and y [T, L]; x of {arrays.name} is {_shape(arrays.x)}"
-            f" and y {_shape(arrays.y)}; use --model mlp"
+            f"model {config.model} takes sequences, integers x and y [T, L] and one name per character in class_names;"
+            f" {arrays.name} has x {_shape(arrays.x)}, y {_shape(arrays.y)} and {num_classes} names; use --model mlp"
         )
-    num_classes = len(arrays.class_names)
     if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
         raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from support.files import usage_error
 
 from fedvg_jax import data
 from fedvg_jax.data.readers import scikit_learn, text
@@ -36,22 +35,6 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [99 // 64, 271 // 64]
     characters = [arrays.class_names[c] for c in arrays.x[0, :6]]
     assert characters == ["c", "a", "f", "é", "\\n", "c"]
-
-
-@pytest.mark.parametrize(
-    ("content", "parts"),
-    [
-        (None, ["holds no .txt file", "one .txt file in UTF-8 for each author"]),
-        (b"short", ["a.txt has 5 characters, fewer than 65"]),
-        (b"\xff\xfe" * 100, ["a.txt", "not text in UTF-8"]),
-        ("".join(map(chr, range(256, 1400))).encode(), ["1,144 different characters", "1,024"]),
-    ],
-)
-def test_unusable_text_is_refused_in_one_line(tmp_path, content, parts):
-    if content is not None:
-        (tmp_path / "a.txt").write_bytes(content)
-    with usage_error(*parts):
-        data.load("text", tmp_path)
 
 
 def test_tables_equal_those_of_scikit_learn_with_and_without_importing_it(monkeypatch, tmp_path):

@@ -1,12 +1,20 @@
 """Mistakes in data sets, partitions and validation sets."""
 
+import io
 import json
+import pickle
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from support.files import png, write
 
+import fedvg_jax as fv
+from fedvg_jax import data
+from fedvg_jax.data import external, images, user_data, validation
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds, split
+from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 GROUPS = np.random.default_rng(1).integers(0, 40, 700)
@@ -87,4 +95,222 @@ PARTITIONS = [
     ("JSON with a row beyond 64 bits", partition_file("rows.json", [[2**70]]), "rows.json"),
 ]  # fmt: skip
 
-CASES = [*PARTITIONS]
+# --- files of data sets
+
+
+def load(name, files=(), place="", **options):
+    """Returns the call that loads a set from a folder with these files: path -> bytes, or arrays of an .npz or .npy."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            for path, content in dict(files).items():
+                target = io.BytesIO()
+                if isinstance(content, dict):
+                    np.savez(target, **content)
+                elif not isinstance(content, bytes):
+                    np.save(target, content)
+                write(Path(folder, path), content if isinstance(content, bytes) else target.getvalue())
+            data.load(name, Path(folder, place), **options)
+
+    return call
+
+
+def arrays(**members):
+    """Returns the call that reads an .npz of these arrays."""
+    return load("npz", {"set.npz": members})
+
+
+def cifar(content):
+    """Returns the call that reads CIFAR-10 with a file of another content."""
+    files = {f"data_batch_{i}": pickle.dumps(content, 2) for i in range(1, 6)}
+    return load("cifar10", files | {"test_batch": pickle.dumps(content, 2)})
+
+
+def medmnist(file, size):
+    """Returns the call that reads DermaMNIST in a size from images of 28 x 28."""
+    members = {"train_images": np.zeros((2, 28, 28, 3), np.uint8), "train_labels": [0, 1]}
+    return load("dermamnist", {file: members}, size=size)
+
+
+def folders(*names, wanted="folder", **options):
+    """Returns the call that reads a folder with these files, images where their names end in .png."""
+    image = png(np.random.default_rng(0).integers(0, 256, (9, 20, 3), np.uint8))
+    content = {".png": image, ".cut": image[: len(image) // 2], ".ps": b"%!PS-Adobe-3.0 EPSF-3.0"}
+    return load(wanted, {name.partition("#")[0]: content[name[name.rindex(".") :]] for name in names}, **options)
+
+
+def _deep_image():
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(file, "PNG")
+    return file.getvalue()
+
+
+X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
+_PIXELS = np.zeros((1, 3072), np.uint8)
+
+DATA_SETS = [
+    ("an unknown set", lambda: data.load("mnist"), "mnist"),
+    ("no folder of a set", lambda: data.load("cifar10"), "--data-dir"),
+    ("a size that a set does not have", load("digits", size=(8, 8)), "--image-size"),
+    ("splits that a set does not have", load("covid19", splits="official"), "--splits"),
+    ("no file of arrays", load("npz"), "train_images"),
+    ("no file of CIFAR", load("cifar10"), "cs.toronto.edu/~kriz/cifar.html"),
+    ("a table in text", load("npz", {"rows.csv": b"a,label\n1,0\n"}), "pandas.read_csv"),
+    ("a table in text, by name", load("npz", {"rows.csv": b"a,label\n1,0\n"}, "rows.csv"), "pandas.read_csv"),
+    ("two files of arrays", load("npz", {"a.npz": {"x": X}, "b.npz": {"x": X}}), "a.npz, b.npz"),
+    ("arrays of two layouts", arrays(x=X, y=Y, x_train=X, y_train=Y), "x_train"),
+    ("images without labels", arrays(x=X), "x"),
+    ("no array", arrays(), "no array"),
+    ("names of classes that are objects", arrays(x=X, y=Y, class_names=np.array(["a"], object)), "set.npz"),
+    ("names of classes in no encoding", arrays(x=X, y=Y, class_names=np.array([b"\xff"] * 3)), "class_names"),
+    ("fewer labels than images", arrays(x=X, y=Y[:2]), "2 labels"),
+    ("images that are floats", arrays(x=X.astype(np.float32), y=Y), "float32"),
+    ("labels in two columns", arrays(x=X, y=np.stack([Y, Y], 1)), "[3, 2]"),
+    ("labels below 0", arrays(x=X, y=Y - 1), "-1"),
+    ("labels beyond 32 bits", arrays(x=X, y=Y + 2**62, class_names=["a"]), "0..0"),
+    ("fewer names than classes", arrays(x=X, y=Y, class_names=np.array(["a", "b"])), "0..1"),
+    ("images of two sizes", arrays(x_train=X, y_train=Y, x_test=X[:, 1:], y_test=Y), "(3, 4, 1)"),
+    ("features that are not finite", arrays(x=np.array([[1.0], [np.nan]]), y=Y[:2]), "row 1"),
+    ("features beyond 32 bits", arrays(x=np.array([[1.0], [1e39]]), y=Y[:2]), "row 1"),
+    ("mapped labels that are one number", load("npz", {"x.npy": X, "y.npy": np.array(3)}), "y.npy"),
+    ("mapped images without labels", load("npz", {"x.npy": X}), "y.npy"),
+    ("images of another size than CIFAR's", load("cifar10", {"cifar10.npz": {"x": X, "y": Y}}), "--dataset npz"),
+    ("no dict in CIFAR's file", cifar([1]), "'data'"),
+    ("floats in CIFAR's file", cifar({b"data": _PIXELS.astype(np.float32), b"labels": [1]}), "'u1'"),
+    ("more labels than images in CIFAR's file", cifar({b"data": _PIXELS, b"labels": [1, 2]}), "10 labels"),
+    ("labels of CIFAR out of range", cifar({b"data": _PIXELS, b"labels": [-1]}), "0..9"),
+    ("no file of MedMNIST", load("dermamnist"), "dermamnist_224.npz"),
+    ("MedMNIST's file of another size", medmnist("dermamnist.npz", None), "--image-size"),
+    ("a size that MedMNIST does not have", medmnist("dermamnist.npz", (30, 30)), "--image-size"),
+    ("MedMNIST's file with images of another size", medmnist("dermamnist_64.npz", (64, 64)), "dermamnist_64.npz"),
+    ("three classes of X-rays", folders("a/1.png", "b/1.png", "c/1.png", wanted="covid19"), "10.17632/9xkhgts2s6"),
+    ("one class", folders("a/1.png"), "1 sub-folders"),
+    ("a split that is not there", folders("train/a/1.png", "test/a/1.png", splits="nosuch"), "nosuch"),
+    ("a split without classes", folders("train/a/1.png", "test/1.png"), "--splits"),
+    ("a file that is no image", folders("a/1.png", "b/x.ps"), "x.ps"),
+    ("an image that is cut short", folders("a/1.png", "b/x.png#.cut"), "x.png"),
+    ("another format by the name of an image", folders("a/1.png", "b/x.png#.ps"), "x.png"),
+    ("images of two sizes in a folder",
+     load("folder", {f"{size}/1.png": png(np.zeros((size, 9, 3), np.uint8)) for size in (5, 6)}), "--image-size"),
+    ("an image of 16 bits", lambda: images.decode(_deep_image(), "deep.png"), "deep.png"),
+    ("no text", load("text"), ".txt"),
+    ("a text that is too short", load("text", {"a.txt": b"short"}), "a.txt"),
+    ("a text in another encoding", load("text", {"a.txt": b"\xff\xfe" * 100}), "a.txt"),
+    ("a text of too many characters",
+     load("text", {"a.txt": "".join(map(chr, range(256, 1400))).encode()}), "characters"),
+]  # fmt: skip
+
+
+# --- arrays from Python
+
+FLOATS, LABELS_6, TARGETS = np.ones((6, 3)), np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
+CHANNELS_FIRST = np.zeros((6, 3, 32, 32), np.uint8)
+TOKENS = np.arange(12).reshape(6, 2) % 3
+
+
+def given_data(*pair):
+    """Returns the call that takes arrays (x, y), or one object."""
+    return lambda: user_data.as_arrays(pair if len(pair) == 2 else pair[0])
+
+
+def fits(x, y, **settings):
+    """Returns the call that checks whether settings fit these data."""
+
+    def call():
+        made, config = user_data.as_arrays((x, y)), fv.Config(**settings)
+        user_data.check_pixel_settings(made, config)
+        user_data.check_model_fits(made, config)
+
+    return call
+
+
+def grouped(groups):
+    """Returns the call that takes six rows with these groups."""
+    return given_data(Arrays("mine", TOKENS, TOKENS, ("a", "b", "c"), 6, groups))
+
+
+def with_value(array, value):
+    """Returns a copy whose row 4 has another value."""
+    copy = array.copy()
+    copy[4] = value
+    return copy
+
+
+GIVEN = [
+    ("one array", given_data(FLOATS), "(x, y)"),
+    ("fewer labels than rows given", given_data(FLOATS, TARGETS[1:]), "rows"),
+    ("rows of several lengths", given_data([[0.0], [1.0, 2.0]], LABELS_6[:2]), "x"),
+    ("floats beyond 32 bits", given_data(-FLOATS * 1e39, LABELS_6), "x"),
+    ("long floats", given_data(FLOATS.astype(np.longdouble), LABELS_6), "64 bits"),
+    ("labels of 64 bits", given_data(FLOATS, LABELS_6 + 2**40), "2**31"),
+    ("labels at the limit of 64 bits", given_data(FLOATS, LABELS_6 - 2**62), "2**31"),
+    ("labels that are texts", given_data(FLOATS, LABELS_6.astype("U1")), "np.unique"),
+    ("more classes than names", given_data(Arrays("mine", FLOATS, LABELS_6, ("a", "b"), 6)), "class name"),
+    ("a row of x that is not finite", given_data(with_value(FLOATS, np.nan), TARGETS), "row 4 of x"),
+    ("a row of y that is not finite", given_data(FLOATS, with_value(TARGETS, -np.inf)), "row 4 of y"),
+    ("masked rows", given_data(np.ma.masked_array(FLOATS, FLOATS > 0), LABELS_6), "x.filled"),
+    ("fewer groups than rows", grouped(np.arange(5)), "groups"),
+    ("groups in a table", grouped(np.arange(12).reshape(6, 2)), "groups"),
+    ("groups that are floats in Python", grouped(np.ones(6)), "groups"),
+    ("pixels of a table", fits(FLOATS, LABELS_6, normalise="half"), "normalise half"),
+    ("pixels of two channels", fits(np.zeros((6, 2, 2, 2), np.uint8), LABELS_6, normalise="imagenet"), "normalise"),
+    ("a ViT of two channels", fits(np.zeros((6, 4, 4, 2), np.uint8), LABELS_6, model="vit_s16"), "vit_s16"),
+    ("channels first", fits(CHANNELS_FIRST, LABELS_6, model="resnet18"), "np.moveaxis(x, 1, -1)"),
+    ("grey channels first", fits(CHANNELS_FIRST[:, :1], LABELS_6, model="cnn"), "np.moveaxis(x, 1, -1)"),
+    ("flips of channels first", fits(CHANNELS_FIRST, LABELS_6, augment="flip"), "np.moveaxis(x, 1, -1)"),
+    ("images without channels", fits(CHANNELS_FIRST[:, 0], LABELS_6, model="resnet18"), "x[..., None]"),
+    ("columns of images", fits(CHANNELS_FIRST, LABELS_6, normalise="columns"), "normalise columns"),
+    ("flips of a table", fits(FLOATS, LABELS_6, augment="flip"), "augment flip"),
+    ("rows that are numbers", fits(TARGETS, LABELS_6), "x[:, None]"),
+    ("targets for a classifier", fits(FLOATS, TARGETS), "class labels"),
+    ("one-hot labels", fits(FLOATS, np.eye(6)), "y.argmax(1)"),
+    ("labels beyond the most classes", fits(FLOATS, LABELS_6 + 2**16), "65535"),
+    ("labels below 0 in Python", fits(FLOATS, LABELS_6 - 1), "np.unique"),
+    ("sequences without names", fits(TOKENS, TOKENS, model="gru"), "class_names"),
+    ("pixels of channels first", lambda: user_data.check_rows_are_images(
+        user_data.as_arrays((CHANNELS_FIRST, LABELS_6)), "corrupt.kind rotate90", "none"), "np.moveaxis(x, 1, -1)"),
+]  # fmt: skip
+
+
+# --- validation sets
+
+_TEN = Arrays("ten", np.zeros((600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60), CLASS_NAMES, 600)
+_PARTS = draw.draw_partition(_TEN.y, num_clients=8, alpha=5.0)
+_NO_VAL = _PARTS._replace(val=[own[:0] for own in _PARTS.val])
+_ONE_VAL = _PARTS._replace(val=[np.concatenate(list(_PARTS.val))])
+
+
+def shared(rows):
+    """Returns a D_val of these rows."""
+    return validation.Shared(_TEN.x, _TEN.y, np.asarray(rows, np.int32), len(rows), None)
+
+
+def outside(source, names, target=_TEN):
+    """Returns the call that reads an external set with one image of each class."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            x = np.zeros((len(names), 32, 32, 3), np.uint8)
+            np.savez(Path(folder, f"{source}.npz"), x=x, y=np.arange(len(names)), class_names=np.array(names))
+            external.load(source, Path(folder), target)
+
+    return call
+
+
+VALIDATION = [
+    ("no validation row", lambda: validation.from_clients(_TEN, _NO_VAL, 1.0, 0.1, 0), "--validation.source"),
+    ("no row of the chosen clients", lambda: validation.from_clients(_TEN, _NO_VAL, 0.3, 0.1, 0), "clients:F"),
+    ("rows of no client", lambda: validation.from_clients(_TEN, _ONE_VAL, 0.5, 0.1, 0), "validation.source"),
+    ("a subset that is too large", lambda: validation.subset(shared(range(600)), 601, 0), "validation.size"),
+    ("a class without an image", lambda: validation.imbalanced(shared(range(60, 540)), 0.5, 10, 0), "validation.rho"),
+    ("too few images", lambda: validation.imbalanced(shared(range(0, 600, 60)), 0.9, 10, 0), "validation.rho 0.9"),
+    ("an external set of other classes",
+     outside("cifar100", ("bus", "fox"), _TEN._replace(class_names=tuple("0123456789"))), "validation.source cifar100"),
+    ("more numbered classes than names", outside("npz", tuple(map(str, range(11)))), "validation.source npz"),
+    ("no class in common", outside("cifar100", ("tractor", "rose")), "bus"),
+    ("colour images for grey ones", lambda: external.resized(_TEN.x[:1], (4, 4, 1), "here"), "channels"),
+]  # fmt: skip
+
+CASES = [*PARTITIONS, *DATA_SETS, *GIVEN, *VALIDATION]

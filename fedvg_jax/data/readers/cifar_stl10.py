@@ -1,19 +1,21 @@
-"""Reads CIFAR-10, CIFAR-100 and STL-10: the official files, unpacked or not, or CIFAR's arrays in one .npz."""
+"""Reads CIFAR-10 and CIFAR-100, the official Python files or arrays in one .npz, and STL-10's official binary files."""
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
-from collections.abc import Callable
-from functools import partial
+import pickle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import archive, cache
-from fedvg_jax.data.arrays import Arrays, contents, pool
-from fedvg_jax.data.readers import npz, pickles
+from fedvg_jax.data import cache
+from fedvg_jax.data.arrays import Arrays, contents, find, pool
+from fedvg_jax.data.readers import npz
+from fedvg_jax.host.files import reason
 
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -29,31 +31,41 @@ willow_tree wolf woman worm
 """
 CLASS_NAMES_100 = tuple(_NAMES_100.split())
 
-FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
-FOLDER = "cifar-10-batches-bin"
 PIXELS = 3 * 32 * 32
 """Bytes of an image [3, 32, 32]."""
 
+SOURCE = 'the "python version" of https://www.cs.toronto.edu/~kriz/cifar.html'
+
 
 class Published(NamedTuple):
-    """One of the two data sets."""
+    """One of CIFAR's two data sets."""
 
     class_names: tuple[str, ...]
-    forms: tuple[archive.Form, ...]
-    """The last file of each is the test set."""
-    decoders: tuple[Callable[[bytes, object, int], Split], ...]
-    """By form: (bytes of a file, its name, number of classes) -> (x uint8 [n, 32, 32, 3], y [n])."""
-    layout: str
+    folder: str
+    files: tuple[str, ...]
+    """Names of the files; the last is the test set."""
+    key: bytes
+    """Of the labels."""
+
+    @property
+    def layout(self) -> str:
+        """What the folder must hold."""
+        return f"{', '.join(self.files)} (there or in {self.folder}/), or an .npz of the arrays"
 
 
-SOURCE = 'the "binary version" or "python version" of https://www.cs.toronto.edu/~kriz/cifar.html'
+SETS = {
+    "cifar10": Published(
+        CLASS_NAMES, "cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), b"labels"
+    ),
+    "cifar100": Published(CLASS_NAMES_100, "cifar-100-python", ("train", "test"), b"fine_labels"),
+}
 
 
 def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10") -> Arrays:
     """Reads CIFAR-10 or -100 (fine labels), x uint8 [60000, 32, 32, 3], official training set first.
 
     Args:
-        data_dir: a folder with the data set's `layout`, or the archive or .npz file itself.
+        data_dir: a folder with the data set's `layout`, or the .npz file itself.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         name: one of `SETS`.
 
@@ -63,10 +75,17 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     Source: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
     """
     published = SETS[name]
-    file = data_dir if data_dir.is_file() else data_dir / f"{name}.npz"
-    if file.is_file() and file.suffix == ".npz":
+    file = data_dir if data_dir.suffix == ".npz" else data_dir / f"{name}.npz"
+    if file.is_file():
         return cache.cached(name, [file], lambda: _arrays_of(file, name, published.class_names), cache_dir)
-    return archive.load(name, data_dir, cache_dir, partial(_read, name=name), SOURCE, published.forms)
+    paths = find(data_dir, published.folder, published.files, published.layout, SOURCE)
+
+    def decode() -> Arrays:
+        splits = [_split(path, published) for path in paths]
+        x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
+        return pool(name, [(x, y), splits[-1]], published.class_names, paths[0])
+
+    return cache.cached(name, paths, decode, cache_dir)
 
 
 def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
@@ -77,111 +96,80 @@ def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
     return arrays
 
 
-def _read(folder: Path, cache_dir: Path | None, *, name: str) -> Arrays:
-    published = SETS[name]
-    form, paths = archive.find(folder, published.forms, published.layout, SOURCE)
-
-    def decode() -> Arrays:
-        splits = [published.decoders[form](contents(path), path, len(published.class_names)) for path in paths]
-        x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
-        return pool(name, [(x, y), splits[-1]], published.class_names, paths[0])
-
-    return cache.cached(name, paths, decode, cache_dir)
-
-
-def _records(content: bytes, source: object, num_classes: int, *, labels: int) -> Split:
-    """Decodes a binary file of records: `labels` label bytes, of which the last is the class, then the image."""
-    records = _rows(content, labels + PIXELS, source, SOURCE)
-    return _images(records[:, labels:]), _labels_from(records[:, labels - 1], 0, num_classes, source, SOURCE)
-
-
-def _pickle(content: bytes, source: object, num_classes: int, *, key: bytes) -> Split:
-    """Decodes a python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
-    held = pickles.loads(content, source)
-    data, labels = (held.get(b"data"), held.get(key)) if isinstance(held, dict) else (None, None)
+def _split(file: Path, published: Published) -> Split:
+    """Decodes a Python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
+    held = unpickled(contents(file), file)
+    data, labels = (held.get(b"data"), held.get(published.key)) if isinstance(held, dict) else (None, None)
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == PIXELS):
-        raise UsageError(f"{source}: must hold 'data', uint8 [n, {PIXELS}]; fetch {SOURCE} again")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise UsageError(f"{source}: must hold {key.decode()!r}, a list of numbers; fetch {SOURCE} again")
-    if len(labels) != len(data):
-        raise UsageError(f"{source}: {len(data)} images but {len(labels)} labels; fetch {SOURCE} again")
-    numbers = _labels_from(np.array(labels, object), 0, num_classes, source, SOURCE)
-    return _images(np.asarray(data)), numbers.astype(np.int64)
+        raise UsageError(f"{file}: must hold 'data', uint8 [n, {PIXELS}]; fetch {SOURCE} again")
+    last = len(published.class_names) - 1
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label <= last for label in labels):
+        raise UsageError(f"{file}: must hold {published.key.decode()!r}, a list of 0..{last}; fetch {SOURCE} again")
+    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(labels, np.int64)
 
 
-def _rows(content: bytes, size: int, file: object, source: str) -> np.ndarray:
-    """Returns the records of a binary file, uint8 [n, size].
-
-    Raises:
-        UsageError: there is none, or an incomplete one.
-    """
-    data = np.frombuffer(content, np.uint8)
-    if not data.size or data.size % size:
-        got = f"{data.size} bytes is not a whole number of {size}-byte records"
-        raise UsageError(f"{file}: {got}; fetch {source} again")
-    return data.reshape(-1, size)
+# --- pickled byte arrays and plain containers, read without running their code
 
 
-def _labels_from(numbers: np.ndarray, first: int, num_classes: int, file: object, source: str) -> np.ndarray:
-    """Returns labels from 0 of a file whose labels count from `first`.
+def unpickled(data: bytes, source: object) -> Any:
+    """Returns the pickled numbers, text (Python 2's as bytes), lists, tuples, dicts and uint8 arrays.
+
+    Args:
+        data: a pickle of protocol 2, 3 or 4, written by Python 2 or 3.
+        source: its name in errors.
 
     Raises:
-        UsageError: one is out of range.
+        UsageError: the pickle is damaged, or holds other objects.
+
+    >>> unpickled(pickle.dumps({"labels": [3, 1]}), "a file")
+    {'labels': [3, 1]}
     """
-    wrong = numbers[(numbers < first) | (numbers >= first + num_classes)]
-    if wrong.size:
-        last = first + num_classes - 1
-        raise UsageError(f"{file}: labels must be {first}..{last}, got {wrong[0]}; fetch {source} again")
-    return numbers - first
+    try:
+        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle raises what its first bad byte leads to
+        raise UsageError(f"{source}: not a pickle of plain arrays ({reason(error)}); fetch it again") from error
 
 
-def _images(flat: np.ndarray) -> np.ndarray:
-    return flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+def _uint8(code: Any, *_: Any) -> np.dtype:
+    """Returns the dtype of bytes, whose state a pickle cannot change."""
+    if code not in ("u1", b"u1", "|u1", b"|u1"):
+        raise UsageError(f"it holds an array of dtype {str(code)[:20]!r}, and only 'u1' (uint8) is read")
+    return np.dtype(np.uint8)
 
 
-SETS = {
-    "cifar10": Published(
-        CLASS_NAMES,
-        (
-            archive.Form(FOLDER, "cifar-10-binary.tar.gz", FILES),
-            archive.Form(
-                "cifar-10-batches-py", "cifar-10-python.tar.gz", tuple(name.removesuffix(".bin") for name in FILES)
-            ),
-        ),
-        (partial(_records, labels=1), partial(_pickle, key=b"labels")),
-        f"data_batch_1.bin .. test_batch.bin (there or in {FOLDER}/), the python files data_batch_1 .. test_batch"
-        " (there or in cifar-10-batches-py/), cifar-10-binary.tar.gz, cifar-10-python.tar.gz, or cifar10.npz",
-    ),
-    "cifar100": Published(
-        CLASS_NAMES_100,
-        (
-            archive.Form("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin")),
-            archive.Form("cifar-100-python", "cifar-100-python.tar.gz", ("train", "test")),
-        ),
-        (partial(_records, labels=2), partial(_pickle, key=b"fine_labels")),
-        "train.bin and test.bin (there or in cifar-100-binary/), the python files train and test (there or in"
-        " cifar-100-python/), cifar-100-binary.tar.gz, cifar-100-python.tar.gz, or cifar100.npz",
-    ),
+_NAMES = {
+    "numpy.core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
+    "numpy._core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
+    "numpy.ndarray": np.ndarray,
+    "numpy.dtype": _uint8,
+    "_codecs.encode": codecs.encode,
 }
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _NAMES:
+            raise UsageError(f"it asks for {module}.{name}, and only plain arrays are read")
+        return _NAMES[f"{module}.{name}"]
 
 
 # --- STL-10
 
 STL_NAMES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
+STL_FOLDER = "stl10_binary"
 STL_FILES = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
 STL_SHAPE = (3, 96, 96)
 """Axes of an image in the file: channels, columns, rows."""
 
-STL = archive.Form("stl10_binary", "stl10_binary.tar.gz", STL_FILES)
-STL_LAYOUT = f"{', '.join(STL_FILES)} (there or in {STL.folder}/), or {STL.archive}"
-STL_SOURCE = f"{STL.archive} of https://cs.stanford.edu/~acoates/stl10/"
+STL_LAYOUT = f"{', '.join(STL_FILES)} (there or in {STL_FOLDER}/)"
+STL_SOURCE = "stl10_binary.tar.gz of https://cs.stanford.edu/~acoates/stl10/"
 
 
 def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
     """Reads STL-10's labelled images, x uint8 [13000, 96, 96, 3]; the first 5,000 are the training set.
 
     Args:
-        data_dir: a folder with `STL_LAYOUT`, or the archive itself.
+        data_dir: a folder with `STL_LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
 
     Raises:
@@ -189,21 +177,17 @@ def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
 
     Source: A. Coates, H. Lee, A. Y. Ng, An Analysis of Single Layer Networks in Unsupervised Feature Learning, 2011.
     """
-    return archive.load("stl10", data_dir, cache_dir, _read_stl10, STL_SOURCE, [STL])
-
-
-def _read_stl10(folder: Path, cache_dir: Path | None) -> Arrays:
-    _, paths = archive.find(folder, [STL], STL_LAYOUT, STL_SOURCE)
+    paths = find(data_dir, STL_FOLDER, STL_FILES, STL_LAYOUT, STL_SOURCE)
 
     def split(images: Path, labels: Path) -> Split:
-        records = _rows(contents(images), math.prod(STL_SHAPE), images, STL_SOURCE)
-        x = records.reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1)
-        y = _labels_from(np.frombuffer(contents(labels), np.uint8), 1, len(STL_NAMES), labels, STL_SOURCE)
-        if len(x) != len(y):
-            raise UsageError(f"{labels}: {len(y)} labels for {len(x)} images; fetch {STL_SOURCE} again")
-        return x, y
+        data, size = np.frombuffer(contents(images), np.uint8), math.prod(STL_SHAPE)
+        if not data.size or data.size % size:
+            got = f"{data.size} bytes is not a whole number of images of {size} bytes"
+            raise UsageError(f"{images}: {got}; fetch {STL_SOURCE} again")
+        y = np.frombuffer(contents(labels), np.uint8).astype(np.int64) - 1
+        return data.reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1), y
 
     def decode() -> Arrays:
-        return pool("stl10", [split(*paths[:2]), split(*paths[2:])], STL_NAMES, folder)
+        return pool("stl10", [split(*paths[:2]), split(*paths[2:])], STL_NAMES, paths[1])
 
     return cache.cached("stl10", paths, decode, cache_dir)

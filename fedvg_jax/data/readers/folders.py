@@ -10,9 +10,9 @@ from typing import Unpack
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import archive, cache, images
-from fedvg_jax.data.arrays import Arrays, check, contents
-from fedvg_jax.data.readers import hf, npy
+from fedvg_jax.data import cache, images
+from fedvg_jax.data.arrays import Arrays, check, contents, find, how_to_unpack
+from fedvg_jax.data.readers import hf
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
@@ -57,7 +57,7 @@ def decode(
     def read() -> Arrays:
         return check(Arrays(name, images.decode_files(files, **how), np.array(y), tuple(names), len(rows[0])), root)
 
-    arrays = cache.cached("folder", [cache.Folder(root, files), f"{how.get('size')}"], read, cache_dir)
+    arrays = cache.cached("folder", [*files, f"{how.get('size')}"], read, cache_dir)
     return arrays._replace(name=name)
 
 
@@ -68,7 +68,7 @@ def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
         UsageError: no such folder, or a split that is wanted and not there.
     """
     if not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
+        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}")
     folders = [folder for folder in visible(data_dir) if folder.is_dir()]
     named = [folder for known in hf.SPLITS.values() for folder in folders if folder.name.lower() in known]
     is_split = bool(named) and len(named) == len(folders)
@@ -86,7 +86,7 @@ def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
     if len(folders) < least or (loose and least == 1):
         inside = f" and {len(loose)} images outside, such as {loose[0].name}" if loose else ""
         remedy = f"it must hold {LAYOUT}" if least > 1 else "a split holds one per class; or leave it out by --splits"
-        raise UsageError(f"{data_dir}: holds {len(folders)} sub-folders{inside}; {remedy}")
+        raise UsageError(f"{data_dir}: holds {len(folders)} sub-folders{inside}; {remedy}{how_to_unpack(data_dir)}")
     return {folder.name: images_in(folder) for folder in folders}
 
 
@@ -127,7 +127,7 @@ XRAY_CLASSES = 4
 XRAY_SIZE = (244, 224)
 """Height and width of the published arrays (244, not 224)."""
 
-XRAY_LAYOUT = f"four folders of images, one per class (there, in its only folder, or in its only .zip), or {npy.LAYOUT}"
+XRAY_LAYOUT = "four folders of images, one per class (there, or in its only folder)"
 XRAY_SOURCE = (
     '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
     " https://doi.org/10.17632/9xkhgts2s6"
@@ -135,10 +135,10 @@ XRAY_SOURCE = (
 
 
 def load_covid19(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
-    """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3] from images, or of the arrays' size.
+    """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3].
 
     Args:
-        data_dir: a folder with `XRAY_LAYOUT`, or the .zip itself.
+        data_dir: a folder with `XRAY_LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         how: see `images.Decoding`; the size is `XRAY_SIZE` by default.
 
@@ -147,40 +147,25 @@ def load_covid19(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[im
 
     Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
     """
-    if data_dir.is_dir() and npy.is_layout_of(data_dir):
-        if how.get("size"):
-            raise UsageError(f"{data_dir}: the arrays in xdata.npy have a fixed size; leave --image-size out")
-        return npy.load(data_dir, cache_dir, name="covid19", class_names=[str(c) for c in range(XRAY_CLASSES)])
     how["size"] = how.get("size") or XRAY_SIZE
-    return archive.load("covid19", _only_zip(data_dir), cache_dir, _read_covid19, XRAY_SOURCE, **how)
-
-
-def _read_covid19(place: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
-    inner = _folders(place)
-    root = inner[0] if len(inner) == 1 else place  # archives often have one folder around all others
-    names = [inner.name for inner in _folders(root)]
+    inner = _folders(data_dir)
+    root = inner[0] if len(inner) == 1 else data_dir  # archives often have one folder around all others
+    names = [folder.name for folder in _folders(root)]
     if len(names) != XRAY_CLASSES:
         got = ", ".join(names[:6]) or "none"
-        raise UsageError(f"{root}: holds {len(names)} folders ({got}); put {XRAY_SOURCE} there: {XRAY_LAYOUT}")
+        wanted = f"put {XRAY_SOURCE} there: {XRAY_LAYOUT}{how_to_unpack(data_dir)}"
+        raise UsageError(f"{root}: holds {len(names)} folders ({got}); {wanted}")
     return decode("covid19", root, [root], cache_dir, **how)
 
 
-def _only_zip(data_dir: Path) -> Path:
-    """Returns the only .zip of a folder without sub-folders, otherwise the argument."""
-    if data_dir.is_file() or _folders(data_dir):
-        return data_dir
-    zips = [data_dir / file.name for file in visible(data_dir) if file.suffix.lower() == ".zip"]
-    return zips[0] if len(zips) == 1 else data_dir
-
-
 def _folders(place: Path) -> list[Path]:
-    return [inner for inner in visible(place) if inner.is_dir()]
+    return [inner for inner in visible(place) if inner.is_dir()] if place.is_dir() else []
 
 
 # --- Tiny ImageNet
 
-TINY = archive.Form("tiny-imagenet-200", "tiny-imagenet-200.zip", ("wnids.txt",))
-TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {TINY.folder}/), or {TINY.archive}"
+TINY_FOLDER = "tiny-imagenet-200"
+TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {TINY_FOLDER}/)"
 TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
@@ -191,7 +176,7 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
     validation set, are sorted by file name, so a row is the same image on every machine.
 
     Args:
-        data_dir: a folder with `TINY_LAYOUT`, or the archive itself.
+        data_dir: a folder with `TINY_LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         how: see `images.Decoding`.
 
@@ -200,11 +185,7 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    return archive.load("tinyimagenet", data_dir, cache_dir, _read_tinyimagenet, TINY_SOURCE, [TINY], **how)
-
-
-def _read_tinyimagenet(data_dir: Path, cache_dir: Path | None, **how: Unpack[images.Decoding]) -> Arrays:
-    root = archive.find(data_dir, [TINY], TINY_LAYOUT, TINY_SOURCE)[1][0].parent
+    root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, TINY_SOURCE)[0].parent
     wnids = _lines(root / "wnids.txt")
     train = _train(root, wnids)
     val = _val(root / "val", wnids)
@@ -216,8 +197,8 @@ def _read_tinyimagenet(data_dir: Path, cache_dir: Path | None, **how: Unpack[ima
         return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
 
     texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
-    sources = cache.Folder(root, [*(file for file in texts if file.is_file()), *files])
-    return cache.cached("tinyimagenet", [sources, f"{how.get('size')}"], read, cache_dir)
+    sources = [*filter(Path.is_file, texts), *files, f"{how.get('size')}"]
+    return cache.cached("tinyimagenet", sources, read, cache_dir)
 
 
 def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:

@@ -89,7 +89,7 @@ def load(
     folder = find(data_dir, name)
     members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
     members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
-    sources = [cache.Folder(folder, members), f"{how.get('size')}", repr(columns), splits, f"version {VERSION}"]
+    sources = [*members, f"{how.get('size')}", repr(columns), splits, f"version {VERSION}"]
     arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
     return arrays._replace(name=folder.resolve().name)
 

@@ -1,19 +1,17 @@
-"""Reads one .npz file of images, such as those of MedMNIST, of features, or of encoded images (JPEG, PNG, ...)."""
+"""Reads images or features from one .npz file, such as those of MedMNIST; and from x.npy and y.npy, in place."""
 
 from __future__ import annotations
 
-import itertools
 import zipfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import IO, Unpack
+from typing import IO
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import cache, images
+from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, check, numbers, pool, reading, refuse_too_large, with_groups
-from fedvg_jax.data.readers import npy
 from fedvg_jax.host import files
 
 KEYS = (
@@ -30,7 +28,7 @@ LAYOUT = (
 )
 
 
-TEXT_TABLES = (".csv", ".tsv", ".xlsx")
+_AS_ARRAYS = "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
@@ -45,8 +43,8 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     Raises:
         UsageError: no file, several files, a damaged file, or missing or malformed arrays.
     """
-    if npy.is_mapped(path):
-        return npy.load_mapped(path)
+    if (path / "x.npy").is_file():
+        return load_mapped(path)
     file = find(path, LAYOUT)
     arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
     return arrays._replace(name=file.stem)  # an entry may come from a file with another name
@@ -68,12 +66,12 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         shown = " and ".join(", ".join(layout[0]) for layout in found)
         raise UsageError(f"{file}: holds {shown}, which are several data sets; keep one of them")
     if not found:
-        is_encoded = any(f"train_{kind}" in member_names(file) for kind in KINDS)
-        hint = "; --dataset encoded reads encoded images" if is_encoded else ""
-        raise UsageError(f"{file}: must hold {LAYOUT}; got {_first_names(file)}{hint}")
+        with np.load(file) as archive:
+            names = ", ".join(archive.files[:8]) or "no array"
+        raise UsageError(f"{file}: must hold {LAYOUT}; got {names}")
     splits = [_pair(members, pair, file) for pair in found[0] if any(key in members for key in pair)]
     if "class_names" in members:
-        class_names = npy.texts(members["class_names"], file)
+        class_names = texts(members["class_names"], file)
     arrays = pool(name, splits, class_names, file)
     return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
@@ -84,12 +82,6 @@ def find(path: Path, layout: str) -> Path:
     Raises:
         UsageError: there is none, or there are several.
     """
-    tables = [file for file in ([path] if path.is_file() else path.glob("*")) if file.suffix in TEXT_TABLES]
-    if tables and not (path.is_dir() and any(path.glob("*.npz"))):
-        raise UsageError(
-            f"{tables[0]}: a table in text is not read; read it with pandas.read_csv or numpy.loadtxt, and give"
-            " fedvg_jax.run(config, data=(x, y)), or save numpy.savez(FILE, x=x, y=y)"
-        )
     if path.is_file():
         return path
     if not path.is_dir():
@@ -98,7 +90,7 @@ def find(path: Path, layout: str) -> Path:
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
-        raise UsageError(f"{path}: holds no .npz file; put one there with {layout}")
+        raise UsageError(f"{path}: holds no .npz file; put one there with {layout}{_AS_ARRAYS}")
     raise UsageError(f"{path}: holds {', '.join(f.name for f in candidates)}; give the one to read as --data-dir FILE")
 
 
@@ -110,7 +102,9 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
     """
     files.refuse_special(file)
     with (
-        reading(file, "a complete .npz file of plain arrays", "fetch it again, or save it without objects"),
+        reading(
+            file, "a complete .npz file of plain arrays", f"fetch it again, or save it without objects{_AS_ARRAYS}"
+        ),
         file.open("rb") as stream,
     ):
         if not zipfile.is_zipfile(stream):
@@ -123,20 +117,6 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
         if odd:
             raise ValueError(f"its member {odd[0]} is not an array")
         return members
-
-
-def member_names(file: Path) -> list[str]:
-    """Returns the names of the arrays of an .npz file; none for another file, which `read` refuses with the reason."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
-        return []
-
-
-def _first_names(file: Path, most: int = 8) -> str:
-    names = member_names(file)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "no array"
 
 
 def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -152,67 +132,45 @@ def _claimed(stream: IO[bytes], keys: Collection[str]) -> int:
         return sum(m.file_size for m in archive.infolist() if m.filename.removesuffix(".npy") in keys)
 
 
-# --- encoded images, concatenated
+def texts(names: np.ndarray, file: Path) -> list[str]:
+    """Returns the names of classes in an array of texts, UTF-8 bytes or numbers; a UsageError for other bytes."""
+    try:
+        return [label.decode() if isinstance(label, bytes) else str(label) for label in names.ravel()]
+    except ValueError as error:
+        raise UsageError(
+            f"{file}: class_names must be texts in UTF-8 ({files.reason(error)}); write them again"
+        ) from None
 
-SPLITS = ("train", "val", "test")
-KINDS = ("jpeg", "png", "encoded")
-ENCODED_LAYOUT = (
-    "train_jpeg (uint8, the concatenated image files), train_offsets (the beginning of each, and the end), train_labels"
-    "[, the same of val and test][, class_names]; png or encoded may replace jpeg"
+
+# --- memory maps: a data set may be larger than this machine's memory
+
+MAPPED_LAYOUT = (
+    "x.npy (uint8 [T, H, W] or [T, H, W, D], or floats [T, F]) and y.npy (integers [T])[, class_names.npy]"
+    "[, groups.npy]"
 )
 
 
-def load_encoded(path: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
-    """Reads the images in the .npz file `path`, or in the only .npz of the folder `path`: x uint8 [T, H, W, 3].
+def load_mapped(path: Path) -> Arrays:
+    """Reads the files of the folder; x stays a memory map of x.npy, which must not change while it is used.
 
     Args:
-        path: a file with `ENCODED_LAYOUT`, or its folder.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
-        how: see `images.Decoding`; a size is needed if images have several.
+        path: a folder with `MAPPED_LAYOUT`.
 
     Raises:
-        UsageError: no file, several files, a damaged file, or missing or malformed arrays or images.
+        UsageError: a file is missing, damaged or malformed.
     """
-    file = find(path, ENCODED_LAYOUT)
-    arrays = cache.cached("encoded", [file, f"{how.get('size')}"], lambda: _decode_encoded(file, **how), cache_dir)
-    return arrays._replace(name=file.stem)
+    x, y = np.asarray(_read_mapped(path / "x.npy")), np.array(_read_mapped(path / "y.npy"))
+    named = path / "class_names.npy"
+    if y.dtype.kind not in "iu" or not y.ndim or not y.size:
+        raise UsageError(f"{path / 'y.npy'}: must hold integers [T], got {y.dtype} {list(y.shape)}")
+    names = texts(np.array(_read_mapped(named)), named) if named.is_file() else numbers(int(y.max()))
+    arrays = check(Arrays(path.resolve().name, x, y, tuple(names), len(y)), path)
+    groups = path / "groups.npy"
+    return with_groups(arrays, np.array(_read_mapped(groups)), groups) if groups.is_file() else arrays
 
 
-def _decode_encoded(file: Path, **how: Unpack[images.Decoding]) -> Arrays:
-    keys = {f"{split}_{part}" for split in SPLITS for part in (*KINDS, "offsets", "labels")} | {"class_names"}
-    members = read(file, keys)
-    kind = next((kind for kind in KINDS if f"train_{kind}" in members), None)
-    if kind is None:
-        raise UsageError(f"{file}: must hold {ENCODED_LAYOUT}; got {_first_names(file)}")
-    pieces, labels = [], []
-    for split in (split for split in SPLITS if f"{split}_{kind}" in members):
-        of_split, y = _pieces(members, split, kind, file)
-        pieces += of_split
-        labels.append(y)
-    if not pieces:
-        raise UsageError(f"{file}: holds no image; at least one is needed")
-    x = images.stack(len(pieces), lambda i: pieces[i], **how)
-    y = np.concatenate(labels)
-    is_named = "class_names" in members
-    names = npy.texts(members["class_names"], file) if is_named else numbers(int(y.max(initial=0)))
-    return check(Arrays(file.stem, x, y, tuple(names), len(labels[0])), file)
-
-
-def _pieces(members: dict[str, np.ndarray], split: str, kind: str, file: Path):
-    """Returns [(bytes, name) of each image] and labels [n] of one split."""
-    for part in ("offsets", "labels"):
-        if f"{split}_{part}" not in members:
-            raise UsageError(f"{file}: {split}_{part} is missing; it must hold {ENCODED_LAYOUT}")
-    data, offsets, y = (members[f"{split}_{part}"] for part in (kind, "offsets", "labels"))
-    flat = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    are_integers = all(np.issubdtype(a.dtype, np.integer) and a.ndim == 1 for a in (offsets, flat))
-    if data.dtype != np.uint8 or data.ndim != 1 or not are_integers:
-        raise UsageError(f"{file}: {split}_{kind} must be uint8 [n], {split}_offsets and {split}_labels integers [n]")
-    if len(offsets) != len(flat) + 1:
-        raise UsageError(f"{file}: {len(offsets) - 1} images in {split}_offsets but {len(flat)} labels")
-    in_range = offsets.min() >= 0 and offsets.max() <= len(data)  # checked first, because differences may overflow
-    ends = offsets.astype(np.int64)
-    if not in_range or (np.diff(ends) < 0).any():
-        raise UsageError(f"{file}: {split}_offsets must increase in 0..{len(data)}, the bytes of {split}_{kind}")
-    pieces = [(data[a:b].tobytes(), f"{file} ({split} image {i})") for i, (a, b) in enumerate(itertools.pairwise(ends))]
-    return pieces, flat
+def _read_mapped(file: Path) -> np.ndarray:
+    if not file.is_file():
+        raise UsageError(f"{file.parent}: {file.name} missing; it must hold {MAPPED_LAYOUT}")
+    with reading(file, "a complete .npy file of a plain array", "write it again"):
+        return np.load(file, mmap_mode="r", allow_pickle=False)

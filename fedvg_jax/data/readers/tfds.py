@@ -61,7 +61,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unp
     """
     prepared = _find(data_dir, parse(name))
     members = sorted(path for path in prepared.iterdir() if path.is_file())
-    sources = [str(name), cache.Folder(data_dir, members), f"{how.get('size')}"]
+    sources = [str(name), *members, f"{how.get('size')}"]
     return cache.cached("tfds", sources, lambda: _decode(name, prepared, **how), cache_dir)
 
 

@@ -95,32 +95,6 @@ def test_research_script_needs_public_names_only(x64):
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: fv.make_schedule(0, [np.arange(4)], cohort_size=2), "cohort_size must be at most"),
-        (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=0), "batch_size must be a whole number >= 1"),
-        (lambda: fv.make_schedule(0, [np.arange(4)], probe_ratio=1.5), "probe_ratio must be a number from 0 to 1; got"),
-        (lambda: fv.make_schedule(0, [np.arange(4)], batch_size=True), "batch_size must be a whole number >= 1"),
-        (lambda: fv.make_schedule(0, [np.arange(4)], seed=-1), "seed must be a whole number >= "),
-        (lambda: fv.make_schedule(0, []), "client_rows must be a list of the rows of each client, at least one"),
-        (lambda: fv.make_schedule(0, [[-1, 2], [3, 4]]), r"client_rows must be a list of .* got \[-1, 2\]"),
-        (lambda: fv.make_schedule(0, [[0.5, 2.0]]), r"got \[0.5, 2.0\]"),
-        (lambda: fv.stack_schedules([fv.make_schedule(0, [np.arange(4)] * k) for k in (1, 2)]), "equal cohort sizes"),
-        (lambda: fv.max_steps([]), "at least one schedule"),
-        (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {})), "needs data"),
-        (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "one length"),
-        (lambda: fv.evaluate(linear_regression(), fv.Variables({}, {}), np.ones(2)), "got a ndarray: "),
-        (lambda: fv.History.load(None), "History.load takes the folder of a run, a path; got None"),
-        (lambda: fv.gradient_norms({"w": "x"}), "grads leaf 'w' is a str"),
-        (lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of=lambda path: [path]), "block_of, "),
-    ],
-)
-def test_mistake_in_a_research_script_is_one_line(call, message):
-    with pytest.raises(fv.UsageError, match=message):
-        call()
-
-
 def test_a_pair_of_arrays_is_evaluated_as_the_batch():
     x, model = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), fv.Variables({"w": jnp.ones(3)}, {})
     pair = (x, x.sum(1) + np.float32(2))
@@ -232,48 +206,6 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
     for name in ("variables", "best_variables"):
         with pytest.raises(fv.UsageError, match=r"\A[^\n]*no checkpoint in[^\n]*\Z"):
             getattr(loaded, name)
-
-
-@pytest.mark.parametrize(
-    ("settings", "arguments", "message"),
-    [
-        ({"lr": "abc"}, {}, "lr must be a float; got 'abc'"),
-        ({"clients": True}, {}, "clients must be an int"),
-        ({"fedvg": "l2"}, {}, "fedvg must be a FedVG or a dict"),
-        ({"fedvg": fv.Config().fedprox}, {}, "fedvg must be a FedVG or a dict"),
-        ({}, {"task": 3}, "task must be a Task, got a int"),
-        ({}, {"weighting": "fedvg"}, "weighting must be a Weighting, got a str"),
-        ({}, {"callbacks": 3}, "must be functions"),
-        ({}, {"callbacks": [lambda record: None]}, r"callbacks\[0\] takes \(record\); it is called with"),
-        ({}, {"metrics": [lambda model, data: 0.0]}, "metrics must be a dict, name -> function"),
-        ({}, {"metrics": {"m": lambda model: 1.0}}, r"metric 'm' takes \(model\); it is called with \(model, data\)"),
-        ({}, {"metrics": {"mine": lambda model, data: "x"}}, "metric 'mine' returned 'x'; expected one number"),
-        ({}, {"metrics": {"mine": lambda model, data: np.ones(3)}}, r"returned shape \(3,\); expected one number"),
-        ({}, {"metrics": {"weights": lambda model, data: 0}}, "metric 'weights' is already a name of the history"),
-        ({}, {"metrics": {"test_mine": lambda model, data: 0}}, "metric 'test_mine' is already a name of the history"),
-        ({}, {"hyper": [1]}, "hyper must be a dict, name -> value; got list"),
-        ({}, {"track": 3}, "unknown track '3'"),
-        ({"export": Path("none") / "m.safetensors"}, {}, "export none/m.safetensors: no such folder"),
-    ],
-)
-def test_run_refuses_arguments_and_settings_that_cannot_work_in_one_line(settings, arguments, message):
-    with pytest.raises(fv.UsageError, match=rf"\A[^\n]*{message}[^\n]*\Z"):
-        fv.run(replace(SMALL, **settings), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"axes": ["seed"]}, "axes must be a dict of settings with their values; got list"),
-        ({"axes": {("lr", "seed"): 3}}, "the values of lr, seed must be tuples of 2"),
-        ({"out": ""}, "out must not be empty"),
-        ({"out": 3}, "out must be a Path; got 3"),
-    ],
-    ids=str,
-)
-def test_a_sweep_refuses_arguments_of_another_kind_in_one_line(arguments, message):
-    with pytest.raises(fv.UsageError, match=message):
-        fv.run_sweep(SMALL, **{"axes": {"seed": [0]}, **arguments})
 
 
 @pytest.mark.parametrize("function", [fv.run, fv.run_sweep, fv.simulation])

@@ -20,6 +20,52 @@ from fedvg_jax.core.types import Hyperparameter, Tree, UsageError
 from fedvg_jax.host import files
 
 
+def expect(pytree: Tree, like: Tree, what: str, *, any_float: bool = False) -> None:
+    """Raises UsageError for the first leaf at which two pytrees differ in structure, shape or dtype.
+
+    Args:
+        pytree: the pytree to check.
+        like: the expected one, of arrays or `jax.ShapeDtypeStruct`.
+        what: name of `pytree` in messages.
+        any_float: whether leaves of floats may have any dtype of floats.
+
+    >>> expect({"w": jnp.ones(2)}, {"w": jnp.ones(3)}, "stats")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: stats leaf 'w' is float32 of shape (2,); expected float32 of shape (3,)
+    """
+    leaves, expected = tree.by_path(pytree), tree.by_path(like)
+    for path in expected | leaves:
+        got, needed = (described(t[path], any_float) if path in t else "absent" for t in (leaves, expected))
+        if got != needed:
+            got = described(leaves[path]) if path in leaves else got
+            raise UsageError(f"{what} leaf '{path}' is {got}; expected {needed}")
+    if jax.tree.structure(pytree) != jax.tree.structure(like):
+        raise UsageError(f"{what} is {jax.tree.structure(pytree)}; expected {jax.tree.structure(like)}")
+
+
+def described(leaf: Any, any_float: bool = False) -> str:
+    """Returns dtype and shape of an array, or the type of anything else.
+
+    >>> described(jnp.ones((2, 3))), described(jnp.ones(()), any_float=True), described("a")
+    ('float32 of shape (2, 3)', 'floats of shape ()', 'a str')
+    """
+    try:
+        dtype = jnp.result_type(getattr(leaf, "dtype", type(leaf)))
+    except TypeError:
+        return f"a {type(leaf).__name__}"
+    is_float = any_float and jnp.issubdtype(dtype, jnp.floating)
+    return f"{'floats' if is_float else dtype} of shape {jnp.shape(leaf)}"
+
+
+def floating(pytree: Tree, what: str) -> None:
+    """Raises UsageError for the first leaf that is not of floats, which can be neither differentiated nor averaged.
+
+    >>> floating({"w": jnp.ones(2)}, "params")
+    """
+    expect(pytree, jax.tree.map(lambda leaf: floats(*np.shape(leaf)), pytree), what, any_float=True)
+
+
 def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False) -> int:
     """Returns K, the leading axis of every leaf.
 
@@ -35,83 +81,18 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
     >>> stacked({"w": jnp.ones((3, 2)), "b": jnp.ones(3)}, "client_params")
     3
     """
-    leaves = tree.by_path(pytree)
-    if not leaves:
-        if num_clients is None:
-            raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
-        return num_clients
-    floating(pytree, what)
-    first, shape = next((path, jnp.shape(leaf)) for path, leaf in leaves.items())
-    source = f"K = {num_clients} clients" if num_clients else f"the K of {what} leaf '{first}', {shape}"
-    expected = num_clients or (shape[0] if shape else 0)
-    for path, leaf in leaves.items():
-        shape = jnp.shape(leaf)
-        if shape[:1] != (expected,) or (per_tensor and len(shape) != 1) or not expected:
-            allowed = f"({expected or 'K'}{',' if per_tensor else ', ...'})"
-            raise UsageError(f"{what} leaf '{path}' has shape {shape}; expected {allowed}, from {source}")
-    return expected
+    shapes = list(map(np.shape, jax.tree.leaves(pytree)))
+    if num_clients is None and not shapes:
+        raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
+    count = num_clients or max([1, *shapes[0][:1]])
+    like = jax.tree.map(lambda leaf: floats(count, *() if per_tensor else np.shape(leaf)[1:]), pytree)
+    expect(pytree, like, f"{what}, of K = {count} clients,", any_float=True)
+    return count
 
 
-def floating(pytree: Tree, what: str) -> None:
-    """Raises UsageError for the first leaf that is not of floats, which can be neither differentiated nor averaged.
-
-    >>> floating({"w": jnp.ones(2)}, "params")
-    """
-    for path, leaf in tree.by_path(pytree).items():
-        try:
-            dtype = jnp.result_type(leaf)
-        except TypeError:
-            raise UsageError(f"{what} leaf '{path}' is a {type(leaf).__name__}; expected an array of floats") from None
-        if not jnp.issubdtype(dtype, jnp.floating):
-            shape = jnp.shape(leaf)
-            raise UsageError(f"{what} leaf '{path}' is {dtype} of shape {shape}; expected floats of shape {shape}")
-
-
-def same_structure(pytree: Tree, like: Tree, what: str, whose: str) -> None:
-    """Raises UsageError unless two pytrees have the same structure, naming a leaf that only one of them has.
-
-    Args:
-        pytree: the pytree to check.
-        like: the pytree with the expected structure.
-        what: name of `pytree` in messages.
-        whose: name of `like` in messages.
-
-    >>> same_structure({"w": 1.0}, {"w": jnp.ones(2)}, "weights", "params")
-    """
-    if jax.tree.structure(pytree) == jax.tree.structure(like):
-        return
-    paths, expected = tree.paths(pytree), tree.paths(like)
-    missing, extra = [p for p in expected if p not in paths], [p for p in paths if p not in expected]
-    if missing:
-        raise UsageError(f"{what} has no leaf '{missing[0]}'; expected the structure of {whose}: {', '.join(expected)}")
-    if extra:
-        raise UsageError(f"{what} has a leaf '{extra[0]}' that {whose} has not; expected {', '.join(expected)}")
-    raise UsageError(f"{what} is {jax.tree.structure(pytree)}; expected the structure of {whose}, as it is")
-
-
-def shaped_like(pytree: Tree, like: Tree, what: str, whose: str) -> None:
-    """Raises UsageError for the first leaf of another shape; arguments as in `same_structure`.
-
-    >>> shaped_like({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
-    """
-    same_structure(pytree, like, what, whose)
-    _refuse_other(pytree, like, what, whose, jnp.shape, "has shape")
-
-
-def same_arrays(pytree: Tree, like: Tree, what: str, whose: str) -> None:
-    """Raises UsageError for the first leaf of another shape or dtype; arguments as in `same_structure`.
-
-    >>> same_arrays({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "stats", "those before")
-    """
-    shaped_like(pytree, like, what, whose)
-    _refuse_other(pytree, like, what, whose, jnp.result_type, "is")
-
-
-def _refuse_other(pytree: Tree, like: Tree, what: str, whose: str, kind: Callable[[Any], Any], verb: str) -> None:
-    """Raises UsageError for the first leaf that differs in shape or dtype."""
-    for path, leaf, model in zip(tree.paths(like), jax.tree.leaves(pytree), jax.tree.leaves(like), strict=True):
-        if kind(leaf) != kind(model):
-            raise UsageError(f"{what} leaf '{path}' {verb} {kind(leaf)}; expected {kind(model)}, as {whose}")
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns an array of floats of this shape, for `expect`."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:
@@ -128,10 +109,11 @@ def distributions(weights: Tree, num_clients: int, what: str = "weights", tolera
     stacked(weights, what, num_clients, per_tensor=True)
     for path, leaf in tree.by_path(weights).items():
         values = np.asarray(leaf, np.float64)
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise UsageError(f"{what} leaf '{path}' is {_short(values)}; expected ({num_clients},) numbers >= 0")
-        if abs(values.sum() - 1) > tolerance:
-            raise UsageError(f"{what} leaf '{path}' of shape ({num_clients},) sums to {values.sum():.6g}; expected 1")
+        if not ((values >= 0).all() and abs(values.sum() - 1) <= tolerance):  # which NaN is not
+            raise UsageError(
+                f"{what} leaf '{path}' has the sum {values.sum():.6g} and the least {values.min():.3g}; expected"
+                f" {num_clients} numbers >= 0 with sum 1"
+            )
 
 
 def in_range(parameter: Hyperparameter, value: Any) -> Any:
@@ -228,12 +210,12 @@ def takes(function: Any, arguments: Sequence[str], what: str) -> None:
 
 
 @contextlib.contextmanager
-def calling(what: str, **named_values: Any) -> Iterator[None]:
+def calling(what: str, hyper: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Reports an error of a user's function as a UsageError of one line. The error stays its cause, with the traceback.
 
     Args:
         what: name of the function.
-        named_values: arguments of the function that may be mappings; a missing key lists their names.
+        hyper: the hyperparameters that it reads; a missing one lists their names.
 
     >>> with calling("weighting.signal", hyper={"lr": 0.1}):
     ...     {}["tempo"]
@@ -246,28 +228,12 @@ def calling(what: str, **named_values: Any) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{what} failed: {_cause(error, named_values)}") from error
-
-
-@contextlib.contextmanager
-def without_notes() -> Iterator[None]:
-    """Removes the note on hidden frames that jax adds to a UsageError raised while it traces."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(*error.args) from error.__cause__
-
-
-def _cause(error: Exception, named_values: Mapping[str, Any]) -> str:
-    """Returns the reason of an error in a user's function, and what to do where that is known."""
-    mappings = {name: value for name, value in named_values.items() if isinstance(value, Mapping)}
-    if isinstance(error, KeyError) and mappings:
-        known = ", ".join(f"{name} has {', '.join(map(str, sorted(value)))}" for name, value in mappings.items())
-        hint = " (declare others in defaults)" if "hyper" in mappings else ""
-        return f"there is no {error.args[0]!r}; {known}{hint}"
-    if isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
-        return "its arguments are traced, without values; use jax.numpy in place of NumPy, float(...) and if"
-    return f"{type(error).__name__}: {files.reason(error)}"
+        reason = f"{type(error).__name__}: {files.reason(error)}"
+        if isinstance(error, KeyError) and hyper is not None:
+            reason = f"there is no {error.args[0]!r}; hyper has {', '.join(sorted(hyper))} (declare others in defaults)"
+        if isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
+            reason = "its arguments are traced, without values; use jax.numpy in place of NumPy, float(...) and if"
+        raise UsageError(f"{what} failed: {reason}") from error
 
 
 def named(known: Mapping[str, Any], name: str, what: str) -> Any:
@@ -287,8 +253,3 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
     if name not in list(known):  # which an unhashable value is not in either
         raise UsageError(f"unknown {what} '{name}'; there are {', '.join(known)}")
     return known[name]
-
-
-def _short(values: np.ndarray) -> str:
-    """Returns an array as one line of text, abbreviated from 8 numbers on."""
-    return np.array2string(values, precision=3, threshold=8).replace("\n", " ")

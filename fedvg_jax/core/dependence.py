@@ -10,8 +10,6 @@ from jax.interpreters import partial_eval
 
 from fedvg_jax.core.types import Tree
 
-_SHAPES: tuple[str, ...] = ("broadcast_in_dim", "reshape", "squeeze", "slice", "convert_element_type")
-
 
 def reads(
     function: Callable[..., Mapping[str, Tree]], *arguments: Tree, given: str = ""
@@ -42,26 +40,3 @@ def reads(
         return structure.unflatten(partial_eval.dce_jaxpr(jaxpr, [name == owner for owner in owners])[1])
 
     return {name: read_by(name) for name in shapes}, shapes
-
-
-def last_activation(function: Callable[..., jax.Array], *arguments: Tree) -> str:
-    """Returns "softmax" where a function ends in an array divided by its sum, "sigmoid", or "".
-
-    >>> last_activation(jax.nn.softmax, jax.numpy.ones(3)), last_activation(jax.nn.log_softmax, jax.numpy.ones(3))
-    ('softmax', '')
-    """
-    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    origin = {id(variable): eqn for eqn in jaxpr.eqns for variable in eqn.outvars}  # a constant has no hash
-
-    def source(variable: Any) -> tuple[str, Any]:
-        eqn = origin.get(id(variable))
-        if eqn is None:
-            return "", ()
-        name = eqn.primitive.name
-        return source(eqn.invars[0]) if name in _SHAPES else (name, eqn.invars)
-
-    name, inputs = source(jaxpr.outvars[0])
-    if name == "div":
-        name, terms = source(inputs[1])
-        return "softmax" if name == "reduce_sum" and terms[0] is inputs[0] else ""
-    return "sigmoid" if name == "logistic" else ""

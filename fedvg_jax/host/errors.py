@@ -14,6 +14,9 @@ class UsageError(ValueError):
     def __str__(self) -> str:
         return one_line(super().__str__())
 
+    def add_note(self, note: str, /) -> None:
+        """Adds nothing: jax's note on its hidden frames would be a second line."""
+
 
 def one_line(text: str) -> str:
     r"""Returns the text with control characters, line separators and lone surrogates as escapes, such as \n.

@@ -137,9 +137,6 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         observers.log(history.OF_GLOBAL_MODEL)
     if sim.epsilon:
         observers.log(privacy.COVERS)
-    for hint_of in (contracts.label_hint, contracts.slow_hint) if "task" in sim.given else ():
-        if hint := hint_of(sim.task, sim.data.pool):
-            observers.log(hint)
     state, num_done = start.state, len(start.records)
     is_over = endings.is_over(config, start.records)
     compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)

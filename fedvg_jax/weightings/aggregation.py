@@ -34,13 +34,9 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: Nam
     [2.0]
     """
     _refuse_unstacked(params, client_params, weights)
-    checks.same_structure(client_params, params, "client_params", "params")
-    checks.same_structure(weights, params, "weights", "params")
     num_clients = checks.stacked(client_params, "client_params")
-    checks.stacked(weights, "weights", num_clients, per_tensor=True)
-    checks.shaped_like(
-        jax.eval_shape(lambda clients: tree.take(clients, 0), client_params), params, "one client's params", "params"
-    )
+    checks.expect(tree.entry_shapes(client_params), params, "one client's params", any_float=True)
+    checks.expect(weights, jax.tree.map(lambda _: checks.floats(num_clients), params), "weights", any_float=True)
     params, client_params, weights = tree.arrays((params, client_params, weights))
 
     return tree.add(params, tree.weighted_sum(weights, client_params, params, sharding))

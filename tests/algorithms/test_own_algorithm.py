@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 from support import worlds
-from support.files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe
@@ -43,26 +42,6 @@ def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
     config, given = fv.Config(clients=4, rounds=2, weighting="uniform", model="linear", lanes="1"), worlds.images(80)
     small, large = (fv.run(config, data=given, algorithm=FEDEXP, hyper={"eps": e}).records[-1] for e in (1e-6, 1e6))
     assert small["train_loss"] != large["train_loss"]
-
-
-WRONG = {
-    "unknown": ({"epps": 1.0}, "'epps'; did you mean 'eps'?"),
-    "no number": ({"eps": "small"}, "'eps' must be in [0, inf); got small"),
-    "too small for float32": ({"eps": 1e-60}, "that float32 can hold; got 1e-60"),
-    "a setting": ({"lr": 0.1}, "'lr' is set by the config"),
-}
-
-
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_in_hyper_is_named_in_one_line(mistake):
-    hyper, message = WRONG[mistake]
-    with usage_error(message):
-        fv.run(fv.Config(clients=4, rounds=1, weighting="uniform"), algorithm=FEDEXP, hyper=hyper)
-
-
-def test_one_name_declared_with_two_meanings_is_refused():
-    with pytest.raises(fv.UsageError, match=r"'eps' is declared twice, .* rename one"):
-        fv.run(fv.Config(clients=4, rounds=1, weighting="fedvg"), algorithm=FEDEXP)
 
 
 @pytest.mark.usefixtures("traced")

@@ -123,31 +123,19 @@ def matrix(module, shape):
 
 
 FEATURES = {
-    "the input": (
-        lambda module, x, h: h @ matrix(module, (5, 3)),
-        "would equal FedAvg: .* the input of hidden, which no",
-    ),
-    "a gate": (
-        lambda module, x, h: nn.Dense(3)(h) * nn.sigmoid(nn.Dense(1)(x)),
-        "would equal FedAvg: .* of Dense_1, wh",
-    ),
-    "a hidden tracer": (
-        lambda module, x, h: nn.remat(nn.Dense)(3)(h),
-        "needs the input of CheckpointDense_0, which nn.rem",
-    ),
-    "one of two branches": (
-        lambda module, x, h: nn.Dense(3)(nn.relu(nn.Dense(4)(x))) + nn.Dense(3)(h),
-        "needs features that fix the output: .* the input of Dense_2, beside which x affects the output; call the",
-    ),
+    "the input": (lambda module, x, h: h @ matrix(module, (5, 3)), "would equal FedAvg: .* of hidden,"),
+    "a gate": (lambda module, x, h: nn.Dense(3)(h) * nn.sigmoid(nn.Dense(1)(x)), "would equal FedAvg: .* of Dense_1,"),
+    "a hidden tracer": (lambda module, x, h: nn.remat(nn.Dense)(3)(h), "of CheckpointDense_0"),
+    "a branch": (lambda m, x, h: nn.Dense(3)(nn.relu(nn.Dense(4)(x))) + nn.Dense(3)(h), "fix the output: .* Dense_2,"),
 }
 
 
 @pytest.mark.parametrize("kind", FEATURES)
 def test_features_that_are_not_trained_or_do_not_fix_the_output_are_refused(kind):
-    end, message = FEATURES[kind]
+    end, named = FEATURES[kind]
     pool = Batch(np.ones((80, 6), np.float32), np.arange(80) % 3)
     task = fv.linen_task(Ending(end), cross_entropy, pool.x[:1])
-    with pytest.raises(fv.UsageError, match=message):
+    with pytest.raises(fv.UsageError, match=named):
         check_features(fv.algorithms.feddecorr(), task, pool, worlds.hyper())
     check_features(fv.algorithms.fedntd(), task, pool, worlds.hyper())  # reads none
 
@@ -176,7 +164,7 @@ def test_features_are_the_input_of_the_last_layer_that_mixes_entries(end):
 
 @pytest.mark.parametrize("algorithm", ["moon", "feddecorr"])
 def test_a_linear_model_has_no_trained_features(algorithm):
-    with pytest.raises(fv.UsageError, match=f"algorithm {algorithm} would equal FedAvg: .* use a model with a hidden"):
+    with pytest.raises(fv.UsageError, match=f"algorithm {algorithm} would equal FedAvg"):
         fv.simulation(fv.Config(model="linear", algorithm=algorithm, clients=4))
 
 
@@ -198,62 +186,3 @@ def test_an_nnx_module_has_outputs_and_no_features():
     fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.fedntd())
     with pytest.raises(fv.UsageError, match=r"needs features; task.forward must return [^\n]*Outputs.features"):
         fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.moon())
-
-
-# --- a user's mistakes
-
-
-def own(loss):
-    return fv.algorithms.fedavg()._replace(loss=loss)
-
-
-def of_rows(hyper, task, params, stats, batch, mask, key, anchor):
-    return jnp.where(mask, 1.0, 0.0), stats
-
-
-def of_few(params, batch):
-    return 0.0
-
-
-def alone(hyper, task, params, stats, batch, mask, key, anchor):
-    return task.loss(params, stats, batch, mask, True)[0]
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (of_rows, "algorithm.loss returned a loss float32 of shape"),
-        (of_few, r"algorithm.loss takes \(params, batch\); it is called with \(hyper, task, params"),
-        (alone, r"algorithm.loss returned .*; expected \(loss, stats\)"),
-        (3, "algorithm.loss is a int; expected a function"),
-    ],
-)
-def test_a_loss_that_breaks_its_contract_is_one_line(loss, message):
-    with pytest.raises(fv.UsageError, match=message):
-        fv.run(SETTINGS, data=worlds.images(80), algorithm=own(loss))
-
-
-def regression():
-    """A task of numbers, and its data."""
-    x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
-    return fv.linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, x[:1]), (x, x.sum(1))
-
-
-def test_fedntd_without_labels_of_classes_is_one_line():
-    task, data = regression()
-    with pytest.raises(fv.UsageError, match=r"FedNTD needs labels of classes .* outputs \(2, 1\) with float32 \(2,\)"):
-        fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.fedntd())
-
-
-def test_a_forward_pass_of_another_loss_than_the_task_s_is_one_line():
-    task, data = regression()
-    changed = task._replace(loss=lambda *arguments: (2 * task.loss(*arguments)[0], {}))
-    with pytest.raises(fv.UsageError, match=r"task\.forward has the loss .* replace it together with the loss"):
-        fv.run(SETTINGS, data=data, task=changed, algorithm=fv.algorithms.moon())
-
-
-def test_a_task_without_a_forward_pass_is_refused_in_one_line():
-    x, y = worlds.images(80)
-    task = fv.linen_task(Net(), cross_entropy, jnp.zeros((1, *x.shape[1:])))._replace(forward=None)
-    with pytest.raises(fv.UsageError, match=r"needs task\.forward"):
-        fv.run(SETTINGS, data=(np.asarray(x, np.float32), y), task=task, algorithm=fv.algorithms.fedntd())

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import worlds
-from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax import compression, config
@@ -15,7 +14,7 @@ from fedvg_jax.core import groups, tree
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, privacy
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
-from fedvg_jax.runs.assemble import contracts, registry
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
@@ -186,22 +185,6 @@ def test_make_round_refuses_rules_without_terms_when_traced():
     step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
     with pytest.raises(fedvg_jax.UsageError, match=r"--hold needs a weighting with terms"):
         jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
-
-
-WHOLE = basic.samples().terms[0]
-WRONG = {
-    "none": ((), "--hold needs a weighting with terms"),
-    "twice": ((WHOLE, WHOLE), "gives [0.33 0.67 1.  ], weigh [0.17 0.33 0.5 ]"),
-}
-
-
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_mistake_in_the_terms_of_a_weighting_is_named(mistake):
-    terms, message = WRONG[mistake]
-    with usage_error(message):
-        contracts.check_weighting(
-            basic.samples()._replace(terms=terms), TASK, world().data(), worlds.hyper(), in_blocks=True
-        )
 
 
 # --- runs

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.departures import departs
-from fedvg_jax.core import checks, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
@@ -113,6 +113,5 @@ def _traced(algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool
         sent = (*messages, measured if stats_too else tree.params_of(measured))
         return {"all": (grads, memory, sent)}
 
-    with checks.without_notes():
-        is_read, shapes = reads(on_client, *shapes)
+    is_read, shapes = reads(on_client, *shapes)
     return is_read["all"], shapes["all"][2]

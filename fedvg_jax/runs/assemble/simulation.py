@@ -324,11 +324,9 @@ def _check_own(
         if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
             raise UsageError(f"robust {rule} ignores weighting=; use clipped_mean, or leave one out")
         in_blocks = block_size(config) < cohort_size(config)
-        bind = None if tables.base is None else program.bind
         arguments = program.weighting, program.task, tables, hyper
-        check = functools.partial(contracts.check_weighting, *arguments, in_blocks=in_blocks, bind=bind)
-        values = [float(hyper[parameter.name]) for parameter in program.weighting.defaults]
-        program.keep(("weighting", in_blocks, *values, *programs.key_of_shapes(tables)), check)
+        check = functools.partial(contracts.check_weighting, *arguments, in_blocks=in_blocks)
+        program.keep(("weighting", in_blocks, *programs.key_of_shapes(tables)), check)
     algorithm = None if given.weighting else program.algorithm
     _check_accuracies(config, algorithm, task and program.task, population.pool, population.arrays)
     sees_minibatches = task is not None and program.algorithm.loss is not None

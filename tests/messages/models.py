@@ -1,0 +1,142 @@
+"""Mistakes in a module, a loss, or a file of weights."""
+
+import tempfile
+from pathlib import Path
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import fedvg_jax as fv
+from fedvg_jax.core.types import Variables
+from fedvg_jax.models import pretrained
+
+EXAMPLE = np.zeros((1, 4), np.float32)
+
+
+def squared(output, y):
+    return (output - y) ** 2
+
+
+class Column(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x)[:, 0]
+
+
+class Unmasked(nn.Module):
+    """Gives its mask to the second of two layers."""
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = nn.BatchNorm(not train)(x)
+        return nn.BatchNorm(not train)(x, mask=mask[:, None])
+
+
+class Images(nn.Module):
+    """A convolution and a BatchNorm whose mask is not that of the images."""
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        x = nn.Conv(self.channels, (3, 3))(x)
+        return nn.BatchNorm(use_running_average=not train)(x, mask=mask).mean((1, 2, 3))
+
+
+class Wrapped(nn.Module):
+    """Passes its arguments on."""
+
+    @nn.compact
+    def __call__(self, x, **modes):
+        return Column()(x, **modes)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.dropout = nnx.Linear(4, 1, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x), deterministic=True)[:, 0]
+
+
+def linen(*layers, loss=squared, example=EXAMPLE, x=EXAMPLE, **options):
+    """Returns a call that makes a task of these layers, and traces its loss on x."""
+
+    def call():
+        module = layers[0] if len(layers) == 1 else nn.Sequential(layers)
+        task = fv.linen_task(module, loss, example, **options)
+        batch = fv.Batch(jnp.asarray(x), jnp.zeros(len(x)))
+        fv.check_task(task, batch)
+
+    return call
+
+
+def weights(names=(), **content):
+    """Returns a call that reads files of weights from a folder with these bytes, or names."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names:
+                (Path(folder) / name).write_bytes(b"{}")
+            path = Path(folder) / "model.safetensors"
+            if content:
+                path.write_bytes(content["content"])
+            pretrained.read(Path(folder) if names else path)
+
+    return call
+
+
+def saved(params, where="saved.safetensors"):
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            pretrained.save(Path(folder) / where, Variables(params, {}), "own")
+
+    return call
+
+
+HEADER = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+LENGTH = len(HEADER).to_bytes(8, "little")
+BYTES = (60).to_bytes(8, "little") + HEADER.replace(b"F32", b"U8").replace(b"[2]", b"[8]") + 8 * b"\0"
+
+CASES = [
+    # a module
+    ("a class", linen(Column), "the class Column"),
+    ("a module that passes on what it is called with", linen(Wrapped()), "Wrapped.__call__"),
+    ("the mask of other rows", linen(Images(4), example=np.zeros((1, 8, 8, 1), np.float32)), "mask=mask[:, None, None"),
+    ("the mask of three channels", linen(Images(3), example=np.zeros((1, 8, 8, 1), np.float32)), "mask"),
+    ("a layer without the mask", linen(Unmasked()), "Unmasked has batch statistics"),
+    ("statistics without a mask", linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)), "mask"),
+    ("one output of all rows", linen(nn.Dense(1), lambda x: x.mean(0)), "Sequential returned"),
+    ("Dropout that is off", linen(nn.Dropout(0.5, deterministic=True), nn.Dense(1)), "Sequential has Dropout"),
+    ("NNX Dropout that is off", lambda: fv.nnx_task(NnxNet, squared, EXAMPLE), "NnxNet has Dropout"),
+    ("an NNX module", lambda: fv.nnx_task(NnxNet(nnx.Rngs(0)), squared, EXAMPLE), "nnx_task: make"),
+    ("a dict as example", linen(Column(), example={"a": EXAMPLE}), "example"),
+    ("no rows as example", linen(Column(), example=EXAMPLE[:0]), "example"),
+    ("data of another width", linen(Column(), x=EXAMPLE[:, :3]), "example"),
+    # a loss
+    ("a loss of batches", linen(Column(), loss=lambda out, y: jnp.mean((out - y) ** 2, axis=1)), "loss"),
+    ("a loss of one argument", linen(Column(), loss=lambda output: output), "loss"),
+    ("a loss of integers", linen(Column(), loss=lambda output, y: 1), "loss"),
+    ("a loss of shape [1]", linen(nn.Dense(1)), "loss"),
+    ("a metric named loss", linen(Column(), metrics={"loss": squared}), "metrics"),
+    ("metrics as a list", linen(Column(), metrics=[squared]), "metrics"),
+    # files of weights
+    ("no file", weights(), "model.safetensors"),
+    ("an empty file", weights(content=b""), "model.safetensors"),
+    ("a pickle", weights(content=b"PK\x03\x04 a zipped pickle, as torch saves it"), "model.safetensors"),
+    ("a cut header", weights(content=LENGTH + HEADER[:20]), "model.safetensors"),
+    ("a cut tensor", weights(content=LENGTH + HEADER + 7 * b"\0"), "model.safetensors"),
+    ("a shape of other bytes", weights(content=LENGTH + HEADER.replace(b"[2]", b"[3]") + 8 * b"\0"), "safetensors"),
+    ("a dtype of bytes", weights(content=BYTES), "tensor a has dtype U8"),
+    ("a header without shapes", weights(content=LENGTH + HEADER.replace(b"shape", b"spahe") + 8 * b"\0"), "safeten"),
+    ("a header of another type", weights(content=(2).to_bytes(8, "little") + b"[]"), "model.safetensors"),
+    ("a deep header", weights(content=(100_000).to_bytes(8, "little") + b"[" * 100_000), "model.safetensors"),
+    ("a huge header", weights(content=(2**63 - 1).to_bytes(8, "little") + b"{}"), "model.safetensors"),
+    ("a folder without weights", weights(["config.json"]), ".safetensors"),
+    ("a folder of two files", weights(["a.safetensors", "b.safetensors"]), "a.safetensors, b.safetensors"),
+    ("a model in several files", weights(["model.safetensors.index.json"]), "several files"),
+    ("two tensors of one name", saved({"a": {"kernel": jnp.ones(2), "scale": jnp.ones(2)}}), "two tensors"),
+    ("a folder that is not there", saved({"a": jnp.ones(2)}, "no/such/folder.safetensors"), "folder.safetensors"),
+]

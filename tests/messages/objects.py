@@ -1,0 +1,239 @@
+"""Mistakes in a task, an algorithm or a weighting of the caller's own, and in other arguments of public functions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from support import linear, worlds
+
+import fedvg_jax as fv
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.runs.assemble import contracts
+from fedvg_jax.weightings import basic
+
+TASK, CLIENTS = worlds.TASK, [np.arange(4)]
+SMALL = fv.Config(rounds=1, clients=4, local_epochs=1, alpha=10.0, weighting="uniform")
+DECLARED = fedavg()._replace(defaults=(Hyperparameter("tau", 0.5, low=0.0),))
+
+
+def task(**changes):
+    return lambda: fv.check_task(TASK._replace(**changes), worlds.small().data().pool)
+
+
+def algorithm(**changes):
+    pool = worlds.small().data().pool
+    return lambda: contracts.check_algorithm(fedavg()._replace(**changes), TASK, pool, worlds.hyper(), num_clients=7)
+
+
+def weighting(rule=None, in_blocks=False, **changes):
+    own, data = (rule or basic.uniform())._replace(**changes), worlds.uneven().data()
+    return lambda: contracts.check_weighting(own, worlds.QUADRATIC, data, worlds.hyper(), in_blocks=in_blocks)
+
+
+def weights(of):
+    return weighting(weigh=lambda hyper, ones, view: basic.broadcast_weights(of(ones), view))
+
+
+def run(settings=None, **arguments):
+    return lambda: fv.run(replace(SMALL, **settings or {}), **linear.GIVEN | arguments)
+
+
+def simulation(given=linear.TASK, algorithm_given=None, **settings):
+    arguments = {"data": linear.data(), "task": given, "algorithm": algorithm_given}
+    return lambda: fv.simulation(replace(SMALL, **settings), **arguments)
+
+
+def sweep(**arguments):
+    return lambda: fv.run_sweep(SMALL, **{"axes": {"seed": [0]}} | arguments)
+
+
+def schedule(clients=None, **arguments):
+    return lambda: fv.make_schedule(0, CLIENTS if clients is None else clients, **arguments)
+
+
+def integers(key):
+    model = TASK.init(key)
+    return model._replace(params=model.params | {"fc1": model.params["fc1"] | {"bias": jnp.zeros(5, jnp.int32)}})
+
+
+def of_all_rows(*arguments):
+    *model, mask, train = arguments
+    return TASK.loss(*model, mask if train else jnp.ones(mask.shape, bool), train)
+
+
+def half_statistics(*arguments):
+    loss, stats = TASK.loss(*arguments)
+    return loss, jax.tree.map(jnp.bfloat16, stats)
+
+
+def predicting(outputs_of):
+    return linear.TASK._replace(predict=lambda params, stats, batch: outputs_of(batch.x @ params["w"]))
+
+
+def regression():
+    """A task of numbers with its data."""
+    x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+    return fv.linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, x[:1]), (x, x.sum(1))
+
+
+def regress(name, **changes):
+    def call():
+        own, data = regression()
+        fv.run(
+            replace(SMALL, partition="iid"),
+            data=data,
+            task=own._replace(**{k: f(own) for k, f in changes.items()}),
+            algorithm=name(),
+        )
+
+    return call
+
+
+VAL_ACCURACY = fedavg()._replace(native_weighting="val_accuracy")
+ONE_LOGIT = "float32 of shape (7,)"
+
+CASES = [
+    # a task
+    ("a parameter of integers", task(init=integers), "fc1/bias"),
+    ("parameters alone", task(init=lambda key: TASK.init(key).params), "task.init"),
+    ("a loss of each row", task(loss=lambda *at: (at[3].astype(float), at[1])), "task.loss"),
+    ("no statistics with the loss", task(loss=lambda *at: TASK.loss(*at)[0]), "task.loss"),
+    ("statistics of another dtype", task(loss=half_statistics), "bn1/mean"),
+    ("other statistics", task(loss=lambda *at: (TASK.loss(*at)[0], {})), "bn1/mean"),
+    ("a prediction too few", task(predict=lambda *at: TASK.predict(*at)[:2]), "task.predict"),
+    ("a loss of padded rows", task(loss=of_all_rows), "task.loss does not depend on mask"),
+    (
+        "a measure of padded rows",
+        task(measure=lambda *at: TASK.measure(*at[:3], jnp.ones(at[3].shape, bool))),
+        "task.measure does not depend on mask",
+    ),
+    ("data of two lengths", lambda: fv.check_task(TASK, fv.Batch(np.ones((4, 1, 2, 3)), np.ones(3))), "pool"),
+    # an algorithm
+    ("a sum per leaf", algorithm(residual=lambda h, s, p, c: (jax.tree.map(jnp.sum, p), s)), "bn1/bias"),
+    ("no gradients", algorithm(correct=lambda *_: None), "algorithm.correct"),
+    ("two results", algorithm(report=lambda *_: ((), ())), "algorithm.report"),
+    ("another memory", algorithm(report=lambda *_: (jnp.ones(2), (), ())), "algorithm.report"),
+    (
+        "an average of integers",
+        algorithm(report=lambda h, p, a, d: (a.client, (), jax.tree.map(lambda leaf: jnp.int32(1), p))),
+        "bn1/bias",
+    ),
+    ("an average of one number", algorithm(report=lambda h, p, a, d: (a.client, (), jnp.ones(()))), "algorithm.report"),
+    ("a word as memory", algorithm(init=lambda hyper, params: ((), "none")), "algorithm.init"),
+    ("undeclared", algorithm(residual=lambda hyper, s, p, c: (hyper["tempo"], s)), "'tempo'"),
+    ("three arguments", algorithm(residual=lambda hyper, server, cohort: ((), server)), "algorithm.residual"),
+    ("losses of rows", algorithm(loss=lambda h, t, p, s, batch, mask, k, a: (mask.astype(float), s)), "algorithm.loss"),
+    ("a loss alone", algorithm(loss=lambda h, t, p, s, *at: t.loss(p, s, *at[:2], True)[0]), "algorithm.loss"),
+    ("a loss of two arguments", algorithm(loss=lambda params, batch: 0.0), "algorithm.loss"),
+    ("a number as loss", algorithm(loss=3), "algorithm.loss"),
+    ("FedNTD without labels of classes", regress(fv.algorithms.fedntd), "FedNTD needs labels"),
+    ("a task without forward", regress(fv.algorithms.fedntd, forward=lambda own: None), "task.forward"),
+    (
+        "a loss replaced alone",
+        regress(fv.algorithms.moon, loss=lambda own: lambda *at: (2 * own.loss(*at)[0], {})),
+        "task.forward",
+    ),
+    # a weighting
+    ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
+    (
+        "weights of parameters alone",
+        weighting(weigh=lambda h, ones, view: basic.broadcast_weights(ones / 3, view).params),
+        "params/left/x",
+    ),
+    ("one score", weighting(score=lambda ones: ones.sum()), "weighting.score"),
+    ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
+    ("a complex detail", weighting(detail=lambda ones: {"own": ones.astype(jnp.complex64)}), "own"),
+    ("a detail with a number for a name", weighting(detail=lambda ones: {3: ones}), "weighting.detail"),
+    ("a detail of the history's", weighting(detail=lambda ones: {"weights": ones}), "weights"),
+    ("no signal", weighting(basic.by_scalar(lambda *_: None)), "weighting.signal"),
+    ("NumPy", weights(np.asarray), "weighting.weigh"),
+    ("no terms", weighting(in_blocks=True, terms=()), "weighting.terms"),
+    ("a factory without parentheses", lambda: contracts.weighting_of(basic.uniform, TASK), "weighting"),
+    ("a factory of two arguments", lambda: contracts.weighting_of(lambda task, data: None, TASK), "(task)"),
+    ("a factory that fails", lambda: contracts.weighting_of(lambda task: {}["loss"], TASK), "weighting(task)"),
+    # hyperparameters
+    ("an unknown hyperparameter", run(algorithm=DECLARED, hyper={"tua": 1.0}), "'tau'"),
+    ("a word as hyperparameter", run(algorithm=DECLARED, hyper={"tau": "small"}), "'tau'"),
+    ("a hyperparameter below float32", run(algorithm=DECLARED, hyper={"tau": 1e-60}), "1e-60"),
+    ("a setting as hyperparameter", run(algorithm=DECLARED, hyper={"lr": 0.1}), "'lr'"),
+    ("hyperparameters as a list", run(hyper=[1]), "hyper"),
+    (
+        "a name with two meanings",
+        run({"weighting": "fedvg"}, algorithm=fedavg()._replace(defaults=(Hyperparameter("eps", 1e-3),))),
+        "'eps'",
+    ),
+    # settings beside a task
+    ("accuracy of one logit", simulation(weighting="val_accuracy"), ONE_LOGIT),
+    ("native accuracy", simulation(algorithm_given=VAL_ACCURACY, weighting="native"), "weighting val_accuracy"),
+    ("accuracy of clients", simulation(record="client_accuracy"), "record client_accuracy"),
+    ("accuracy by client", simulation(record="accuracy_by_client"), "record accuracy_by_client"),
+    (
+        "accuracy of too few classes",
+        simulation(predicting(lambda z: jnp.stack([z, z], -1)), weighting="val_accuracy"),
+        "C >= 3",
+    ),
+    (
+        "accuracy of labels",
+        simulation(predicting(lambda z: jnp.stack(3 * [z], -1).astype(int)), weighting="val_accuracy"),
+        "int32",
+    ),
+    ("accuracy of a dict", simulation(predicting(lambda z: {"z": z}), weighting="val_accuracy"), "a dict"),
+    ("elastic of a dict", simulation(predicting(lambda z: {"z": z}), algorithm="elastic"), "elastic"),
+    ("precision beside a task", simulation(precision="bfloat16"), "precision bfloat16"),
+    ("norm beside a task", simulation(model="resnet18", norm_layers="group"), "norm_layers group"),
+    ("confusion of a task", simulation(record="confusion"), "record confusion"),
+    (
+        "a robust rule beside a weighting",
+        run({"robust": "median"}, weighting=basic.uniform()),
+        "robust median",
+    ),
+    # arguments of a run
+    ("a number as task", run(task=3), "task"),
+    ("a name as weighting", run(weighting="fedvg"), "weighting"),
+    ("a number as callbacks", run(callbacks=3), "callbacks"),
+    ("a callback of one argument", run(callbacks=[lambda record: None]), "callbacks[0]"),
+    ("metrics as a list", run(metrics=[lambda model, data: 0.0]), "metrics"),
+    ("a metric of one argument", run(metrics={"mine": lambda model: 1.0}), "'mine'"),
+    ("a metric of a word", run(metrics={"mine": lambda model, data: "x"}), "'mine'"),
+    ("a metric of three numbers", run(metrics={"mine": lambda model, data: np.ones(3)}), "'mine'"),
+    ("a metric of the history's", run(metrics={"weights": lambda model, data: 0}), "'weights'"),
+    ("a metric of the evaluation's", run(metrics={"test_mine": lambda model, data: 0}), "'test_mine'"),
+    ("a word as number", run({"lr": "abc"}), "lr"),
+    ("a word as group", run({"fedvg": "l2"}), "fedvg"),
+    ("another group", run({"fedvg": fv.Config().fedprox}), "fedvg"),
+    ("a number as tracker", run(track=3), "track"),
+    ("an export to nowhere", run({"export": Path("none") / "m.safetensors"}), "export none/m.safetensors"),
+    ("axes as a list", sweep(axes=["seed"]), "axes"),
+    ("values of two settings as a number", sweep(axes={("lr", "seed"): 3}), "lr, seed"),
+    ("an empty folder", sweep(out=""), "out"),
+    ("a number as folder", sweep(out=3), "out"),
+    # parts of a research script
+    ("more clients than there are", schedule(cohort_size=2), "cohort_size"),
+    ("no rows in a batch", schedule(batch_size=0), "batch_size"),
+    ("a truth as batch size", schedule(batch_size=True), "batch_size"),
+    ("a ratio above 1", schedule(probe_ratio=1.5), "probe_ratio"),
+    ("a negative seed", schedule(seed=-1), "seed"),
+    ("no clients", schedule([]), "client_rows"),
+    ("negative rows", schedule([[-1, 2], [3, 4]]), "client_rows"),
+    ("rows between two", schedule([[0.5, 2.0]]), "client_rows"),
+    (
+        "schedules of two cohorts",
+        lambda: fv.stack_schedules([fv.make_schedule(0, CLIENTS * k) for k in (1, 2)]),
+        "equal cohort sizes",
+    ),
+    ("no schedules", lambda: fv.max_steps([]), "schedule"),
+    ("no data", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {})), "data"),
+    ("data of two lengths", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "data"),
+    ("data without labels", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {}), np.ones(2)), "evaluate"),
+    ("no folder of a history", lambda: fv.History.load(None), "History.load"),
+    ("a word as gradient", lambda: fv.gradient_norms({"w": "x"}), "leaf 'w'"),
+    (
+        "a list as block",
+        lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of=lambda path: [path]),
+        "block_of",
+    ),
+]

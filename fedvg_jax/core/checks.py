@@ -86,7 +86,7 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
         raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
     count = num_clients or max([1, *shapes[0][:1]])
     like = jax.tree.map(lambda leaf: floats(count, *() if per_tensor else np.shape(leaf)[1:]), pytree)
-    expect(pytree, like, f"{what}, of K = {count} clients,", any_float=True)
+    expect(pytree, like, what, any_float=True)
     return count
 
 

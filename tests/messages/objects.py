@@ -55,6 +55,10 @@ def schedule(clients=None, **arguments):
     return lambda: fv.make_schedule(0, CLIENTS if clients is None else clients, **arguments)
 
 
+def gradients(client_params, val_batches):
+    return lambda: fv.validation_gradients(lambda params, x: x, client_params, val_batches)
+
+
 def integers(key):
     model = TASK.init(key)
     return model._replace(params=model.params | {"fc1": model.params["fc1"] | {"bias": jnp.zeros(5, jnp.int32)}})
@@ -93,6 +97,7 @@ def regress(name, **changes):
     return call
 
 
+TWO, THREE, STACK = np.ones(2, np.float32), np.ones(3, np.float32), np.ones((3, 2), np.float32)
 VAL_ACCURACY = fedavg()._replace(native_weighting="val_accuracy")
 ONE_LOGIT = "float32 of shape (7,)"
 
@@ -230,10 +235,30 @@ CASES = [
     ("data of two lengths", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {}), (np.zeros(2), np.zeros(3))), "data"),
     ("data without labels", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {}), np.ones(2)), "evaluate"),
     ("no folder of a history", lambda: fv.History.load(None), "History.load"),
+    # functions of the method
     ("a word as gradient", lambda: fv.gradient_norms({"w": "x"}), "leaf 'w'"),
+    ("a negative norm", lambda: fv.inverse_norm_weights({"w": -TWO}), "leaf 'w'"),
+    ("a list of norms", lambda: fv.inverse_norm_weights({"w": [1.0, 3.0]}), "leaf 'w/0'"),
+    ("norms of two cohorts", lambda: fv.inverse_norm_weights({"a": THREE, "b": TWO}), "norms leaf 'b'"),
+    ("a norm that is none", lambda: fv.weightings.fedvg(TASK, "l3"), "'l3'"),
+    ("numbers of two clients", lambda: fv.generalised_weights({"a": THREE}, TWO), "num_samples"),
+    ("weights of other tensors", lambda: fv.aggregate({"a": TWO}, {"a": STACK}, {"b": THREE}), "weights leaf 'a'"),
+    ("weights of four", lambda: fv.aggregate({"b": TWO}, {"b": STACK}, {"b": jnp.ones(4)}), "weights leaf 'b'"),
+    ("models of other shapes", lambda: fv.aggregate({"b": THREE}, {"b": STACK}, {"b": THREE}), "leaf 'b'"),
+    ("weights as one array", lambda: fv.aggregate({"w": TWO}, {"w": STACK}, THREE / 3), "weights"),
+    ("models as a list", lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}), "client_params"),
+    ("no validation batch", gradients(THREE, np.zeros((0, 4))), "val_batches"),
+    ("a number as validation batch", gradients(THREE, np.float32(1)), "val_batches"),
+    ("labels of one batch", gradients(THREE, (np.ones((6, 4)), np.ones(6))), "leaf '1'"),
+    ("models of two cohorts", gradients({"a": THREE, "w": TWO}, np.ones((1, 2))), "client_params leaf 'w'"),
+    (
+        "examples of two lengths",
+        lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)),
+        "examples",
+    ),
     (
         "a list as block",
-        lambda: fv.inverse_norm_weights({"w": jnp.ones(2)}, "blockwise", block_of=lambda path: [path]),
+        lambda: fv.inverse_norm_weights({"w": TWO}, "blockwise", block_of=lambda path: [path]),
         "block_of",
     ),
 ]

@@ -2,7 +2,6 @@
 
 import functools
 import random
-import re
 
 import flax.linen as nn
 import jax
@@ -258,7 +257,7 @@ def test_lanes_of_an_own_network_have_the_gradients_of_the_original_operations(x
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_run_rewrites_an_own_network_and_says_once_which_operation_stays_slow(monkeypatch, caplog):
+def test_a_run_rewrites_an_own_network(monkeypatch):
     calls, rules = [], rewrite._RULES
     convolve = rules["conv_general_dilated"]
     monkeypatch.setitem(rules, "conv_general_dilated", lambda *a, **k: calls.append(1) or convolve(*a, **k))
@@ -273,7 +272,3 @@ def test_a_run_rewrites_an_own_network_and_says_once_which_operation_stays_slow(
     config = fv.Config(clients=2, rounds=2, batch_size=4, devices="1")
     fv.run(config, data=(x, y), partition=np.array_split(np.arange(40), 2), task=task)
     assert calls
-    slow = [record.getMessage() for record in caplog.records if "slow in a loop" in record.getMessage()]
-    (line,) = slow
-    assert re.search(r"conv_general_dilated of \[\d+, 4, 4, 1\] and \[12, 12, 1, 1\]; fast are kernels", line)
-    assert "at most 128" in line and "\n" not in line

@@ -206,56 +206,6 @@ def test_aggregating_clients_equal_to_the_global_model_changes_no_bit():
     jax.tree.map(np.testing.assert_array_equal, fv.aggregate(model, stacked, weights), model)
 
 
-TWO, THREE = jnp.ones(2), jnp.ones(3)
-REFUSED = [
-    (lambda: fv.inverse_norm_weights({"w": -TWO}), "norms leaf 'w' has -1; expected norms >= 0"),
-    (lambda: fv.inverse_norm_weights({"w": [1.0, 3.0]}), r"norms leaf 'w/0' has shape \(\)"),
-    (lambda: fv.inverse_norm_weights({"a": THREE, "b": TWO}), r"norms leaf 'b' has shape \(2,\); expected \(3,\)"),
-    (lambda: fv.generalised_weights({"a": THREE}, TWO), r"num_samples has shape .*; expected \(3,\)"),
-    (lambda: fv.aggregate({"a": TWO}, {"a": jnp.ones((3, 2))}, {"b": THREE}), "weights has no leaf 'a'"),
-    (
-        lambda: fv.aggregate({"b": TWO}, {"b": jnp.ones((3, 2))}, {"b": jnp.ones(4)}),
-        r"weights\S* leaf 'b' has shape \(4,",
-    ),
-    (
-        lambda: fv.aggregate({"w": TWO}, {"w": jnp.ones((3, 2))}, THREE / 3),
-        r"weights is one array of shape \(3,\); .* use jax\.tree\.map\(lambda",
-    ),
-    (
-        lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}),
-        r"client_params is a list of 3 models; .* jax\.numpy\.stack\(leaves\)",
-    ),
-    (
-        lambda: gradients_of(THREE, np.zeros((0, 4))),
-        r"val_batches needs 1 batch or more, leaves \[V, ...\]; got leaves of shape \(0, 4\)",
-    ),
-    (lambda: gradients_of(THREE, jnp.float32(1)), r"val_batches needs 1 batch or more, .* got leaves of shape \(\)"),
-    (
-        lambda: gradients_of(THREE, (jnp.ones((6, 4)), jnp.ones(6))),
-        r"leaf '1' has shape \(6,\); expected \(6, B, ...\).* give leaf\[None\]",
-    ),
-    (
-        lambda: gradients_of({"a": THREE, "w": TWO}, jnp.ones((1, 2))),
-        r"client_params leaf 'w' has shape \(2,\); expected \(3, \.\.\.\)",
-    ),
-    (
-        lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)),
-        "examples must be arrays of one length, of 1 or more rows; got",
-    ),
-    (lambda: fv.weightings.fedvg(worlds.TASK, "l3"), "unknown norm 'l3'; there are l1, l2, spectral, spectral_l2"),
-]
-
-
-def gradients_of(client_params, val_batches):
-    return fv.validation_gradients(lambda params, x: x, client_params, val_batches)
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_a_mistake_in_the_arguments_of_a_public_function_is_named(call, message):
-    with pytest.raises(UsageError, match=message):
-        call()
-
-
 # --- gradients of the aggregated model; test_differentiable.py has the comparison with central differences
 
 

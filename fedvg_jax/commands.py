@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, command_line, presets
-from fedvg_jax.config.shorthands import with_meaning
+from fedvg_jax.config import Config, command_line
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
@@ -102,14 +101,11 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         raise UsageError(f"{path} is the file of a sweep; give it to python -m fedvg_jax.sweep")
     if "config" in file:
         raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
-    dataset = values.get("dataset") or file.get("dataset", Config.dataset)
-    config = configs.apply(Config(), presets.dataset_preset(str(dataset)), f"preset {dataset}")
+    start = None
     resumed = values.get("resume") or configs.registered("resume", file.get("resume", run_folder.AUTO))
     if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
-        config = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
-    config = configs.apply(config, with_meaning(file), str(path))
-    config = configs.apply(config, with_meaning(values, file.get("method")), "command line")
-    config = configs.check(dataclasses.replace(config, cache_dir=config.cache_dir or configs.default_cache_dir()))
+        start = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
+    config = configs.check(configs.layered([(file, str(path)), (values, "command line")], start))
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])
     return CommandLine(config, f"{', '.join(unused)} of {path}" if unused else "", is_dry)
@@ -152,12 +148,13 @@ def set_environment(config: Config) -> None:
 
 
 def start_jax(config: Config) -> None:
-    """Starts jax with every CPU core as a device, and with the persistent compilation cache.
+    """Starts jax with every CPU core as a device, and with the persistent compilation cache; `config` is checked.
 
     Raises:
         UsageError: there is no device, or the cache folder may hold what another user wrote.
     """
-    cache_dir = config.cache_dir or configs.default_cache_dir()
+    cache_dir = config.cache_dir
+    assert cache_dir is not None, "the check of the settings sets it"
     files.private_folder(cache_dir)
     set_environment(config)
     import jax

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from fedvg_jax import commands
 from fedvg_jax import config as configs
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, checks, command_line, default_cache_dir, presets
+from fedvg_jax.config import Config, checks, command_line, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.views import output
@@ -129,7 +129,8 @@ def prepare(config: Config, downloads: bool) -> int:
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
-    files.private_folder(config.cache_dir or default_cache_dir())
+    assert config.cache_dir is not None, "the check of the settings sets it"
+    files.private_folder(config.cache_dir)
     if downloads and config.data_dir:
         prefix, _, name = config.dataset.partition(":")
         {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
@@ -186,8 +187,9 @@ def write_features(argv: Sequence[str]) -> int:
 
     config, size = parse_features(argv)
     console = Console(markup=False, emoji=False)
-    files.private_folder(folder := config.cache_dir or default_cache_dir())
-    compilation.use_cache(folder)
+    assert config.cache_dir is not None, "the check of the settings sets it"
+    files.private_folder(config.cache_dir)
+    compilation.use_cache(config.cache_dir)
     with display.preparation_progress(console) as bar:
         arrays = simulation.load_data(config, bar("decoding images"))
     assert config.out is not None, "it is given"

@@ -1,8 +1,10 @@
 """The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
 
-from fedvg_jax.config import shorthands as shorthands
+from fedvg_jax.config import mapping as mapping
 from fedvg_jax.config.checks import check, epochs_range
-from fedvg_jax.config.io import apply, dotted, flatten, read_toml
+from fedvg_jax.config.declare import flatten
+from fedvg_jax.config.io import dotted, read_toml
+from fedvg_jax.config.mapping import apply
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.options import (
@@ -14,11 +16,11 @@ from fedvg_jax.config.options import (
     block_size,
     cohort_size,
     default_cache_dir,
-    method_name,
+    layered,
     num_corrupt,
     registered,
 )
 from fedvg_jax.config.presets import DATASETS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
-from fedvg_jax.config.weighting_grammar import streams
+from fedvg_jax.config.weighting_grammar import method_title, streams

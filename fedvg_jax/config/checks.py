@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedvg_jax.config import options
+from fedvg_jax.config.declare import flatten, shown
 from fedvg_jax.config.departures import departs, departures, listed
-from fedvg_jax.config.io import flatten, typed
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, AlgorithmFacts
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
@@ -30,12 +31,15 @@ silently train another model, or on other data, than their user expects."""
 
 
 def check(config: Config) -> Config:
-    """Returns `config` with every value converted to the type of its field.
+    """Returns `config` with its cache folder, which is `default_cache_dir` unless it is set.
 
     Raises:
-        UsageError: for the first setting with another type or value than allowed, or that contradicts another.
+        UsageError: for the first setting with another value than allowed, or that contradicts another.
     """
-    config = typed(config)
+    if not isinstance(config, Config):
+        raise UsageError(f"config must be a fedvg_jax.Config; got {shown(config)}")
+    if config.cache_dir is None:
+        config = dataclasses.replace(config, cache_dir=options.default_cache_dir())
     _check_values(config)
     _check_texts(config)
     for problems in PROBLEMS:

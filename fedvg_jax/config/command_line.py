@@ -13,9 +13,8 @@ from typing import Any, NoReturn
 
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions, setting, table
-from fedvg_jax.config.io import SYNONYMS
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
-from fedvg_jax.config.options import SETTINGS, Config, registered
+from fedvg_jax.config.options import SETTINGS, SYNONYMS, Config, registered
 from fedvg_jax.config.suggestions import closest, several_values
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host.files import user_path
@@ -45,7 +44,7 @@ NUMBERS = {int: "an integer", float: "a number"}
 _METHODS = dict.fromkeys(name for name in (*presets.METHODS, *ALGORITHMS, *PERSONAL) if "+" not in name)
 
 OPEN_CHOICES = {
-    "method": (*_METHODS, "WEIGHTING", "ALGORITHM+WEIGHTING"),
+    "method": (*_METHODS, "W", "A+W"),
     "fidelity": tuple(presets.FIDELITY),
     "dataset": (*presets.DATASETS, *presets.OUTSIDE.values()),
     "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
@@ -92,7 +91,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=24, width=79)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        options = {"break_long_words": False, "break_on_hyphens": False}
+        return [line for part in text.split("\n") for line in textwrap.wrap(part, width, **options)]
 
 
 def flag_of(name: str) -> str:
@@ -112,7 +112,7 @@ def add_settings(
             is given; a switch takes words, too, and `--no-NAME` is the word false.
         names: settings and shorthands that the command uses; its help shows no other.
     """
-    texts, topics = descriptions(Config) | descriptions(OfCommand) if shown else {}, {}
+    texts, topics = descriptions(Config) | presets.DESCRIPTIONS | descriptions(OfCommand) if shown else {}, {}
     many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
     on: dict[str, Any] = many or {"action": "store_true"}
     off: dict[str, Any] = {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
@@ -194,7 +194,7 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
     if unknown:
         word = unknown[0]
         close = closest(word.lstrip("-").partition("=")[0], ALL, SYNONYMS)
-        hint = f"did you mean {flag_of(close)}?" if close else f"{parser.prog} --help-all lists all"
+        hint = f"did you mean {' or '.join(map(flag_of, close))}?" if close else f"{parser.prog} --help-all lists all"
         raise UsageError(f"unknown argument {word[:100]}; {hint if word.startswith('-') else no_flag}")
     return vars(found)
 
@@ -253,11 +253,15 @@ def _help(name: str, text: str, is_long: bool) -> str:
     option = OPTIONS.get(name)
     default = option.default if option else {"fidelity": "corrected"}.get(name)
     sentences = re.split(r"(?<=\.) ", text)
-    shown = sentences if is_long else [s for i, s in enumerate(sentences) if i == 0 or s.startswith("Default:")]
+    shown = (
+        sentences
+        if is_long or name == "method"
+        else [s for i, s in enumerate(sentences) if i == 0 or s.startswith("Default:")]
+    )
     if choices := OPEN_CHOICES.get(name) or (option.names if option else ()):
         shown.append(f"Choices: {', '.join(choices)}.")
     if is_long and option and option.range and option.range.words not in text:
         shown.append(f"Allowed: {option.range.words}.")
     if not (default is None or default is False or default == "" or "Default:" in text):
         shown.append(f"Default: {default}.")
-    return " ".join(shown).replace("%", "%%")
+    return ("\n" if name == "method" else " ").join(shown).replace("%", "%%")

@@ -13,12 +13,16 @@ import inspect
 import itertools
 import math
 import operator
+import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
+
+from fedvg_jax.core.types import UsageError
 
 T = TypeVar("T")
 
@@ -126,6 +130,8 @@ class Facts(NamedTuple):
     """Conditions that must all hold for a run to use the setting."""
     also: str = ""
     """Words that other libraries have for it, spelt too differently to be found by likeness."""
+    form: Callable[[str], str] | None = None
+    """Makes the one form of a text, such as a name in lower case; None where `allowed` and the types say it."""
     word: str = ""
     """Word for its value in help, where the type says too little."""
     topic: str = ""
@@ -209,6 +215,38 @@ class Setting(NamedTuple):
         except ValueError:  # of an edited config.json
             return value
 
+    def formed(self, value: Any) -> Any:
+        """Returns a text in its one form: a name in lower case, as all are registered, a path with its ~ expanded."""
+        if not isinstance(value, str | Path):
+            return value
+        if Path in self.types:
+            return type(value)(os.path.expanduser(value))
+        return (self.facts.form or (as_name if self.names else str))(str(value))
+
+    def typed(self, value: Any, where: str) -> Any:
+        """Returns a value as one of the setting's types: an int becomes a float or text, a text a path or a count.
+
+        Args:
+            value: also a scalar of NumPy or jax.
+            where: what a message calls it.
+
+        Raises:
+            UsageError: it has another type.
+        """
+        allowed, value = self.types, self.formed(python_scalar(value))
+        if {int, str} <= {*allowed} and isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
+            return int(value)
+        if value == "" and type(None) in allowed:
+            raise UsageError(f"{where} must not be empty; leave it out")
+        if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
+            return value
+        for kind, given in ((float, int), (Path, str), (str, int)):
+            if kind in allowed and type(value) is given and (given is str or abs(value) < 2**1000):
+                return kind(value)
+        names = " or ".join(t.__name__ for t in allowed if t is not type(None))
+        article = "an" if names.startswith("int") else "a"
+        raise UsageError(f"{where} must be {article} {names}; got {shown(value)}")
+
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
         if self.facts.hyper:
@@ -226,6 +264,17 @@ class Setting(NamedTuple):
         return self.facts.allowed if isinstance(self.facts.allowed, Range) else None
 
 
+def python_scalar(value: Any) -> Any:
+    """Returns a scalar of NumPy or jax, which are not imported here, as a Python number; other values as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def shown(value: Any) -> str:
+    """Returns a value for a message; Python refuses to write an int of thousands of digits."""
+    return "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
+
+
+@functools.cache
 def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, Setting]:  # noqa: B008  immutable
     """Returns dotted name -> setting, of a dataclass and then of the groups in it.
 
@@ -245,6 +294,11 @@ def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, S
             facts = facts._replace(used=outer.used + facts.used, topic=topic)
             settings[name] = Setting(kinds, field.default, facts, operator.attrgetter(name))
     return settings
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Returns settings by dotted name, such as fedvg.norm."""
+    return {name: declared.get(config) for name, declared in table(type(config)).items()}
 
 
 def groups(config: type) -> dict[str, type]:

@@ -38,11 +38,12 @@ def departs(config: Any, name: str) -> bool:
 
 
 def canonical(text: str) -> str:
-    """Returns the shortest text of the same departures that has the word official where it is given.
+    """Returns the shortest text of the same departures that has the word official where it is given, in lower case.
 
     >>> canonical("no-block, truck, cohorts"), canonical("official,no-cohorts,block")
     ('cohorts', 'official,no-cohorts')
     """
+    text = text.lower()
     words = listed(text)
     if not {word.removeprefix("no-") for word in words} <= {"official", *fidelity.SWITCHES}:
         return text  # refused when the settings are checked

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import InitVar, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.config import presets
+from fedvg_jax.config import mapping, presets
 from fedvg_jax.config.declare import (
     ABOVE_0,
     BELOW_1,
@@ -29,15 +31,17 @@ from fedvg_jax.config.declare import (
     Value,
     as_name,
     group,
+    groups,
     is_one,
     setting,
     table,
     weighs_by,
 )
-from fedvg_jax.config.departures import canonical, listed
+from fedvg_jax.config.departures import canonical, departs, listed
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.networks import MODELS
-from fedvg_jax.config.shorthands import takes_shorthands
+from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 
 PARTITIONS = {
@@ -176,28 +180,40 @@ class Corrupt:
     """Fraction of all clients that have corrupt rows, updates or both, selected by the seed, in (0, 1]."""
 
 
-@takes_shorthands
+if TYPE_CHECKING:  # arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
+
+    @dataclass(frozen=True, kw_only=True)
+    class Shorthands(Methods):
+        """The settings of methods, and the arguments that stand for several settings."""
+
+        method: InitVar[str | None] = None
+        fidelity: InitVar[str | None] = None
+else:
+    Shorthands = Methods
+
+
 @dataclass(frozen=True, kw_only=True)
-class Config(Methods):
+class Config(Shorthands):
     """Settings of one federated run.
 
     `method` and `fidelity` are shorthands for several settings, as on the command line. They are arguments, not fields;
-    settings given beside them win.
+    settings given beside them win. `config.method` is the name of the algorithm with its weighting.
+    `dataclasses.replace(config, method=NAME)` replaces all settings that the method stands for.
 
     >>> config = Config(method="fedprox", fedprox={"mu": 0.5}, rounds=10)
-    >>> config.algorithm, config.weighting, config.fedprox.mu, config.rounds
-    ('fedprox', 'native', 0.5, 10)
+    >>> config.algorithm, config.weighting, config.fedprox.mu, config.rounds, config.method
+    ('fedprox', 'native', 0.5, 10, 'fedprox')
     """
 
     algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True, also="strategy")
     """Federated algorithm."""
-    weighting: str = setting("fedvg", word="NAME", is_common=True, also="aggregation weights")
+    weighting: str = setting("fedvg", form=as_name, word="NAME", is_common=True, also="aggregation weights")
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses;
     beside a method, the method's own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
-    departures: str = setting("", word="NAME,...")
+    departures: str = setting("", form=canonical, word="NAME,...")
     """Behaviours of the published code in place of the papers', NAME,... official names those of --fidelity official,
     and no-NAME takes one out. By default a run has external-copies and truck."""
-    dataset: str = setting("digits", kind="data", topic="Data set", word="NAME", is_common=True)
+    dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True)
     """Name of the data set. digits is built in; npz reads arrays, folder reads one sub-folder per class; tfds:NAME is a
     set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by save_to_disk or as parquet
     files, below data_dir if that is set."""
@@ -333,7 +349,8 @@ class Config(Methods):
     seed: int = setting(0, SEED, "data", is_common=True, also="random_seed")
     """Seed of the model, the cohorts and the minibatches."""
     eval_every: int = setting(5, COUNT, "data")
-    """Rounds between two evaluations. The last round is always evaluated."""
+    """Rounds between two evaluations. The last round is always evaluated. The interval of a data set's preset becomes a
+    tenth of the rounds where it would leave no other evaluation than the last."""
     stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy")
     """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss, error, mae, mse,
     perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" or "val_x > 0.1" says which.
@@ -341,7 +358,7 @@ class Config(Methods):
     patience: int = setting(0, FROM_0, "data", also="early_stopping")
     """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
     never."""
-    record: str = setting("", word="NAME,...")
+    record: str = setting("", form=as_name, word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
@@ -378,7 +395,7 @@ class Config(Methods):
         None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True, also="output_dir log_dir"
     )
     """Run folder. Default: runs/<time>-<method>."""
-    resume: str | None = setting(None, kind="host", word="RUN|auto", is_common=True)
+    resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,), also="save_every")
     """Rounds between two checkpoints; 0: about one a minute, and after each chunk of over 5 s. The last round and every
@@ -392,7 +409,7 @@ class Config(Methods):
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names; the tensors of a
     task of your own are as they are, by path, such as params/fc1/kernel."""
-    track: str = setting("", kind="host", word="NAME,...", also="wandb tensorboard mlflow")
+    track: str = setting("", kind="host", form=as_name, word="NAME,...", also="wandb tensorboard mlflow")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
     goes on in the same tracked run; a tracker that fails does not end the run."""
     profile: Path | None = setting(None, kind="host", word="DIR")
@@ -409,35 +426,61 @@ class Config(Methods):
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
     validation: Validation = group(Validation, "Validation set", names_method=False)
     corrupt: Corrupt = group(Corrupt, "Corrupt rows", names_method=False)
-    method: InitVar[str | None] = None
-    """ALGORITHM with its own weighting, WEIGHTING under FedAvg, or ALGORITHM+WEIGHTING, with the hyperparameters of the
-    paper. fedavg+fedvg is the paper's FedAvg + FedVG, the mean of both weights."""
-    fidelity: InitVar[str | None] = None
-    """Behaviour where the published code departs from the papers. corrected follows the papers, official the published
-    code."""
+    if not TYPE_CHECKING:  # editors have the constructor of the fields
+
+        def __init__(self, **settings: Any):
+            vars(self).update(mapping.fields(type(self), settings))
+
+        @property
+        def method(self) -> str:
+            """The name of algorithm and weighting, as `--method` takes it."""
+            return method_of(self.algorithm, self.weighting, self.local)
 
 
 SETTINGS = table(Config)
 """Dotted name -> setting, in the order of `--help-all`."""
 
-_NAMED = {"method", "fidelity", "dataset", "weighting", "record", "track", "departures"}
-_NAMED |= {name for name, setting in SETTINGS.items() if setting.names}
-_PATHS = {"resume", *(n for n, s in SETTINGS.items() if Path in s.types)}
+GROUPS = groups(Config)
+"""Name of a group -> its dataclass."""
+
+SYNONYMS = {name: setting.facts.also for name, setting in SETTINGS.items()}
+"""Setting -> words that other libraries have for it."""
 
 
-def registered(setting: str, value: Any) -> Any:
-    """Returns a name in lower case, as all are registered, and a path with its ~ expanded.
+def name_hint(name: str, allowed: Iterable[str] = SETTINGS) -> str:
+    """Returns the end of an error message about an unknown setting, with what is probably meant."""
+    return suggestion(name, allowed, SYNONYMS)
+
+
+def registered(name: str, value: Any) -> Any:
+    """Returns a value of a setting or a shorthand in its one form: names in lower case, paths with their ~ expanded.
 
     Papers write FedAvg, SCAFFOLD and FedAvg + FedVG.
 
     >>> registered("method", "FedAvg + FedVG"), registered("dataset", "hf:Birds"), registered("fedvg.include", "Fc")
     ('fedavg+fedvg', 'hf:Birds', 'Fc')
     """
-    if setting in _PATHS and isinstance(value, str | Path):
-        return type(value)(os.path.expanduser(value))
-    is_name = setting in _NAMED and isinstance(value, str)
-    name = as_name(value) if is_name else value
-    return canonical(name) if is_name and setting == "departures" else name
+    if name in SETTINGS:
+        return SETTINGS[name].formed(value)
+    return as_name(value) if isinstance(value, str) else value
+
+
+def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | None = None) -> Config:
+    """Returns the settings of layers, each of which overrides those before it.
+
+    Args:
+        layers: settings by dotted name, with shorthands, and where they come from.
+        start: below all layers; by default the preset of their data set.
+    """
+    given = {name: value for settings, _ in layers for name, value in settings.items()}
+    preset = {} if start else presets.dataset_preset(str(given.get("dataset", Config.dataset)))
+    config, method = start or Config(**preset), None
+    for settings, source in layers:
+        config = mapping.apply(config, settings, source, method)
+        method = settings.get("method", method)
+    if "eval_every" in preset and "eval_every" not in given and config.eval_every >= config.rounds:
+        return replace(config, eval_every=-(-config.rounds // 10))
+    return config
 
 
 def choice(config: Config, name: str) -> tuple[str, Any]:
@@ -496,15 +539,6 @@ def default_cache_dir() -> Path:
         raise UsageError("this user has no home folder; set FEDVG_CACHE_DIR or HOME, or give --cache-dir DIR") from None
 
 
-def method_name(config: Config) -> str:
-    """Returns algorithm and weighting as a name that is valid for a folder.
-
-    >>> method_name(Config(weighting="permuted(fedvg)"))
-    'fedavg-permuted-fedvg'
-    """
-    return f"{config.algorithm}-{config.weighting.replace('(', '-').replace(')', '')}"
-
-
 DEPARTURES: dict[str, tuple[Condition, ...]] = {
     "single-rows": (),
     "untrained": (),
@@ -559,12 +593,15 @@ def stop_target(config: Config) -> StopTarget | None:
 
 
 def cohort_size(config: Config) -> int:
-    """Returns K = max(1, floor(N x join ratio)), as published.
+    """Returns K = max(1, floor(N x join ratio)), of the ratio as it is written.
 
-    >>> cohort_size(Config(clients=7, join_ratio=0.5))
-    3
+    The published code's product of floats is below 29 for 100 clients and 0.29.
+
+    >>> cohort_size(Config(clients=100, join_ratio=0.29)), cohort_size(Config(clients=7, join_ratio=0.5))
+    (29, 3)
     """
-    return max(1, int(config.clients * config.join_ratio))
+    is_published = departs(config, "cohorts")
+    return max(1, int(config.clients * (config.join_ratio if is_published else Fraction(str(config.join_ratio)))))
 
 
 def block_size(config: Config) -> int:

@@ -79,6 +79,16 @@ FIDELITY: dict[str, dict] = {"corrected": {}, "official": fidelity.official_sett
 SHORTHANDS = {"method": METHODS, "fidelity": FIDELITY}
 """Flag -> its names -> settings. Later flags override earlier ones."""
 
+DESCRIPTIONS = {
+    "method": "Algorithm A, weighting W, or both, with the hyperparameters of the paper."
+    " A: with the weights of its own paper. W: FedAvg with the weights of W."
+    " A+W: algorithm A with the weights of W."
+    " fedavg+fedvg: the mean of both weights.",
+    "fidelity": "Behaviour where the published code departs from the papers."
+    " corrected follows the papers, official the published code.",
+}
+"""Shorthand -> its entry in help."""
+
 
 def dataset_preset(name: str) -> dict:
     """Returns the preset of a data set; empty for an unknown one.

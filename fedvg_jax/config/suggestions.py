@@ -33,7 +33,8 @@ def suggestion(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = 
     )
     if not close:
         return f"; {listed}"
-    return f"; did you mean '{close}'?" + (f" ({listed})" if len(names) < 10 else "")
+    meant = " or ".join(f"'{known}'" for known in close)
+    return f"; did you mean {meant}?" + (f" ({listed})" if len(names) < 10 else "")
 
 
 def several_values(text: str, is_value: Callable[[str], bool]) -> str:
@@ -52,8 +53,8 @@ def several_values(text: str, is_value: Callable[[str], bool]) -> str:
     return f"several values are for python -m fedvg_jax.sweep, separated by spaces: {' '.join(parts)[:100]}"
 
 
-def closest(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = {}) -> str | None:
-    """Returns the allowed name that a mistyped one probably stands for, or None.
+def closest(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = {}) -> list[str]:
+    """Returns the allowed names that a mistyped one probably stands for: none, one, or several that are equally close.
 
     In this order: a usual synonym, the same name within a group of settings, the most similar spelling.
 
@@ -64,12 +65,17 @@ def closest(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = {})
 
     >>> names = ["lr", "fedvg.granularity", "fedvg.norm", "norm"]
     >>> [closest(name, names, {"lr": "eta step_size"}) for name in ("step-size", "granularity", "fedvg.nrom", "x")]
-    ['lr', 'fedvg.granularity', 'fedvg.norm', None]
+    [['lr'], ['fedvg.granularity'], ['fedvg.norm'], []]
+    >>> closest("sed", ["rounds", "send", "seed"])
+    ['send', 'seed']
     """
     names = list(allowed)
     plain = name.lower().replace("-", "_")
     last = plain.rpartition(".")[2]
-    synonym = next((known for known, words in synonyms.items() if known in names and plain in words.split()), None)
+    synonym = [known for known, words in synonyms.items() if known in names and plain in words.split()]
     in_group = [setting for setting in names if setting.rpartition(".")[2] == last]
-    similar = difflib.get_close_matches(plain, names, n=1) or difflib.get_close_matches(name, names, n=1)
-    return synonym or (in_group[0] if len(in_group) == 1 else None) or (similar[0] if similar else None)
+    if synonym or len(in_group) == 1:
+        return synonym[:1] or in_group
+    likeness = {known: difflib.SequenceMatcher(None, known, plain).ratio() for known in names}
+    best = max(likeness.values(), default=0)
+    return [known for known in names if likeness[known] == best >= 0.6]

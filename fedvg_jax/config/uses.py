@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config.declare import Condition
+from fedvg_jax.config.declare import Condition, flatten
 from fedvg_jax.config.departures import departures, listed
-from fedvg_jax.config.io import flatten
 from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config
 from fedvg_jax.core.types import UsageError
 

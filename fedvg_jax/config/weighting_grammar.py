@@ -1,4 +1,4 @@
-"""Grammar of `--weighting`."""
+"""Grammar of `--weighting`, and names of methods: as `--method` takes them, and as papers do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS, label
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
@@ -93,3 +93,52 @@ def streams(text: str) -> bool:
     return all(
         isinstance(part, str) and WEIGHTINGS[part].streams for part in (rule if isinstance(rule, Mean) else (rule,))
     )
+
+
+def method_of(algorithm: str, weighting: str, local: str = "") -> str:
+    """Returns the name of a method, which `--method` takes: that of the paper, else WEIGHTING or ALGORITHM+WEIGHTING.
+
+    >>> method_of("fedavg", "samples+fedvg"), method_of("fedavg", "uniform"), method_of("fedprox", "uniform")
+    ('fedavg+fedvg', 'uniform', 'fedprox+uniform')
+    >>> method_of("fedavg", "samples"), method_of("fedavg", "native"), method_of("fedavg", "fedvg", "^classifier/")
+    ('fedavg', 'fedavg', 'fedper+fedvg')
+    """
+    if algorithm != "fedavg":
+        return f"{algorithm}+{weighting}".removesuffix("+native")
+    weighting = "" if weighting in ("native", "samples") else weighting
+    if personal := [name for name, part in PERSONAL.items() if part.settings["local"] == local]:
+        return f"{personal[0]}+{weighting}".removesuffix("+")
+    return "fedavg+fedvg" if weighting == "samples+fedvg" else weighting or "fedavg"
+
+
+def method_title(name: str) -> str:
+    """Returns the name of a method as papers have it; settings behind the first comma stay.
+
+    Args:
+        name: as `Config.method` and tables have it.
+
+    >>> method_title("fedvg"), method_title("fedprox+fedvg"), method_title("permuted(fedvg), lr 0.1")
+    ('FedVG', "FedProx with FedVG's weights", "permuted FedVG's weights, lr 0.1")
+    >>> method_title("fedavg+fedvg"), method_title("scaffold+uniform")
+    ("mean of FedAvg's and FedVG's weights", 'Scaffold with uniform weights')
+    """
+    method, comma, details = name.partition(", ")
+    first, _, rest = method.partition("+")
+    if label(method) == method and (first in ("fedavg", *WEIGHTINGS) or first.startswith("permuted(")):
+        title = _weights_title(f"samples+{rest}" if first == "fedavg" else method)
+    else:
+        weights = _weights_title(rest)
+        title = label(first) + (f" with {'the ' * weights.startswith('mean ')}{weights}" if rest else "")
+    return f"{title}{comma}{details}"
+
+
+def _weights_title(text: str) -> str:
+    first, *others = _summands(text)
+    if others:
+        return f"mean of {_weights_title(first).removesuffix(' weights')} and {_weights_title('+'.join(others))}"
+    if inner := re.fullmatch(r"permuted\((.*)\)", text):
+        return f"permuted {_weights_title(inner[1])}"
+    owner = label("fedavg" if text == "samples" else text)
+    if text not in WEIGHTINGS:
+        return text
+    return f"{text.replace('_', ' ')} weights" if owner == text else f"{owner}'s weights"

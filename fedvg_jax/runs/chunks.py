@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config, default_cache_dir
+from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
@@ -57,7 +57,8 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
         data = pool_rows.shapes(sim.host_rows, sim.data)
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
         program = programs.static_settings(sim.config), jax.tree.map(programs.abstract, (state, rounds, data))
-        with compilation.announced(sim.config.cache_dir or default_cache_dir(), program, say):
+        assert sim.config.cache_dir is not None, "the check of the settings sets it"
+        with compilation.announced(sim.config.cache_dir, program, say):
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )

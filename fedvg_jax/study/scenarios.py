@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets, shorthands
+from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets
 from fedvg_jax.config.methods import PERSONAL
 from fedvg_jax.config.uses import unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
@@ -76,7 +76,7 @@ def likely_point(values: Mapping[str, Any], others: Sequence[Point]) -> Point:
     own |= {name: value for name, value in values.items() if name in named and value != "follow"}
     if all(other.config.partition_seed == other.config.seed for other in others):
         own.setdefault("partition_seed", own.get("seed", nearest.config.seed))
-    config = apply(nearest.config, shorthands.with_meaning(own), "sweep.json")
+    config = apply(nearest.config, own, "sweep.json")
     return make_point(config, values, nearest.tuned, nearest.given)
 
 

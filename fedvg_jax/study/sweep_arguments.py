@@ -106,9 +106,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     crossed = cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
     given = {*settings, *(axis.names[0] for axis in crossed)}
     kept = _without(file.axes, given)
-    meant = [
-        configs.shorthands.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values
-    ]
+    meant = [configs.mapping.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
     # the file's settings win beside a shorthand on its axes, as they do beside a single one
     beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
     all_axes = (*kept, *crossed)
@@ -118,7 +116,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     has_seeds = "seed" in given.union(file.settings, *(axis.names for axis in file.axes))
     follows = {"partition_seed": sweep_points.FOLLOW} if has_seeds else {}
     layers = (
-        Layer({"cache_dir": configs.default_cache_dir(), "keep": 1, **follows}, "sweep"),
+        Layer({"keep": 1, **follows}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
         Layer(beside | settings, "command line"),
     )

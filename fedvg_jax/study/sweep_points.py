@@ -22,10 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import presets, shorthands
+from fedvg_jax.config import mapping, presets
 from fedvg_jax.config.checks import check, require_name
-from fedvg_jax.config.io import apply, dotted, flatten, name_hint, python_scalar, read_toml
-from fedvg_jax.config.options import SETTINGS, Config, registered
+from fedvg_jax.config.declare import flatten, python_scalar
+from fedvg_jax.config.io import dotted, read_toml
+from fedvg_jax.config.options import SETTINGS, Config, layered, name_hint, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, unmet
 from fedvg_jax.config.uses import used as used_settings
@@ -398,20 +399,16 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     for layer in layers:
         for setting in layer.settings:
             check_name(setting, layer.source)
-    config, method, follows = sweep.start, None, False
-    if config is None:
-        datasets = [layer.settings["dataset"] for layer in layers if "dataset" in layer.settings]
-        dataset = str(datasets[-1] if datasets else Config.dataset)
-        config = apply(Config(), presets.dataset_preset(dataset), f"preset {dataset}")
-    else:
-        _refuse_contradiction(config, layers[-1].settings)
+    follows, meant = False, []
+    if sweep.start is not None:
+        _refuse_contradiction(sweep.start, layers[-1].settings)
     for layer in layers:
         settings = {**layer.settings} | {name: None for name in PATHS if layer.settings.get(name) == ""}
         if "partition_seed" in settings:
             follows = settings["partition_seed"] == FOLLOW
             settings |= {"partition_seed": 0} if follows else {}
-        config = apply(config, shorthands.with_meaning(settings, method), layer.source)
-        method = settings.get("method", method)
+        meant.append((settings, layer.source))
+    config = layered(meant, sweep.start)
     # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
     is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
     if follows:
@@ -464,7 +461,7 @@ def _is_unused(config: Config, name: str) -> bool:
 def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
     """Raises UsageError where a shorthand would replace a setting that the caller's config has chosen."""
     default, chosen = flatten(Config()), flatten(config)
-    for name, value in shorthands.meaning(settings).items():
+    for name, value in mapping.meaning(settings).items():
         if name not in settings and chosen[name] not in (default[name], value):
             raise UsageError(
                 f"the config has {name} {chosen[name]!r}, and a shorthand of the axes sets it to {value!r};"

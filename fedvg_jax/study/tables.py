@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.config import shorthands
+from fedvg_jax.config import mapping
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, statistics
@@ -75,7 +75,7 @@ def _method_named(study: Study, text: str) -> str:
     """
     name, comma, details = text.partition(", ")
     try:
-        method = shorthands.meaning({"method": name})
+        method = mapping.meaning({"method": name})
         canonical = f"{base_name(**{name: method[name] for name in OF_BASE if name in method})}{comma}{details}"
     except UsageError:
         canonical = text

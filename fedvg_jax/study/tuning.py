@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.checks import check
-from fedvg_jax.config.io import apply, flatten
+from fedvg_jax.config.declare import flatten
+from fedvg_jax.config.mapping import apply
 from fedvg_jax.config.options import sign_of
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import HOST, plain

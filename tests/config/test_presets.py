@@ -130,15 +130,19 @@ def test_shorthands_are_no_fields():
     made = Config(method="fedprox", rounds=3)
     assert "method" not in config.to_json(made) and "fidelity" not in config.to_json(made)
     assert dataclasses.replace(made, rounds=100) == Config(algorithm="fedprox", weighting="native")
-    with pytest.raises(fedvg_jax.UsageError, match=r"dataclasses\.replace cannot apply method"):
-        dataclasses.replace(made, method="fedavg")
+    assert dataclasses.replace(made, method="scaffold+fedvg") == Config(method="scaffold+fedvg", rounds=3)
 
 
-def test_a_group_given_as_a_dict_is_the_group_at_once_and_a_wrong_name_is_refused_by_a_run_or_a_sweep():
+def test_the_name_of_a_method_is_that_of_the_settings_it_stands_for():
+    for name in [*WEIGHTS, "uniform", "fedper+fedvg", "fednova+val_loss", "permuted(fedvg)", "scaffold+samples+fedvg"]:
+        assert Config(method=name).method == name
+    assert dataclasses.replace(Config(method="fedvg"), weighting="uniform").method == "uniform"
+
+
+def test_a_group_given_as_a_dict_is_the_group_and_a_wrong_name_in_it_is_refused_at_once():
     assert Config(fedvg={"norm": "l2"}) == Config(fedvg=Config.FedVG(norm="l2"))
-    for call in (fedvg_jax.run, lambda made: fedvg_jax.run_sweep(made, {"seed": [0]})):
-        with pytest.raises(fedvg_jax.UsageError, match=r"unknown setting 'fedvg\.nrom'; did you mean 'fedvg\.norm'"):
-            call(Config(fedvg={"nrom": "l2"}))
+    with pytest.raises(fedvg_jax.UsageError, match=r"unknown setting 'fedvg\.nrom'; did you mean 'fedvg\.norm'"):
+        Config(fedvg={"nrom": "l2"})
 
 
 # --- mistakes

@@ -82,7 +82,7 @@ def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_
 
 def test_settings_from_python_are_converted_as_from_a_file():
     """A dict is converted to a group, an int to a float, a NumPy scalar to its number."""
-    made = config.check(Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2))
+    made = Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2)
     expected = dataclasses.replace(Config(), fedvg=Config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
     assert made == expected and type(made.clients) is int and type(made.alpha) is float
 

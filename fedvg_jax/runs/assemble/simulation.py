@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from jax.stages import Wrapped
 
 from fedvg_jax import data as datasets
-from fedvg_jax.config import Config, block_size, check, cohort_size, default_cache_dir, epochs_range, flatten
+from fedvg_jax.config import Config, block_size, check, cohort_size, epochs_range, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.departures import departs, listed
 from fedvg_jax.config.methods import AlgorithmFacts
@@ -268,8 +267,8 @@ def assemble(
 
 def _check_settings(config: Config) -> Config:
     """Returns the settings, checked, with the cache folder, also where that is the default."""
-    config = check(dataclasses.replace(config, cache_dir=config.cache_dir or default_cache_dir()))
-    assert config.cache_dir is not None, "it is set above"
+    config = check(config)
+    assert config.cache_dir is not None, "the check sets it"
     files.private_folder(config.cache_dir)
     compilation.use_cache(config.cache_dir)
     if config.init and not seals.is_run(config.init):  # checked before the data are read, which may take minutes
@@ -439,7 +438,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
     whole = datasets.load(
         config.dataset,
         config.data_dir,
-        (config.cache_dir or default_cache_dir()) / "data",
+        config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
         columns=Columns(**columns(config)) if config.dataset.startswith(PREFIX) else Columns(),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import SETTINGS, Config, method_name, to_json
+from fedvg_jax.config import SETTINGS, Config, to_json
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -56,7 +56,8 @@ def reserve_folder(config: Config) -> Path:
     Raises:
         UsageError: it cannot be made.
     """
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method_name(config)}"
+    method = config.method.replace("(", "-").replace(")", "")
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
     with files.writing("a run folder in runs", "--out"):
         Path("runs").mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax.config.io import python_scalar
+from fedvg_jax.config.declare import python_scalar
 from fedvg_jax.core.types import Batch, Tree
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.config import Config, method_name
+from fedvg_jax.config import Config
 from fedvg_jax.config.departures import listed
 from fedvg_jax.config.uses import used, with_passed
 from fedvg_jax.core.types import UsageError
@@ -207,7 +207,7 @@ def _is_number(value: Any) -> bool:
 def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], given: Collection[str]) -> TrackedRun:
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out.resolve() if config.out else None
-    method = "own-method" if {"algorithm", "weighting"} & {*given} else method_name(config)
+    method = "own-method" if {"algorithm", "weighting"} & {*given} else config.method
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     sweep = out.parent.parent if out and out.parent.name == "points" else Path()
     group = f"{sweep.parent.name}-tuning" if sweep.name == "tuning" else sweep.name

@@ -162,7 +162,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
 def _done(folder: Path, config: Config) -> list[history.Record]:
     """Returns the records of the rounds that resuming a run keeps."""
     if run_folder.is_finished(folder, config):  # with `--keep 0` there is no checkpoint
-        return history.read(folder)
+        return history.read(folder, config.rounds)
     num_done = seals.newest_round(folder)
     return history.read(folder, num_done) if num_done else []
 
@@ -186,7 +186,7 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
         output.say(console, f"none of them would run: {reason}")
         return 0
     sim = display.prepare(console, config, unused)
-    with console.status("compiling, and timing a sample of each part"):
+    with console.status("compiling, and timing two rounds"):
         prediction = dry_run.predict(sim, num_done)
     console.print(display.plan_table(prediction))
     return 0

@@ -15,7 +15,6 @@ from fedvg_jax.engine import attacks, differentiable, executors, federated_round
 from fedvg_jax.models import mlp
 from fedvg_jax.models import task as tasks
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.views import dry_run
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
@@ -196,10 +195,3 @@ def test_make_round_refuses_rules_without_terms_when_traced():
 )
 def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
-
-
-def test_a_dry_run_shortens_the_plans_of_cohort_blocks():
-    schedule = schedule_of(0, 3)
-    cut = dry_run._shortened(schedule, 1, executors.lanes(2))
-    assert cut.plan.length.shape == schedule.plan.length.shape == (2, 3 + 2)  # H clients and 2 lanes
-    assert cut.num_steps.tolist() == [1, 1, 0, 1, 1] and dry_run._longest_lane(cut) == 2

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from support.files import usage_error
 
 import fedvg_jax
 from fedvg_jax import commands, config
@@ -83,6 +82,17 @@ def test_flags_override_a_preset_whose_other_settings_then_have_no_use(words, na
         parse("--config", file, "--partition", "iid")
 
 
+def test_the_interval_of_a_preset_leaves_other_evaluations_than_the_last(tmp_path):
+    words = ("--dataset", "cifar10", "--data-dir", ".")
+    found = {rounds: parse(*words, "--rounds", rounds).eval_every for rounds in (1, 10, 20, 21, 200)}
+    assert found == {1: 1, 10: 1, 20: 2, 21: 20, 200: 20}
+    assert parse(*words, "--rounds", 10, "--eval-every", 20).eval_every == 20
+    file = tmp_path / "mine.toml"
+    file.write_text("eval_every = 20\nrounds = 10\n")
+    assert parse(*words, "--config", file).eval_every == 20
+    assert parse("--rounds", 2).eval_every == Config().eval_every
+
+
 # --- from Python
 
 
@@ -146,10 +156,3 @@ def test_a_group_given_as_a_dict_is_the_group_and_a_wrong_name_in_it_is_refused_
 
 
 # --- mistakes
-
-
-def test_unknown_name_in_a_file_is_one_line(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text('method = "fedvgg"\n')
-    with usage_error("did you mean 'fedvg'"):
-        parse("--config", path)

@@ -7,9 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from support.files import usage_error
 
-import fedvg_jax
 from fedvg_jax import commands, config, sim
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition, referenced
@@ -85,9 +83,3 @@ def test_settings_from_python_are_converted_as_from_a_file():
     made = Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2)
     expected = dataclasses.replace(Config(), fedvg=Config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
     assert made == expected and type(made.clients) is int and type(made.alpha) is float
-
-
-@pytest.mark.parametrize("given", [{"lr": 1.0}, "digits"])
-def test_object_that_is_no_config_is_one_line(given):
-    with usage_error("must be a fedvg_jax.Config"):
-        fedvg_jax.run(given)

@@ -1,14 +1,168 @@
-"""Mistakes in the settings of a run."""
+"""Mistakes in the settings of a run: in calls, files and flags."""
+
+import tempfile
+from pathlib import Path
 
 import fedvg_jax as fv
 from fedvg_jax import config
+from fedvg_jax.config import command_line
+
+DP = {"dp.clip": 1.0, "weighting": "uniform"}
+MEDIAN = {"robust": "median", "weighting": "uniform"}
+TABLE = {"dataset": "iris", "clients": 3, "alpha": 10.0}
+TEXT = {"dataset": "literature", "model": "gru", "partition": "group"}
+DITTO = {"algorithm": "ditto"}
+
+VALUES = {
+    "alpha": (0.0, float("nan"), float("inf")),
+    "join_ratio": (1.01,),
+    "clients": (0, 2**1000),
+    "rounds": (2.5, "many", True),
+    "seed": (2**32,),
+    "lr": (0.0, {}),
+    "fedvg.eps": (float("nan"),),
+    "test_ratio": (0.95,),
+    "lanes": ("0", "some", "٣"),
+    "dataset": ("nosuch",),
+    "weighting": ("nosuch", "samples+nosuch", "samples+", "uniform+samples+fedvg", "permuted(samples", "permuted"),
+    "fedvg.norm": ("nosuch",),
+    "normalise": ("imagnet",),
+    "fedvg.include": ("(" * 3000, "a{99999999999}"),
+    "devices": ("9" * 5000,),
+    "tuning.steps": (2**32 - 1,),
+    "out": ("a\udcffb", ""),
+    "local": ("1.5:^head",),
+    "local_epochs": ("5:",),
+    "send": ("topk:2", "topk:many", "topk:", "none:1"),
+    "dp.clip": (-1.0,),
+    "hold": (-1,),
+    "partition": ("file",),
+    "validation.size": (1,),
+    "validation.source": ("clients:0", "npz"),
+    "val_ratio": (0.0,),
+    "stop_at": ("accuracy 0.9", "val_accuracy", "val_loss nan"),
+    "nosuch": (1,),
+    "fedvg.nrom": ("l2",),
+    "fedvg": ("l1",),
+}
+"""Setting -> values that it cannot have."""
+
+TOGETHER = [
+    ({"partition": "official", "holdout": "global"}, "holdout"),
+    ({"partition": "balanced_client", "clients": 1}, "balanced_client"),
+    ({"validation.source": "clients:0.5", "holdout": "global"}, "holdout"),
+    ({"clients": 6, "corrupt.kind": "rotate", "corrupt.clients": 0.01}, "corrupt.clients"),
+    ({"robust": "median"}, "robust median"),
+    (MEDIAN | {"algorithm": "feddyn"}, "feddyn"),
+    ({"robust": "krum:4", "weighting": "uniform"}, "krum"),
+    ({"clients": 4, "hold": 1, "weighting": "permuted(fedvg)"}, "hold"),
+    ({"clients": 4, "hold": 1, "weighting": "fltrust"}, "hold"),
+    (MEDIAN | {"hold": 1}, "hold"),
+    (DP | {"robust": "median"}, "robust"),
+    (DP | {"local": "^classifier/"}, "local"),
+    (DP | {"selection": "size"}, "selection"),
+    (DP | {"normalise": "columns"}, "normalise"),
+    (DP | {"patience": 3}, "patience"),
+    (DP | {"record": "client_models"}, "client_models"),
+    (DP | {"tuning.steps": 1}, "tuning.steps"),
+    (DP | {"dp.delta": 0.05}, "dp.delta"),
+    ({"algorithm": "elastic", "departures": "server-stats"}, "server-stats"),
+    ({"model": "vit_s16", "norm_layers": "group"}, "norm-layers"),
+    ({"model": "resnet18", "norm_layers": "frozen"}, "norm_layers"),
+    ({"record": "client_models", "keep": 0}, "keep"),
+    ({"selection": "power_of_choice:9"}, "power_of_choice"),
+    (DITTO | {"local": "^classifier/"}, "local"),
+    (DITTO | {"departures": "server-stats"}, "server-stats"),
+    (MEDIAN | {"local": "^fc1/"}, "local"),
+    ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs"),
+]
+"""Settings that contradict each other, without the data."""
+
+WITH_DATA = [
+    ({"selection": "power_of_choice", "departures": "cohorts"}, "cohorts"),
+    ({"selection": "power_of_choice", "placement": "host"}, "placement"),
+    ({"local": "nosuch"}, "local"),
+    ({"local": "."}, "local"),
+    ({"record": "personal_accuracy"}, "personal_accuracy"),
+    ({"record": "finetuned_accuracy", "holdout": "global"}, "finetuned_accuracy"),
+    ({"stop_at": "val_auc 0.9"}, "val_auc"),
+    (TEXT | {"model": "mlp"}, "mlp"),
+    (TABLE | {"model": "gru"}, "gru"),
+    (TABLE | {"model": "cnn"}, "cnn"),
+    (TEXT | {"partition": "dirichlet"}, "dirichlet"),
+    (TEXT | {"augment": "flip"}, "augment"),
+    (TEXT | {"normalise": "half"}, "normalise"),
+    (TEXT | {"corrupt.kind": "rotate"}, "corrupt.kind"),
+    (TEXT | {"validation.rho": 0.5}, "validation.rho"),
+    (TEXT | {"validation.source": "npz", "validation.data_dir": "x", "val_ratio": 0.0}, "validation.source"),
+]
+"""Settings that contradict each other, or the data."""
+
+FILES = {
+    "[fedgv]\nnorm = 'l1'": "fedvg.norm",
+    "rounds = 2.5": "mine.toml: rounds",
+    "lr = {}": "lr",
+    "[fedvg.norm]": "fedvg.norm",
+    "alpha = = 1": "mine.toml",
+    'data_dir = "C:\\Users\\me"': "mine.toml",
+    "\0": "mine.toml",
+    'data_dir = ""': "data_dir",
+    'method = "fedvgg"': "fedvg",
+}
+"""Text of a file -> the name."""
+
+FLAGS = {
+    "--roun 1": "--rounds",
+    "-lr 1": "--lr",
+    "--fedvg-norm=l2": "--fedvg.norm",
+    "--no-fedvg.norm": "--fedvg.norm",
+    "--sed 1": "--seed",
+    "--sed 2": "--send",
+    "stray": "stray",
+    "--lr 1 stray": "stray",
+    "--dry-run=stray": "--dry-run",
+    "--": "--",
+    "--out": "--out",
+    "--out --lr 1": "--out",
+    "--out=": "--out",
+    "--validation.data-dir=": "--validation.data-dir",
+    "--rounds 3.0": "--rounds",
+    "--seed " + "9" * 5000: "--seed",
+    "--lr 1/2": "--lr",
+    "--lr=": "--lr",
+}
+"""Command line -> the name."""
 
 
-def check(**settings):
-    """Returns the call that checks these settings."""
-    return lambda: config.check(fv.Config(**settings))
+def check(settings, then=config.check):
+    """Returns the call that makes and checks these settings."""
+    return lambda: then(config.apply(fv.Config(), settings, "test"))
 
 
-CASES = [
-    ("a number out of range", check(alpha=0.0), "alpha"),
+def read(text):
+    """Returns the call that reads a file."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "mine.toml"
+            path.write_text(text)
+            config.apply(fv.Config(), config.read_toml(path), "mine.toml")
+
+    return call
+
+
+CASES = [(f"{name} {value!s:.20}", check({name: value}), name) for name in VALUES for value in VALUES[name]]
+CASES += [(f"{settings}", check(settings), name) for settings, name in TOGETHER]
+CASES += [(f"{settings}", check(settings, fv.simulation), name) for settings, name in WITH_DATA]
+CASES += [(repr(text), read(text), name) for text, name in FILES.items()]
+CASES += [
+    (words[:20], lambda words=words: command_line.parse(words.split(), "sim"), name) for words, name in FLAGS.items()
+]
+CASES += [
+    ("no config", lambda: fv.run({"lr": 1.0}), "Config"),  # pyright: ignore[reportArgumentType]
+    ("a name of a group", lambda: fv.Config(fedvg={"nrom": "l2"}), "fedvg.norm"),
+    ("a group of another type", lambda: fv.Config(fedvg=3), "fedvg"),
+    ("a name of a setting", lambda: fv.Config(learning_rate=0.1), "lr"),
+    ("a missing file", lambda: config.read_toml(Path("nowhere.toml")), "nowhere.toml"),
+    ("a file without end", lambda: config.read_toml(Path("/dev/zero")), "/dev/zero"),
 ]

@@ -77,7 +77,7 @@ class Outputs(NamedTuple):
     outputs: Tree
     """Leaves [B, ...], e.g. logits [B, C]."""
     features: Array | None
-    """[B, ...] the input of the last layer, see `models.features`; None if it is not known."""
+    """[B, ...] the input of the last layer, see `models.task.recorded_features`; None if it is not known."""
 
 
 class Task(NamedTuple):

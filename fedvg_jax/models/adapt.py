@@ -26,7 +26,7 @@ from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.host import files
-from fedvg_jax.models.features import recorded_features
+from fedvg_jax.models.task import recorded_features
 
 _MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
 

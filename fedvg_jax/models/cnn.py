@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 
-from fedvg_jax.models.layers import conv, dense, pool
-from fedvg_jax.models.norm import BatchNorm
+from fedvg_jax.models.layers import BatchNorm, conv, dense, pool
 
 
 class LeNet5(nn.Module):

@@ -16,8 +16,7 @@ from functools import partial
 import flax.linen as nn
 from jax import lax
 
-from fedvg_jax.models.layers import dense, plain_conv, rgb
-from fedvg_jax.models.norm import BatchNorm, GroupNorm
+from fedvg_jax.models.layers import BatchNorm, GroupNorm, dense, plain_conv, rgb
 
 NORMS = {
     "batch": partial(BatchNorm, eps=1e-3),

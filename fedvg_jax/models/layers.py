@@ -1,4 +1,4 @@
-"""Layers that several networks share.
+"""Layers that several networks share, and normalisation whose statistics exclude padded rows.
 
 Convolutions and dense layers start with torch's default initialisation, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel
 and bias, as the published models do.
@@ -6,6 +6,7 @@ and bias, as the published models do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -13,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Variables
 from fedvg_jax.host import hardware as hw
 
 _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -78,3 +81,145 @@ def uniform(fan_in: int) -> Callable:
     """Returns the initialiser U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = fan_in**-0.5
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+# --- normalisation
+
+
+class BatchNorm(nn.Module):
+    """y = scale (x - mean) / sqrt(var + eps) + bias, with statistics over all axes except that of the channels.
+
+    In training, mean and (biased) variance are those of the batch's real rows, and they move the running ones:
+
+        running <- (1 - momentum) running + momentum batch
+
+    with the unbiased variance, a factor n / (n - 1), as in torch (Flax's own uses the biased one). A batch without real
+    rows leaves the running statistics unchanged.
+    """
+
+    momentum: float = 0.1
+    eps: float = 1e-5
+    is_frozen: bool = False
+    """Whether training uses the running statistics, too, and leaves them as they are."""
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        """Normalises x.
+
+        Args:
+            x: [B, ..., C].
+            mask: bool, the real rows [B]; or [G, B] for G groups of rows, each with statistics of its own in training,
+                which then do not move the running ones.
+            train: whether to use, and move towards, the statistics of the batch.
+        """
+        features = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
+        running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
+        dtype, x = x.dtype, tree.wide(x)  # sums over a batch lose too much in 16 bits
+        scale, bias = tree.wide(scale), tree.wide(bias)
+        train = train and not self.is_frozen
+        if train and mask.ndim == 2:
+            return self._of_groups(x, mask, scale, bias).astype(dtype)
+        if train:
+            mean, var, count = _statistics(x, mask)
+            if not self.is_initializing():
+                momentum = jnp.where(count > 0, self.momentum, 0.0).astype(x.dtype)
+                unbiased = var * count / jnp.maximum(count - 1, 1)
+                running_mean.value += momentum * (mean - running_mean.value)
+                running_var.value += momentum * (unbiased - running_var.value)
+        else:
+            mean, var = running_mean.value, running_var.value
+        gain = scale * lax.rsqrt(var + self.eps)
+        return _scaled(x, gain, bias - mean * gain).astype(dtype)
+
+    def _of_groups(self, x: Array, mask: Array, scale: Array, bias: Array) -> Array:
+        """Returns x, of G B rows, normalised with the statistics of each group of B rows."""
+
+        def normalise(x: Array, mask: Array) -> Array:
+            # an empty group by its padding: statistics of no row would make it grow in every layer, up to inf
+            mean, var, _ = _statistics(x, mask | ~mask.any(keepdims=True))
+            gain = scale * lax.rsqrt(var + self.eps)
+            return _scaled(x, gain, bias - mean * gain)
+
+        return jax.vmap(normalise)(x.reshape(*mask.shape, *x.shape[1:]), mask).reshape(x.shape)
+
+
+class GroupNorm(nn.Module):
+    """y = scale (x - mean) / sqrt(var + eps) + bias, with mean and biased variance per row and group of channels.
+
+    There are no running statistics and no row depends on another, so the mask is ignored. The number of groups is the
+    greatest common divisor of `num_groups` and the number of channels.
+    """
+
+    num_groups: int = 32
+    eps: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        """Normalises x [B, ..., C]; mask [B] bool and train are ignored."""
+        features = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
+        dtype, x, scale, bias = x.dtype, tree.wide(x), tree.wide(scale), tree.wide(bias)
+        groups = math.gcd(self.num_groups, x.shape[-1])
+        y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+        y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
+        return _scaled(y.reshape(x.shape), scale, bias).astype(dtype)
+
+
+def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
+    """Returns whether one row gives some BatchNorm a single value, whose statistics are undefined in train mode.
+
+    Several positions of an image are several values: a convolution's BatchNorm has a single one only on maps of 1 x 1.
+    A frozen one needs no statistics of its batch. Where not all running statistics belong to a Linen BatchNorm, as in
+    NNX modules, having any counts as undefined.
+
+    Args:
+        init: key -> variables, by calling modules on inputs of the shapes they will see.
+
+    >>> module = nn.Sequential([nn.Dense(3), nn.BatchNorm(use_running_average=True)])
+    >>> def init(key):
+    ...     drawn = module.init(key, jnp.ones((1, 2)))
+    ...     return Variables(drawn["params"], drawn["batch_stats"])
+    >>> lone_row_is_undefined(init)
+    True
+    """
+    if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):  # which JAX has traced before
+        return False
+    values: dict[tuple[str, ...], float] = {}
+
+    def note(call, args, kwargs, context):
+        layer = context.module
+        if isinstance(layer, (BatchNorm, nn.BatchNorm)) and context.method_name == "__call__":
+            shape, channels = args[0].shape, layer.axis if isinstance(layer, nn.BatchNorm) else -1
+            needs_none = isinstance(layer, BatchNorm) and layer.is_frozen
+            count = math.inf if needs_none else math.prod(shape) // (shape[0] * shape[channels])
+            earlier = values.get(layer.path)
+            values[layer.path] = count if earlier is None else min(count, earlier)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # noqa: PLW0108  a new function is traced anew
+    return len(jax.tree.leaves(stats)) != 2 * len(values) or min(values.values()) == 1
+
+
+def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Returns mean [C], biased variance [C] and the number of values [], over the real rows and all positions."""
+    weight = jnp.expand_dims(mask.astype(x.dtype), range(1, x.ndim))
+    axes = tuple(range(x.ndim - 1))
+    count = mask.sum().astype(x.dtype) * (x.size // (len(mask) * x.shape[-1]))
+    n = jnp.maximum(count, 1)
+    mean = (x * weight).sum(axes) / n
+    return mean, (jnp.square(x - _per_channel(mean, x)) * weight).sum(axes) / n, count
+
+
+def _scaled(x: Array, gain: Array, offset: Array) -> Array:
+    """Returns x [..., C] times gain [C] plus offset [C]."""
+    return x * _per_channel(gain, x) + _per_channel(offset, x)
+
+
+def _per_channel(vector: Array, x: Array) -> Array:
+    """Returns `vector` [C] as [1, ..., C], with the rank of x."""
+    return jnp.expand_dims(vector, range(x.ndim - 1))

@@ -30,11 +30,12 @@ _DTYPES = ("F64", "F32", "F16", "BF16", "I64")
 
 _LEAVES = [("/(kernel|scale)$", "/weight"), ("/(mean|var)$", r"/running_\1")]
 
-_RESNET = [(r"_(\d+)/", r"/\1/")]
+_RESNET = [("^classifier/", "fc/"), (r"_(\d+)/", r"/\1/")]
 
-_EFFICIENTNET = [(r"^block_(\d+)/", r"blocks/\1/_"), ("^", "_")]
+_EFFICIENTNET = [("^classifier/", "fc/"), (r"^block_(\d+)/", r"blocks/\1/_"), ("^", "_")]
 
 _TIMM = [
+    ("^classifier/", "head/"),
     ("^patch_embed/", "patch_embed/proj/"),
     (r"^block_(\d+)/(qkv|proj)/", r"blocks/\1/attn/\2/"),
     (r"^block_(\d+)/(fc\d)/", r"blocks/\1/mlp/\2/"),
@@ -42,6 +43,7 @@ _TIMM = [
 ]
 
 _TORCHVISION = [
+    ("^classifier/", "heads/head/"),
     ("^cls_token", "class_token"),
     ("^pos_embed", "encoder/pos_embedding"),
     ("^norm/", "encoder/ln/"),
@@ -93,23 +95,22 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     """
     path = find(path)
     tensors = read(path)
-    renames = _head_names(architecture, tensors) if head else _renames(architecture, tensors)
+    if _renames(architecture, ()):  # published names, which torch's wrappers may stand before
+        tensors = _without_wrappers(tensors)
+    renames = _renames(architecture, tensors)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
     names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
-        if name not in tensors:
-            raise UsageError(
-                f"{path} has no tensor {name} {list(shape)}, which {architecture} needs; give a file of this model"
-            )
-        if tensors[name].shape != shape:
-            raise UsageError(f"{path}: {name} is {list(tensors[name].shape)}, {architecture} needs {list(shape)}")
+        got = f"has {name} {list(tensors[name].shape)}" if name in tensors else f"has no {name}"
+        if name not in tensors or tensors[name].shape != shape:
+            raise UsageError(f"{path} {got}, {architecture} needs {name} {list(shape)}; give a file of this model")
     ignored = _COUNTER if variables.stats else _STATISTICS
     for name, tensor in tensors.items():
-        is_head = _FILE_HEAD.match(name) if _has_published_names(architecture) else name.startswith(f"{HEAD}.")
+        is_head = _FILE_HEAD.match(name) if renames else name.startswith(f"{HEAD}.")
         if name not in names.values() and not (ignored.match(name) or (is_head and not head)):
-            described = f"{name}, {list(tensor.shape)}"
-            raise UsageError(f"{path} has a tensor {described}, which {architecture} lacks; give a file of this model")
+            got = f"{name} {list(tensor.shape)}"
+            raise UsageError(f"{path} has a tensor {got}, which {architecture} lacks; give a file of this model")
     filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
     return jax.tree.structure(variables).unflatten(filled)
 
@@ -134,7 +135,7 @@ def save(path: Path, variables: Variables, architecture: str | None) -> None:
     if architecture is None:
         return write(path, jax.device_get(tree.by_path(variables)))
     variables = adapters.merged(variables)
-    renames = _head_names(architecture, {"class_token"} if architecture == "vit_b16" else {})
+    renames = _renames(architecture, {"class_token"} if architecture == "vit_b16" else ())
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     pairs = [(_name(ours, renames), _to_torch(ours, leaf)) for ours, leaf in leaves]
     tensors = dict(pairs)
@@ -202,41 +203,38 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 dtype = file.get_slice(name).get_dtype()
                 if dtype not in _DTYPES:
                     raise UsageError(f"{path}: tensor {name} has dtype {dtype}, allowed are {', '.join(_DTYPES)}")
-            return {_modern(name): file.get_tensor(name) for name in names}
+            return {name: file.get_tensor(name) for name in names}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {files.reason(error)}") from None
     except (safetensors.SafetensorError, ValueError) as error:
         raise UsageError(f"{path} is not a complete safetensors file: {files.reason(error)}; {_MAKE}") from None
 
 
-def _modern(name: str) -> str:
-    """Renames the dense layers of torchvision's published ViTs, and drops what torch's wrappers put before names."""
-    name = re.sub(r"^((module|_orig_mod)\.)+", "", name)
-    return name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
+def _without_wrappers(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors without what wrappers put before every name: DataParallel, Lightning, torch.compile.
+
+    Dense layers of torchvision's published ViTs get their current names.
+
+    >>> list(_without_wrappers({"module.model.fc.bias": np.ones(1), "module.model.fc.weight": np.ones(1)}))
+    ['fc.bias', 'fc.weight']
+    """
+    for prefix in re.match(r"((module|model|_orig_mod)\.)*", next(iter(tensors), ""))[0].split(".")[:-1]:
+        if all(name.startswith(f"{prefix}.") for name in tensors):
+            tensors = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
+    current = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
+    return {re.sub(r"\.mlp\.linear_\d\.", lambda old: current[old[0]], name): t for name, t in tensors.items()}
 
 
 def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
-    if architecture.startswith("resnet"):
-        return _RESNET
-    if architecture.startswith("vit"):
-        return _TORCHVISION if "class_token" in names else _TIMM
-    if architecture.startswith("efficientnet"):
-        return _EFFICIENTNET
-    return []  # the names of `save`
+    """Returns patterns of our paths with what they become in files; [] for a model without published names.
 
-
-def _has_published_names(architecture: str) -> bool:
-    return architecture.startswith(("resnet", "vit", "efficientnet"))
-
-
-def _head_names(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
-    """Returns `_renames` with the head's; no renames for models that are neither ResNet nor ViT."""
-    if not _has_published_names(architecture):
-        return []
-    renames = _renames(architecture, names)
-    heads = {"fc/": (_RESNET, _EFFICIENTNET), "heads/head/": (_TORCHVISION,), "head/": (_TIMM,)}
-    head = next(head for head, tables in heads.items() if renames in tables)
-    return [(f"^{HEAD}/", head), *renames]
+    Args:
+        architecture: name of the model.
+        names: of the tensors of a file; those of torchvision's ViT have a class_token.
+    """
+    vit = _TORCHVISION if "class_token" in names else _TIMM
+    tables = {"resnet": _RESNET, "efficientnet": _EFFICIENTNET, "vit": vit}
+    return next((table for family, table in tables.items() if architecture.startswith(family)), [])
 
 
 def _name(path: str, renames: list[tuple[str, str]]) -> str:

@@ -15,8 +15,7 @@ from functools import partial
 
 import flax.linen as nn
 
-from fedvg_jax.models.layers import dense, plain_conv, rgb
-from fedvg_jax.models.norm import BatchNorm, GroupNorm
+from fedvg_jax.models.layers import BatchNorm, GroupNorm, dense, plain_conv, rgb
 
 NORMS = {"batch": BatchNorm, "frozen": partial(BatchNorm, is_frozen=True), "group": GroupNorm}
 

@@ -7,7 +7,7 @@ import pytest
 from support import worlds
 
 from fedvg_jax.core.types import Variables
-from fedvg_jax.models.norm import BatchNorm, lone_row_is_undefined
+from fedvg_jax.models.layers import BatchNorm, lone_row_is_undefined
 
 pytestmark = pytest.mark.quick
 

@@ -13,7 +13,7 @@ from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
-from fedvg_jax.models.norm import GroupNorm
+from fedvg_jax.models.layers import GroupNorm
 from fedvg_jax.weightings import signals
 
 

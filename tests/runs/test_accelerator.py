@@ -21,7 +21,7 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import federated_round, local_training, schedule
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import efficientnet, norm, resnet, vit
+from fedvg_jax.models import efficientnet, layers, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import programs, registry
@@ -130,7 +130,7 @@ class ConvNet(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         x = nn.Conv(2, (2, 2), name="conv1")(x)
-        x = nn.relu(norm.BatchNorm(name="bn1")(x, mask, train))
+        x = nn.relu(layers.BatchNorm(name="bn1")(x, mask, train))
         return nn.Dense(worlds.CLASSES, name="classifier")(x.reshape(len(x), -1))
 
 

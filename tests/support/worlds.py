@@ -32,8 +32,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.layers import dense
-from fedvg_jax.models.norm import BatchNorm
+from fedvg_jax.models.layers import BatchNorm, dense
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import streaming
 from support import oracle, xla_flags

@@ -15,7 +15,7 @@ from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.types import Algorithm, Data, Hyper, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.engine import local_training
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models.features import recorded_features
+from fedvg_jax.models.task import recorded_features
 from fedvg_jax.runs.record import history
 
 _CLIENTS = 3

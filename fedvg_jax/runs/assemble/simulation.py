@@ -44,7 +44,7 @@ from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import files, processes
-from fedvg_jax.models import norm, pretrained
+from fedvg_jax.models import layers, pretrained
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import compilation, endings, evaluation_records
 from fedvg_jax.runs.assemble import cohorts, communication, contracts, privacy, programs, registry
@@ -471,7 +471,7 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
     only_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None and not is_read_in_training
     keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
-        keeps_lone_row = not norm.lone_row_is_undefined(task.init)
+        keeps_lone_row = not layers.lone_row_is_undefined(task.init)
 
     def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)
@@ -532,7 +532,7 @@ def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Progr
     is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
     if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
         return False
-    is_undefined = norm.lone_row_is_undefined(program.model.init)
+    is_undefined = layers.lone_row_is_undefined(program.model.init)
     if is_undefined and config.batch_size == 1:
         raise UsageError("batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm")
     return not is_undefined

@@ -24,7 +24,7 @@ from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config.command_line import parse_path
 from fedvg_jax.host.errors import UsageError
-from fedvg_jax.runs.record import verification
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History
 
 PROG = "python -m fedvg_jax.report"
@@ -82,7 +82,7 @@ def write(argv: Sequence[str]) -> int:
     """
     arguments = Parser().parse_args(argv)
     folder, *others = arguments.dirs
-    if not others and verification.is_run(folder):
+    if not others and run_folder.is_run(folder):
         if len(argv) > 1:
             raise UsageError(f"{folder} is one run, which report verifies and draws; leave out {argv[1]}")
         return check_run(folder)
@@ -99,13 +99,13 @@ def write(argv: Sequence[str]) -> int:
 
 def check_run(folder: Path) -> int:
     """Verifies one run and draws its pictures; returns the exit code: 1 if some file is not as the run wrote it."""
-    findings = verification.check(folder)
-    for line in [*findings.misfits, *(f"note: {note}" for note in findings.notes)]:
-        print(f"{folder}: {line}")
-    if findings.misfits:
-        return 1
-    print(f"{folder}: all fits")
+    from fedvg_jax.runs.record import checkpoint  # which imports jax
+
     history = History.load(folder)
+    changed = checkpoint.check(folder)
+    print(*(f"{folder}: {line}" for line in changed or ["all fits"]), sep="\n")
+    if changed:
+        return 1
     if not importlib.util.find_spec("matplotlib"):
         print(commands.NO_PICTURES)
     elif history.records:

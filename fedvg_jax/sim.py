@@ -18,8 +18,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.host import collection, files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import launch, stop_signals
+from fedvg_jax.runs.record import digests, history
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history, seals
 from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
 def lost_message(config: Config) -> str:
     """Returns the line to print when another process of the run was lost."""
     out, advice = config.out, "start all processes again with the same command and --resume auto"
-    last = seals.newest_round(out) if out and out.is_dir() else 0
+    last = digests.newest_round(out) if out and out.is_dir() else 0
     saved = f"round {last} is saved" if last else "no round is saved"
     return f"another process of the run was lost; {saved}; {advice}"
 
@@ -163,7 +163,7 @@ def _done(folder: Path, config: Config) -> list[history.Record]:
     """Returns the records of the rounds that resuming a run keeps."""
     if run_folder.is_finished(folder, config):  # with `--keep 0` there is no checkpoint
         return history.read(folder, config.rounds)
-    num_done = seals.newest_round(folder)
+    num_done = digests.newest_round(folder)
     return history.read(folder, num_done) if num_done else []
 
 

@@ -48,8 +48,7 @@ WITHOUT_JAX = {
     "runs/placement/training_rows",
     "runs/record/history",
     "runs/record/folder",
-    "runs/record/seals",
-    "runs/record/verification",
+    "runs/record/digests",
 }
 WITHOUT_JAX |= {"runs/stop_signals", "study/sweep_points", "study/sweep_folder", "study/tuning"}
 WITHOUT_JAX |= {"study/workers"}

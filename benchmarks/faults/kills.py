@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults.processes import start, wait_or_kill
-from fedvg_jax.runs.record import history, seals
+from fedvg_jax.runs.record import digests, history
 
 RUN = "--clients 8 --alpha 5 --algorithm scaffold --weighting samples --local-epochs 1 --eval-every 10"
 RUN += " --checkpoint-every 3 --resume auto"
@@ -113,11 +113,13 @@ def describe_kill(out: Path, anytime: bool) -> str:
     """Returns a description of the time of a kill."""
     if anytime:
         return "killed at any instant"
-    return "killed in its rounds, after a checkpoint" if seals.newest_round(out) else "killed in its rounds, before any"
+    return (
+        "killed in its rounds, after a checkpoint" if digests.newest_round(out) else "killed in its rounds, before any"
+    )
 
 
 def outcome(out: Path, rounds: int) -> tuple:
     """Returns the history without seconds, and the CRC-32 of all leaves of the final state and the best model."""
     records = [{k: v for k, v in r.items() if k != "seconds"} for r in history.read(out)]
-    seal = json.loads((out / "checkpoints" / seals.folder_name(rounds) / seals.SEAL).read_text())
-    return records, seal["leaves"], seal["best"]
+    leaves = digests.read(digests.checkpoint_folder(out, rounds)).leaves
+    return records, {name: digest for name, digest in leaves.items() if name != "seconds"}

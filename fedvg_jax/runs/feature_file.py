@@ -21,7 +21,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
 from fedvg_jax.host import files
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.record import provenance, seals
+from fedvg_jax.runs.record import digests, provenance
 
 ROWS = 64
 """Rows of a pass through the network."""
@@ -116,7 +116,7 @@ def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype
     below_head = jax.device_get(jax.tree.leaves((params, variables.stats)))
     return {
         "model": config.model,
-        "pretrained": config.init.name if config.init and not seals.is_run(config.init) else None,
+        "pretrained": config.init.name if config.init and not digests.is_run(config.init) else None,
         "weights": cache.digest(*below_head),
         "dataset": arrays.name,
         "source": cache.digest(arrays.x, arrays.y),

@@ -18,7 +18,7 @@ from fedvg_jax.config.departures import listed
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import files, hardware, processes
-from fedvg_jax.runs import chunks, endings, evaluation_records, shared_start, stop_signals
+from fedvg_jax.runs import chunks, endings, evaluation_records, shared_start, starts, stop_signals
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.hyperparameters import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
@@ -62,8 +62,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
     Raises:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
-        MisfitError: the files of the folder are not as its run left them.
-        UsageError: the run folder cannot be used.
+        UsageError: the run folder cannot be used, or is not as its run left it.
     """
     observers = Observers(**listeners)
     if folder := sim.config.profile:  # jax would report one that it cannot write with a traceback
@@ -81,10 +80,9 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
 @contextlib.contextmanager
 def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
-    """Yields the recorder of a run, see `recorder.open_run_folder`."""
+    """Yields the recorder of a run, see `starts.open_run_folder`."""
     config = sim.config
     layers = layer_names(config, sim.task) if config.out else ()
-    documents = {"layers": layers, "partition": sim.statistics}
     own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
 
     @functools.cache
@@ -92,10 +90,11 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
         return provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, checkpoint.to_host(sim.base))
 
-    described = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
-    given = {name: described.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
+    objects = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
+    given = {name: objects.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim, sources)
-    with recording.open_run_folder(config, sim.state, documents, sources, log, given) as recorder:
+    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given)
+    with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():
                 exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))

@@ -11,7 +11,8 @@ from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
-from fedvg_jax.runs.record import verification
+from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
 from fedvg_jax.study import sweep_folder
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
@@ -171,10 +172,10 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored
                 _Folder(likely_point(values, known), missing=run) if isinstance(run, str) and known else run
                 for run, values in zip(read, sweep.points.values(), strict=True)
             ]
-        elif verification.is_run(folder):
+        elif run_folder.is_run(folder):
             runs.append(_read_run(folder))
         else:
-            inner = [p for p in sorted(folder.iterdir()) if (p / "sweep.json").exists() or verification.is_run(p)]
+            inner = [p for p in sorted(folder.iterdir()) if (p / "sweep.json").exists() or run_folder.is_run(p)]
             if not inner:
                 points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
                 raise UsageError(f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{points}")
@@ -207,7 +208,7 @@ def _read_run(
     """
     name = folder.name
     if not (folder / "config.json").exists():
-        return f"{name}: {'config.json is missing' if verification.is_run(folder) else 'no run folder yet'}"
+        return f"{name}: {'config.json is missing' if run_folder.is_run(folder) else 'no run folder yet'}"
     try:
         history = History.load(folder)
         paths = [folder / f"{stem}.json" for stem in ("partition", "manifest", "layers")]
@@ -219,7 +220,7 @@ def _read_run(
     point, failure = make_point(history.config, values, tuned, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(folder, history):
         return _Folder(point, missing=f"{name}: {problem}")
-    if misfits := verification.check(folder, with_arrays=False).misfits:
+    if misfits := digests.check(folder):
         return _Folder(point, missing=f"{name}: {misfits[0]}")
     if failure:
         return _Folder(point, failure=f"{name}: {failure}")
@@ -238,7 +239,7 @@ def _failure(folder: Path, history: History) -> str:
 def _unfinished(folder: Path, history: History) -> str:
     """Returns what a run lacks; empty for a finished one."""
     assert history.config is not None
-    if history.summary.get("stopped_by") or not history.summary:
+    if not run_folder.is_finished(folder, history.config):
         return f"{len(history.records)} of {history.config.rounds} rounds"
     has_evaluation = any("test_loss" in record for record in history.records)
     return "" if has_evaluation else "no evaluation in its history"

@@ -21,8 +21,8 @@ from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import seals
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.study.sweep_points import Point, Points
 
@@ -38,7 +38,8 @@ VERSION = 1
 INSIDE = ("tuning", "submitit")
 """Folders that are made before sweep.json."""
 
-RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json", FAILURE)
+RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json")
+RUN_FILES += ("digests.json", FAILURE)
 """Files of a point that is started anew."""
 
 
@@ -243,7 +244,7 @@ def clear(folder: Path) -> None:
     """Removes the files of a point that was interrupted before its first checkpoint."""
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / seals.FOLDER, ignore_errors=True)
+    shutil.rmtree(folder / digests.CHECKPOINTS, ignore_errors=True)
 
 
 def _refuse_other_points(out: Path, stored: Stored, points: Sequence[Point]) -> None:

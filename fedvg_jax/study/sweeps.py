@@ -26,7 +26,7 @@ from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
 from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
-from fedvg_jax.runs.record import checkpoint, provenance, seals
+from fedvg_jax.runs.record import checkpoint, digests, provenance
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points
@@ -215,7 +215,7 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
 def _config_in(folder: Path | None, config: Config) -> Config:
     """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
     resume = None
-    if folder and seals.newest_round(folder):
+    if folder and digests.newest_round(folder):
         (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
         resume = str(folder)
     elif folder:

@@ -22,7 +22,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
 from fedvg_jax.runs.assemble import registry, simulation
-from fedvg_jax.runs.record import seals
+from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
 from fedvg_jax.views.labels import SELECTED_ON, partition_label
@@ -103,7 +103,7 @@ def _model_text(sim: simulation.Simulation) -> str:
     if "task" in sim.given:
         return f"given, {size}"
     init = sim.config.init
-    source = f", from {init}{'' if seals.is_run(init) else ' except the head'}" if init else ""
+    source = f", from {init}{'' if digests.is_run(init) else ' except the head'}" if init else ""
     return f"{sim.config.model}, {size}{source}"
 
 

@@ -23,7 +23,7 @@ from support.processes import started
 from fedvg_jax import commands, sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import stop_signals
-from fedvg_jax.runs.record import history, seals, verification
+from fedvg_jax.runs.record import digests, history
 from fedvg_jax.views import display
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
@@ -150,12 +150,12 @@ def test_usr1_saves_and_hup_ends_a_run_on_a_terminal_after_a_checkpoint(tmp_path
 
         wait_for((out / "history.jsonl").exists)
         process.send_signal(signal.SIGUSR1)
-        wait_for(lambda: seals.newest_round(out))
+        wait_for(lambda: digests.newest_round(out))
         process.send_signal(signal.SIGHUP)
         code, errors = process.wait(timeout=120), process.stderr.read()
         reader.join()
     assert (code, errors) == (129, "")
-    assert seals.newest_round(out) == len(history.read(out)) and not verification.check(out).misfits
+    assert digests.newest_round(out) == len(history.read(out)) and not digests.check(out)
     shown = b"".join(pieces).decode()
     assert all(part in shown for part in ("/1000000", "test accuracy", "left", "interrupted"))
 

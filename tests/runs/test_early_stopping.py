@@ -10,8 +10,8 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.config.command_line import parse
 from fedvg_jax.runs import endings
+from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import verification
 from fedvg_jax.study.sweep_arguments import split_flags
 
 CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples", model="linear")
@@ -57,7 +57,7 @@ def test_patience_counts_evaluations_without_a_better_value(losses, patience, ro
 def test_a_run_that_ended_early_is_finished_and_goes_on_without_its_target(whole, tmp_path):
     config = dataclasses.replace(CONFIG, stop_at=f"val_accuracy {target_of(whole, 4)}", out=tmp_path / "run")
     first = fv.run(config)
-    assert verification.check(config.out).misfits == []
+    assert digests.check(config.out) == []
     written = (config.out / "summary.json").read_bytes()
     again = fv.run(dataclasses.replace(config, resume=str(config.out)))
     assert timeless(again.records) == timeless(first.records)

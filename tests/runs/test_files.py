@@ -15,8 +15,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs import stop_signals
+from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import seals
 
 
 @pytest.mark.quick
@@ -33,11 +33,11 @@ def test_run_whose_checkpoints_cannot_be_read_is_not_one_without(tmp_path, monke
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     (tmp_path / "checkpoints").mkdir()
-    assert seals.checkpoint_folders(tmp_path) == []
+    assert digests.checkpoints(tmp_path) == []
     for name in ("iterdir", "glob"):
         monkeypatch.setattr(Path, name, refuse)
     with usage_error("/checkpoints cannot be read: Permission denied"):
-        seals.checkpoint_folders(tmp_path)
+        digests.checkpoints(tmp_path)
 
 
 def test_folder_with_only_a_lock_or_a_draft_is_free(tmp_path):

@@ -17,8 +17,8 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble import programs
+from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import verification
 from fedvg_jax.study import cells, report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
 
@@ -79,7 +79,7 @@ def test_finished_points_are_listed_verify_and_are_not_computed_again(whole, mon
     assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
     assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
     for result in results:
-        assert not verification.check(out / "points" / result.name).misfits
+        assert not digests.check(out / "points" / result.name)
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(results)
 
 
@@ -106,7 +106,7 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(tmp
     assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2]
     assert histories(results[1]) == histories(results[0])
     for result in results[1]:
-        assert not verification.check(folders[1] / "points" / result.name).misfits
+        assert not digests.check(folders[1] / "points" / result.name)
     if missing := report.missing_packages():
         pytest.skip(f"reports need {', '.join(missing)}")
     written = [report_bytes(folder) for folder in folders]
@@ -250,7 +250,7 @@ def test_missing_data_are_refused_before_the_first_point(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("read", [run_folder.read_config, verification.check])
+@pytest.mark.parametrize("read", [run_folder.read_config])
 def test_the_folder_of_a_sweep_is_named_as_such(tmp_path, read):
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(UsageError, match=r"is a sweep; name the folders of its runs, .*points/\*"):

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 from rich.console import Console
-from support.run_folders import csv_rows, write_json, write_run, write_summary, write_sweep
+from support.run_folders import csv_rows, write_digests, write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -209,6 +209,7 @@ def test_the_best_loss_is_the_smallest(tmp_path):
         fields = {2: {"test_loss": loss, "val_loss": loss}}
         run = write_run(tmp_path / method, (None, None), method=method, fields=fields)
         write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
+        write_digests(run)
     made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
     assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1))
     assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title

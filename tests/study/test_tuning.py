@@ -7,8 +7,8 @@ from support.files import one_line
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.runs.record import digests, history
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history, seals
 from fedvg_jax.study import sweep_folder, sweep_points, tuning
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
@@ -24,7 +24,8 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
         record = {"round": 1, "val_accuracy": accuracies(point.values), "test_accuracy": 1 - accuracies(point.values)}
         run_folder.write_json(folder / "config.json", to_json(point.config))
         history.append(folder, [record], is_first=True)
-        run_folder.write_json(folder / "summary.json", seals.with_digest({"rounds": 1, "stopped_by": None}))
+        run_folder.write_json(folder / "summary.json", {"rounds": 1, "stopped_by": None})
+        digests.write(folder, {})
         if point.values.get("lr") in failures:
             sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged"))
     return tuning.choose(out, points, grid)

@@ -1,7 +1,6 @@
 """Run folders with made-up numbers, for the tests of reports; nothing is trained."""
 
 import csv
-import hashlib
 import io
 import json
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from fedvg_jax import config
 from fedvg_jax.config import Config
-from fedvg_jax.runs.record import history, seals
+from fedvg_jax.runs.record import digests, history
 from fedvg_jax.study import markup
 
 CLASSES = 3
@@ -36,30 +35,36 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     for record in records:
         record.update((fields or {}).get(record["round"], {}))
     (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
-    if len(records) == run.rounds:
-        write_summary(folder)
     write_json(folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0)))
-    digests = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
-    write_manifest(folder, digests)
+    manifest = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
+    write_manifest(folder, manifest)
     if layers:
         write_json(folder / "layers.json", list(layers))
+    if len(records) == run.rounds:
+        write_summary(folder)
     return folder
 
 
 def write_summary(folder: Path, **others) -> None:
     """Writes the summary of the history, as a run does, with other entries."""
     records = history.read(folder)
-    text = (folder / "history.jsonl").read_bytes()
     summary = (
         {"rounds": len(records), "stopped_by": None} | history.summarise(records) | history.bytes_sent(records) | others
     )
-    summary["seal"] = {"history": [len(text), hashlib.sha256(text).hexdigest()]}
-    write_json(folder / "summary.json", seals.with_digest(summary))
+    write_json(folder / "summary.json", summary)
+    write_digests(folder)
+
+
+def write_digests(folder: Path) -> None:
+    """Writes digests of the files as they are now."""
+    digests.write(folder, digests.of_files(folder, digests.OF_RUN))
 
 
 def write_manifest(folder: Path, content: dict) -> None:
-    """Writes manifest.json with its digest, as a run does."""
-    write_json(folder / "manifest.json", seals.with_digest(content))
+    """Writes manifest.json, and its digest if the run is finished."""
+    write_json(folder / "manifest.json", content)
+    if (folder / digests.FILE).exists():
+        write_digests(folder)
 
 
 def partition(alpha=0.05, rho=0.0):

@@ -39,7 +39,7 @@ from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pixels, pretrained, transforms
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.runs.record import checkpoint, seals
+from fedvg_jax.runs.record import checkpoint, digests
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import layers_of
 
@@ -156,7 +156,7 @@ def make_variables(
     if config.init is None:
         return draw(init, key)
     shapes = jax.eval_shape(init, key)
-    if seals.is_run(config.init):
+    if digests.is_run(config.init):
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
     if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
         raise UsageError(f"init FILE needs a model with a layer {pretrained.HEAD}; give initial= for your own task")

@@ -52,7 +52,7 @@ from fedvg_jax.runs.assemble.given import Given, traced_anew
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
-from fedvg_jax.runs.record import seals
+from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 
 MAX_ROUNDS = 64
@@ -271,7 +271,7 @@ def _check_settings(config: Config) -> Config:
     assert config.cache_dir is not None, "the check sets it"
     files.private_folder(config.cache_dir)
     compilation.use_cache(config.cache_dir)
-    if config.init and not seals.is_run(config.init):  # checked before the data are read, which may take minutes
+    if config.init and not digests.is_run(config.init):  # checked before the data are read, which may take minutes
         pretrained.read(config.init)
     return config
 

@@ -1,11 +1,7 @@
-"""Checkpoints of a run: written by Orbax, sealed last, verified before they are restored.
+"""Checkpoints of a run: arrays by Orbax in `state`, then their digests in digests.json.
 
-RUN/checkpoints/000040/state      the arrays
-RUN/checkpoints/000040/seal.json  size and CRC-32 of every file; shape, dtype and CRC-32 of every leaf; config, versions
-
-The seal is renamed into place after all sealed files are on the disk, so a checkpoint without it is half-written. Files
-are compared with their digests before they are read. A crash or a bad disk can therefore cost rounds, but no wrong
-value is restored.
+The digests are renamed into place after the arrays are on the disk, so a checkpoint without them is half-written. What
+is read is compared with them: a crash or a bad disk can cost rounds, but no wrong value is restored.
 """
 
 from __future__ import annotations
@@ -31,8 +27,8 @@ import numpy as np
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
 from fedvg_jax.host import files, processes
-from fedvg_jax.runs.record import seals
-from fedvg_jax.runs.record.folder import move_aside
+from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record.digests import Digest, Digests
 
 PLAIN = re.compile(r"[\w/. -]*")
 """Paths that Orbax and tensorstore read literally; `**`, `[b]`, a backslash and `gs:` have a meaning there."""
@@ -43,72 +39,68 @@ def to_host(state: Tree) -> Tree:
     return jax.tree.map(np.array, jax.device_get(jax.tree.map(untyped, state)))
 
 
-def save(run: Path, number: int, state: Tree, entries: Mapping[str, Any], keep: int) -> None:
+def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep: int) -> None:
     """Writes the checkpoint of a round, then removes all but the newest `keep`.
 
     Args:
         run: the run's folder.
         number: rounds done.
         state: on the host.
-        entries: more entries of the seal; plain JSON.
+        of_run: digests of files of the run.
         keep: how many checkpoints to keep.
 
     Raises:
         OSError: it cannot be written. Older checkpoints are not touched.
     """
-    target = run.absolute() / seals.FOLDER / seals.folder_name(number)
+    target = digests.checkpoint_folder(run.absolute(), number)
     target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
     _remove(target)
     target.mkdir()
     leaves = _leaves_by_path(state)
     _write(target / "state", leaves)
-    written = sorted(path for path in (target / "state").rglob("*"))
-    files.flush([*written, target / "state", target, target.parent, run])
-    seal = {
-        "round": number,
-        "format": seals.FORMAT,
-        **entries,
-        "files": {str(path.relative_to(target)): files.seal(path) for path in written if path.is_file()},
-        "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
-    }
-    files.replace(target / seals.SEAL, seals.seal_text(seal))
+    files.flush([*(target / "state").rglob("*"), target / "state", target, target.parent, run])
+    digests.write(target, of_run, {key: _describe(leaf) for key, leaf in leaves.items()})
     _prune(run, keep)
 
 
 def restore(
-    run: Path, template: Callable[[seals.SealEntries], Tree], log: Callable[[str], None]
-) -> tuple[Tree, seals.SealEntries] | None:
+    run: Path, template: Callable[[Mapping[str, list]], Tree], log: Callable[[str], None]
+) -> tuple[Tree, Digests] | None:
     """Returns the newest intact checkpoint, on the host.
 
     Args:
-        template: seal -> pytree of arrays or shapes that the checkpoint must have.
+        run: the run's folder.
+        template: digests of the leaves -> pytree of arrays or shapes that the checkpoint must have.
         log: called with one line about every newer checkpoint that is skipped.
 
     Returns:
-        (state in the structure of the template, seal), or None without a complete checkpoint.
+        (state in the structure of the template, digests), or None without a complete checkpoint.
 
     Raises:
         UsageError: no complete checkpoint is intact and of these shapes.
     """
-    complete = []
-    for path in reversed(seals.checkpoint_folders(run)):
+    skipped = []
+    for path in reversed(digests.checkpoints(run)):
         try:
-            seal = seals.read_seal(path)
-            return _in_structure(template(seal), _read_leaves(path, seal)), seal
+            written = digests.read(path)
+            return _in_structure(template(written.leaves), _read_leaves(path, written)), written
         except Exception as error:  # damaged bytes may raise anything
-            reason = f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}"
-            complete.extend([reason] if (path / seals.SEAL).exists() else [])
-            log(reason)
-    if complete:
-        raise UsageError(f"{run} has no usable checkpoint ({complete[0]}); nothing was changed; start a new run")
+            skipped.append(f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}")
+            log(skipped[-1])
+    if skipped:
+        raise UsageError(f"{run} has no usable checkpoint ({skipped[0]}); nothing was changed; start a new run")
     return None
 
 
-def move_later(run: Path, number: int) -> None:
-    """Renames complete checkpoints after a round, which cannot be used, to NUMBER.damaged-N."""
-    for path in seals.checkpoint_folders(run):
-        if int(path.name) > number and (path / seals.SEAL).exists():
-            move_aside(path, "damaged")
+def check(run: Path) -> list[str]:
+    """Returns a line for each file or checkpoint of a run folder that is not as the run wrote it."""
+    changed = digests.check(run)
+    for path in digests.checkpoints(run):
+        try:
+            _read_leaves(path, digests.read(path))
+        except Exception as error:  # as above
+            changed.append(f"{path.relative_to(run)}: {files.reason(error)}")
+    return changed
 
 
 def best_variables(run: Path | str, template: Variables | None = None) -> Variables:
@@ -188,9 +180,9 @@ def _read_model(
         client: whose own model it is, in place of that of a prefix.
     """
     run, reasons = files.user_path(given), []
-    for path in [run] if (run / seals.SEAL).is_file() else reversed(seals.checkpoint_folders(run)):
+    for path in [run] if (run / "state").is_dir() else reversed(digests.checkpoints(run)):
         try:
-            read = _read_leaves(path, seals.read_seal(path))
+            read = _read_leaves(path, digests.read(path))
             leaves = _with_prefix(prefix, read) if client is None else _of_client(client, read)
             if not leaves:
                 raise ValueError("no round was evaluated yet")
@@ -202,7 +194,7 @@ def _read_model(
     if any("holds only" in reason for reason in reasons):
         remedy = "a run with train or lora keeps its trained part; name its file of --export, or with old ="
         remedy += " fv.History.load(RUN) pass the whole model as initial=fv.simulation(old.config).whole(old.variables)"
-    listed = "; ".join(reasons) or f"no checkpoint in {run / seals.FOLDER}"
+    listed = "; ".join(reasons) or f"no checkpoint in {run / digests.CHECKPOINTS}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 
 
@@ -286,8 +278,8 @@ def _plain(folder: Path) -> Iterator[Path]:
 def _quiet() -> Iterator[None]:
     """Turns any error of Orbax into an OSError, without its log output.
 
-    On a full disk Orbax logs at length, and tensorstore raises a ValueError of many lines. Writes that fail later raise
-    unraisable exceptions in an event loop that is closed.
+    On a full disk Orbax logs at length, and tensorstore raises a ValueError of many lines. Reads and writes that fail
+    later raise unraisable exceptions in an event loop that is closed.
     """
     log, hook = logging.getLogger("absl"), sys.unraisablehook
     log.disabled, sys.unraisablehook = True, lambda unraisable: None
@@ -296,26 +288,24 @@ def _quiet() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        time.sleep(0.2)  # for the writes that fail later
+        time.sleep(0.2)  # for those that fail later
         number = re.search(r"os_error_code='(\d+)'", str(error))
         raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
     finally:
         log.disabled, sys.unraisablehook = False, hook
 
 
-def _read_leaves(path: Path, seal: seals.SealEntries) -> dict[str, np.ndarray]:
-    """Returns the arrays of a checkpoint by path, after comparing files and arrays with the seal."""
+def _read_leaves(path: Path, written: Digests) -> dict[str, np.ndarray]:
+    """Returns the arrays of a checkpoint by path; ValueError where they differ from their digests."""
     import orbax.checkpoint as ocp
 
-    if damage := files.damaged(path, seal["files"]):
-        raise ValueError(f"{damage[0]} is damaged")
-    sealed = seal["leaves"]
-    stored = {key: ocp.RestoreArgs(restore_type=np.ndarray) for key, (shape, *_) in sealed.items() if 0 not in shape}
-    with _plain(path.absolute() / "state") as plain, _checkpointer() as checkpointer:
+    leaf_digests = written.leaves
+    stored = {k: ocp.RestoreArgs(restore_type=np.ndarray) for k, (shape, *_) in leaf_digests.items() if 0 not in shape}
+    with _quiet(), _plain(path.absolute() / "state") as plain, _checkpointer() as checkpointer:
         leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=stored))
-    leaves |= {key: np.zeros(*sealed[key][:2]) for key in sealed.keys() - stored.keys()}
+    leaves |= {key: np.zeros(*leaf_digests[key][:2]) for key in leaf_digests.keys() - stored.keys()}
     for key, leaf in leaves.items():
-        if _describe(leaf) != sealed[key]:
+        if _describe(leaf) != leaf_digests[key]:
             raise ValueError(f"{key} is damaged")
     return leaves
 
@@ -343,16 +333,15 @@ def _is_key(leaf) -> bool:
 
 
 def _prune(run: Path, keep: int) -> None:
-    """Removes all checkpoints except the newest `keep` that are sealed."""
-    folders = seals.checkpoint_folders(run)
-    kept = [path for path in folders if (path / seals.SEAL).is_file()][-keep:]
-    for path in folders:
+    """Removes all checkpoints except the newest `keep` that are complete."""
+    kept = digests.checkpoints(run)[-keep:]
+    for path in digests.checkpoints(run, is_complete=False):
         if path not in kept:
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint, its seal first, so that a crash leaves a half-written one."""
+    """Removes a checkpoint, its digests first, so that a crash leaves a half-written one."""
     if path.exists():
-        (path / seals.SEAL).unlink(missing_ok=True)
+        (path / digests.FILE).unlink(missing_ok=True)
         shutil.rmtree(path)

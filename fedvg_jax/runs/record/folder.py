@@ -27,16 +27,13 @@ from fedvg_jax.config import SETTINGS, Config, to_json
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.runs.record import seals
+from fedvg_jax.runs.record import digests
 
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
 
 NO_SETTINGS = ("unused", "config", "dry_run")
 """Entries of config.json that are no settings; the last two are of earlier versions."""
-
-DOCUMENTS = ("layers.json", "partition.json")
-"""Files that describe what a run was computed from, and that stay as they were written."""
 
 
 def move_aside(path: Path, why: str) -> str:
@@ -87,15 +84,15 @@ def read_config(folder: Path) -> Config:
     """
     path = folder / "config.json"
     if not path.is_file():
-        refuse_sweep(folder)
+        if (folder / "sweep.json").is_file():
+            raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
         raise UsageError(f"{folder} is not a run folder (it has no {path.name}); name the folder of a run")
     return config_from_json(files.read_object(path), str(path))
 
 
-def refuse_sweep(folder: Path) -> None:
-    """Raises UsageError for the folder of a sweep where that of a run is needed."""
-    if (folder / "sweep.json").is_file():
-        raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
+def is_run(folder: Path) -> bool:
+    """Returns whether a folder has files of a run."""
+    return (folder / "config.json").exists() or digests.is_run(folder)
 
 
 def config_from_json(settings: dict, source: str) -> Config:
@@ -117,13 +114,15 @@ def config_from_json(settings: dict, source: str) -> Config:
 
 
 def is_finished(folder: Path, config: Config) -> bool:
-    """Returns whether a run has ended by itself, and would with these settings; False where its files are damaged."""
+    """Returns whether a run has ended by itself, and would with these settings. Its files are not verified."""
+    if not (folder / digests.FILE).exists():
+        return False
     try:
         summary, stored = files.read_object(folder / "summary.json"), read_config(folder)
     except UsageError:
         return False
     is_same_end = all(getattr(stored, name) == getattr(config, name) for name in ("rounds", "stop_at", "patience"))
-    return is_same_end and summary.get("stopped_by") is None and seals.has_own_digest(summary)
+    return is_same_end and summary.get("stopped_by") is None
 
 
 def refuse_taken(folder: Path) -> None:

@@ -17,7 +17,6 @@ from fedvg_jax.config.options import sign_of
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import seals
 
 Record = dict[str, Any]
 
@@ -102,8 +101,7 @@ class History(_Results):
         folder = files.user_path(folder)
         config = run_folder.read_config(folder)
         records = read(folder) if (folder / "history.jsonl").exists() else []
-        stored = files.read_object_if_any(folder / "summary.json")
-        summary = {name: value for name, value in stored.items() if name not in ("seal", seals.DIGEST)}
+        summary = files.read_object_if_any(folder / "summary.json")
         return cls(records, summary, _model_reader(folder, "final"), folder, _model_reader(folder, "best"), config)
 
     @property

@@ -25,7 +25,6 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import seals
 
 PACKAGES = ("jax", "flax", "optax", "numpy")
 
@@ -96,20 +95,13 @@ def write_manifest(
     entries = {
         **digests,
         "given": {name: digests.get(name, text) for name, text in sorted(given.items())},
-        "documents": document_digests(folder),
         "runs": [*parts, this_part],
     }
-    run_folder.write_json(path, seals.with_digest(entries))
+    run_folder.write_json(path, entries)
     names = ("versions", "instructions", "backend", "device", "devices")
     if changed := [name for name in names if parts and parts[-1].get(name) != this_part[name]]:
         listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
         log(f"later rounds may differ by rounding: {listed}")
-
-
-def document_digests(folder: Path) -> dict[str, str]:
-    """Returns the digests of layers.json and partition.json, of those that the run has."""
-    paths = [path for name in run_folder.DOCUMENTS if (path := folder / name).exists()]
-    return {path.name: seals.text_digest(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def code() -> dict[str, Any]:

@@ -1,0 +1,183 @@
+"""The start of a run with a folder: a new run, one that continues after its newest checkpoint, or a finished one.
+
+A resumed run continues from a checkpoint with exactly the records up to its round; rounds after it are computed again.
+A folder that is not as its run left it is refused, and not changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import SimState, UsageError
+from fedvg_jax.host import files, processes
+from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.record import checkpoint, digests, history, provenance
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record.recorder import BestModel, Destination, Recorder, Start, as_usage_error
+
+Log = Callable[[str], None]
+"""Takes a line for the user."""
+
+
+class Described(NamedTuple):
+    """What a run folder says of a run besides its settings."""
+
+    documents: Mapping[str, Any]
+    """other arguments of `folder.write_settings`, by name"""
+    sources: Callable[[], dict[str, str]]
+    """() -> digests of data and partition, which are computed once"""
+    given: Mapping[str, str]
+    """object that Python passed in place of a setting -> names of its functions"""
+
+
+@contextlib.contextmanager
+def open_run_folder(config: Config, state: SimState, described: Described, log: Log) -> Iterator[Recorder]:
+    """Locks the folder of a run, and yields its recorder; of several processes, only the first writes.
+
+    Args:
+        config: its `out` is the folder; None keeps records in memory only.
+        state: of the simulation before its first round.
+        described: what the folder says of the run.
+        log: called with one line per problem with the folder.
+
+    Raises:
+        UsageError: the folder has files already, is in use, cannot be written, or is not as its run left it; or the run
+            has other data or objects.
+    """
+    folder, is_first = config.out, processes.is_first()
+    if folder is None:
+        yield Recorder(config, Start(state, []))
+        return
+    with contextlib.ExitStack() as stack:
+        with processes.together():
+            if is_first:
+                with as_usage_error(folder) if config.resume else files.writing(f"the run folder {folder}", "--out"):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(files.held(folder))
+            start = find_start(config, state, described, log if is_first else lambda line: None)
+        with processes.together():  # all have read the folder, and now the first process changes it
+            if not is_first:
+                recorder = Recorder(dataclasses.replace(config, out=None), start)
+            elif start.summary is not None:
+                recorder = Recorder(config, start)
+            else:
+                pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
+                pending = (rewind if config.resume else write_new)(config, start, described, pool, log)
+                recorder = Recorder(config, start, Destination(folder, pool), pending)
+        yield recorder
+
+
+# --- where it starts
+
+
+def find_start(config: Config, state: SimState, described: Described, log: Log) -> Start:
+    """Returns where a run starts. Changes no file.
+
+    Raises:
+        UsageError: the folder to resume is not as its run left it, the run has other data or objects, or no checkpoint
+            is intact.
+    """
+    folder = config.out
+    if not config.resume or folder is None:
+        return Start(state, [])
+    if changed := digests.check(folder):
+        raise UsageError(
+            f"{folder} was changed: {changed[0]}; nothing was written; restore the file, or start a new run"
+        )
+    manifest = files.read_object_if_any(folder / "manifest.json")
+    if manifest:  # a run that was killed in its first seconds has none
+        run_folder.refuse_other_sources(folder, manifest, described.sources(), described.given)
+    parts = len(manifest.get("runs", [])) + 1
+    start = after_checkpoint(config, state, parts, log)
+    if start and not manifest:
+        raise UsageError(f"{folder} has lost its manifest.json; restore the file, or start a new run")
+    if run_folder.is_finished(folder, config):
+        return finished(config, start or Start(state, [], has_state=False))
+    return start or Start(state, [], parts=parts, resumed_from=0)
+
+
+def after_checkpoint(config: Config, state: SimState, parts: int, log: Log) -> Start | None:
+    """Returns the start after the newest intact checkpoint; None without a complete one."""
+    folder = config.out
+    assert folder is not None, "of a run to resume"
+
+    def template(leaves: Mapping[str, list]) -> Any:
+        best = state.variables if any(path.startswith("best.") for path in leaves) else None
+        stored = client_memories.saved_shapes(state, leaves, config.clients)
+        return {"state": stored, "best": best, "seconds": np.zeros(2)}
+
+    restored = checkpoint.restore(folder, template, log)
+    if restored is None:
+        return None
+    content, written = restored
+    size, crc = written.files[digests.HISTORY]
+    records = history.parse((folder / digests.HISTORY).read_bytes()[:size])
+    return Start(
+        client_memories.restore(state, content["state"]),
+        records,
+        BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
+        tuple(content["seconds"].tolist()),
+        parts,
+        len(records),
+        history=[size, crc],
+    )
+
+
+def finished(config: Config, start: Start) -> Start:
+    """Returns the end of a finished run, at its last checkpoint if that is intact; otherwise the start as it is."""
+    folder = config.out
+    assert folder is not None, "of a run to resume"
+    summary = files.read_object(folder / "summary.json")
+    if start.has_state and len(start.records) < summary["rounds"]:
+        return start
+    records = history.read(folder, summary["rounds"])
+    return start._replace(records=records, resumed_from=len(records), summary=summary)
+
+
+# --- what is written before the first round
+
+
+def write_new(config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log) -> Future:
+    """Writes the files that describe a new run; the manifest in the background, because digests of data take long."""
+    folder = config.out
+    assert folder is not None, "it is locked"
+    run_folder.refuse_taken(folder)
+    with files.writing(f"the run folder {folder}", "--out"):
+        run_folder.write_settings(folder, config, **described.documents)
+    return pool.submit(_write_manifest, folder, start, described, log)
+
+
+def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log) -> Future:
+    """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
+    folder = config.out
+    assert folder is not None, "it is locked"
+    path, number, before = folder / digests.HISTORY, len(start.records), run_folder.read_config(folder).devices
+    if before != config.devices:
+        log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
+    with as_usage_error(folder):
+        for name in (digests.FILE, "summary.json"):
+            (folder / name).unlink(missing_ok=True)
+        for later in digests.checkpoints(folder):
+            if int(later.name) > number:  # damaged: its digests, of a longer history, would refuse the run
+                run_folder.move_aside(later, "damaged")
+        if not number:
+            kept = f"; its earlier history is now {run_folder.move_aside(path, 'earlier')}" if path.exists() else ""
+            log(f"{folder} has no checkpoint to continue from: it starts again with round 1{kept}")
+        elif start.history:
+            os.truncate(path, start.history[0])
+        run_folder.write_settings(folder, config, **described.documents)
+    return pool.submit(_write_manifest, folder, start, described, log)
+
+
+def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
+    with as_usage_error(folder):
+        provenance.write_manifest(folder, described.sources(), described.given, len(start.records), log)

@@ -102,13 +102,3 @@ def test_a_run_sends_the_global_model_only():
     history = fv.run(settings, data=worlds.images(120))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(history.variables))
     assert history.records[0]["bytes_down"] == history.records[0]["bytes_up"] == 2 * size
-
-
-@pytest.mark.usefixtures("traced")
-def test_an_own_algorithm_has_personal_models_or_local_tensors():
-    algorithm, settings = fv.algorithms.ditto(fv.algorithms.scaffold()), config.Config(clients=4, rounds=1, lanes="1")
-    with pytest.raises(fv.UsageError, match="do not combine"):
-        fv.run(config.Config(clients=4, rounds=1, local="^classifier/"), algorithm=algorithm)
-    wrong = algorithm._replace(personal=lambda hyper, grads, params, anchor: {})
-    with pytest.raises(fv.UsageError, match=r"algorithm\.personal: gradients"):
-        fv.run(settings, algorithm=wrong)

@@ -183,24 +183,6 @@ def test_a_strategy_started_with_another_model_weighs_all_its_arrays():
     np.testing.assert_allclose(arrays["other.weight"].numpy(), [0.4], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"gradient": gradient, "server": strategies.Krum()}, "got server Krum; allowed are strategies"),
-        (
-            {"gradient": gradient, "server": strategies.FedAvg(), "fraction_train": 1.0},
-            "give fraction_train to the server",
-        ),
-        ({"gradient": gradient, "fraction_fit": 1.0}, "unexpected keyword argument 'fraction_fit'; arguments besides"),
-        ({"gradient": gradient, "config": config.Config(method="fedavgm+fedvg")}, "got algorithm fedavgm"),
-    ],
-    ids=lambda case: None if isinstance(case, str) else "+".join(case) or "nothing",
-)
-def test_strategy_that_cannot_work_is_refused_before_the_first_round(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        flower.FedVG(**arguments)
-
-
 def test_replies_without_examples_are_weighed_and_have_no_mean_of_metrics():
     strategy = without_evaluation(flower.FedVG, gradient=gradient)
     arrays, metrics = one_round_of(strategy, lambda node, message: quadratic_client(node, message, 0))

@@ -11,7 +11,6 @@ import pytest
 from support import worlds
 
 from fedvg_jax import config, weightings
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.integrations import named_arrays
 from fedvg_jax.integrations.named_arrays import Client
 
@@ -113,32 +112,6 @@ def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting)
     np.testing.assert_allclose(weights.mean, np.array([6, 3, 2]) / 11, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weighting": "fltrust"}, "weighting fltrust needs more than a gradient"),
-        ({"weighting": "samples+permuted(fitted)"}, "weighting fitted needs more than a gradient"),
-        ({"fedvg": {"signal": "fisher"}}, "fedvg.signal fisher needs more than a gradient"),
-        ({"fedvg": {"mode": "eval"}}, "fedvg.mode has no effect"),
-        ({"local": "^head"}, "local has no effect"),
-        ({"robust": "clipped_mean"}, "robust has no effect"),
-        ({"fedvg": {"include": "^no"}}, "fedvg.include .no matches no tensor; there are conv/weight, head/bias"),
-    ],
-)
-def test_scheme_that_callables_cannot_measure_is_refused(change, message):
-    with pytest.raises(UsageError, match=message):
-        scheme(**change)
-
-
-def test_reply_with_other_arrays_is_refused_with_the_first_name():
-    missing = Client({name: array for name, array in MODEL.items() if name != "head.bias"}, 1)
-    with pytest.raises(UsageError, match="reply 1 has no array"):
-        named_arrays.weigh(scheme(), MODEL, [CLIENTS[0], missing])
-    other = Client(MODEL | {"head.bias": np.zeros(2, np.float32)}, 1)
-    with pytest.raises(UsageError, match=r"'head.bias' has shape \[2\]; expected \[1\]"):
-        named_arrays.weigh(scheme(), MODEL, [other])
-
-
 @pytest.mark.parametrize(("extra", "package"), [("flower", "flwr"), ("torch", "torch")])
 def test_integration_without_its_package_names_the_extra(extra, package, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(f"fedvg_jax.integrations.{extra}")]:
@@ -146,14 +119,6 @@ def test_integration_without_its_package_names_the_extra(extra, package, monkeyp
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"needs {package}; pip install 'fedvg_jax\[{extra}\]'$"):
         importlib.import_module(f"fedvg_jax.integrations.{extra}")
-
-
-def test_a_reply_of_another_kind_of_numbers_is_refused():
-    model = {"w": np.array([0.4, 0.5, 0.6], np.float32)}
-    made = named_arrays.make_scheme(config.Config(weighting="samples"), lambda arrays: arrays, model)
-    replies = [Client({"w": np.ones(3, bool)}, 1), Client(model, 1)]
-    with pytest.raises(UsageError, match=r"reply 0: array 'w' is .*; expected float32, as in the global model"):
-        named_arrays.weigh(made, model, replies)
 
 
 def test_equal_large_counters_stay_as_they_are():
@@ -168,22 +133,12 @@ def scheme_of(model, gradient=lambda arrays: arrays):
     return named_arrays.make_scheme(config.Config(), gradient, model)
 
 
-def test_arrays_without_a_weighted_mean_are_refused():
-    with pytest.raises(UsageError, match="array 'c' is complex64; expected floats, integers or booleans"):
-        scheme_of({"w": np.ones(2, np.float32), "c": np.ones(2, np.complex64)})
-    with pytest.raises(UsageError, match=r"arrays 'a\.b' and 'a/b', which would have one name here"):
-        scheme_of({"a.b": np.ones(2, np.float32), "a/b": np.ones(2, np.float32)})
-
-
-def test_a_gradient_cannot_change_the_models_or_its_names():
+def test_a_gradient_cannot_change_the_models():
     def gradient(arrays):
         arrays["w"] *= 3
-        return {"w": arrays["w"]} if calls.pop() == "w" else {}
+        return {"w": arrays["w"]}
 
-    calls = ["", "w", "w", "w"]
     model, client = {"w": np.array([1.0, 2.0], np.float32)}, {"w": np.array([5.0, 10.0], np.float32)}
     made = scheme_of(model, gradient)
     named_arrays.weigh(made, model, 2 * [Client(client, 1)])
     assert model["w"].tolist() == [1, 2] and client["w"].tolist() == [5, 10]
-    with pytest.raises(UsageError, match="gradient has no array 'w'; expected those of its first call: w"):
-        named_arrays.weigh(made, model, [Client(client, 1)])

@@ -135,6 +135,12 @@ CASES = [
     ("a loss alone", algorithm(loss=lambda h, t, p, s, *at: t.loss(p, s, *at[:2], True)[0]), "algorithm.loss"),
     ("a loss of two arguments", algorithm(loss=lambda params, batch: 0.0), "algorithm.loss"),
     ("a number as loss", algorithm(loss=3), "algorithm.loss"),
+    ("personal gradients of nothing", algorithm(personal=lambda *_: {}), "algorithm.personal"),
+    (
+        "personal models and local tensors",
+        lambda: fv.run(replace(SMALL, local="^classifier/"), algorithm=fv.algorithms.ditto(fedavg())),
+        "do not combine",
+    ),
     ("FedNTD without labels of classes", regress(fv.algorithms.fedntd), "FedNTD needs labels"),
     ("a task without forward", regress(fv.algorithms.fedntd, forward=lambda own: None), "task.forward"),
     (

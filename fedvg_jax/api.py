@@ -220,8 +220,8 @@ def run_sweep(
     >>> results[3].values, results[3].result.summary["rounds"]
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
-    start = configs.check(_with_trackers(Config() if config is None else config, track))
-    folder = configs.check(Config(out=out)).out  # pyright: ignore[reportArgumentType]  a text becomes a path
+    start = _with_trackers(Config() if config is None else config, track)
+    folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     hyperparameters.check_kind(hyper)
     given = traced_anew(Given(data, partition, task, algorithm, weighting, selection, hyper, initial))
     from fedvg_jax.study import sweeps

@@ -167,7 +167,7 @@ def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(c
     settings = replace(SMALL, rounds=1)
     shown = fv.run(settings, progress=True)
     printed = capsys.readouterr().out
-    for part in ("data    digits", "method  fedavg", "round 1/1", "test accuracy, final round"):
+    for part in ("data    digits", "method  FedVG", "round 1/1", "test accuracy, final round"):
         assert part in printed
     silent = fv.run(settings)
     assert capsys.readouterr() == ("", "")

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.machine import RESULTS
 from benchmarks.pages.files import csv_rows, load, source_of_folder
 from benchmarks.pages.markdown import table
+from fedvg_jax.config import method_title
 from fedvg_jax.study import statistics
 from fedvg_jax.study.scenarios import base_name
-from fedvg_jax.views.labels import method_label
 
 LARGEST_CLASS = "always the largest class"
 
@@ -52,11 +52,11 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
     rows = []
     for row in listed:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
-        shown = [row.setting, method_label(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
+        shown = [row.setting, method_title(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
         if row.difference:
             shown += _shown_difference(*(of_fedvg(row.difference) if baseline == "fedvg" else row.difference))
         rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {method_label(baseline)}"
+    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {method_title(baseline)}"
     minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
     chosen = "" if choice == "final" else f" --choice {choice}"

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.pages.files import source_of_folder
 from benchmarks.pages.markdown import interval, table
 from benchmarks.studies import uses
-from fedvg_jax.views.labels import method_label
+from fedvg_jax.config import method_title
 
 
 def outcomes(sets: Mapping[str, str]) -> str:
@@ -93,7 +93,7 @@ def methods_on_features(folder: str) -> str:
             mean, rate = (np.mean(list(v[alpha, method].values())) for v in (values, rates))
             gap = uses.against(values, alpha, method, base) if method != base else None
             cells += [f"{mean:.1f} ({rate:g})", interval(gap[1:4]) if gap else ""]
-        rows.append([method_label(method), *cells])
+        rows.append([method_title(method), *cells])
     head = ["method"]
     for alpha in alphas:
         head += [f"alpha {alpha}: accuracy, % (rate)", "minus its base, points"]

@@ -141,4 +141,4 @@ def _weights_title(text: str) -> str:
     owner = label("fedavg" if text == "samples" else text)
     if text not in WEIGHTINGS:
         return text
-    return f"{text.replace('_', ' ')} weights" if owner == text else f"{owner}'s weights"
+    return f"{text} weights" if owner == text else f"{owner}'s weights"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from fedvg_jax.config import method_title
 from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import Cell, Choice, Scenario, Study
 from fedvg_jax.study.statistics import LEVEL, Comparison
-from fedvg_jax.views.labels import method_label
 
 
 def compare_all(study: Study, baseline: str, choice: Choice) -> dict[tuple[str, Scenario], Comparison]:
@@ -48,9 +48,9 @@ def findings(study: Study, baseline: str, choice: Choice) -> list[str]:
         lost = [_lost(study, cell, choice) for m in study.methods if (cell := study.cell(m, scenario)).failures]
         whole = {m: c for (m, s), c in compared.items() if s == scenario and c.n and not study.cell(m, s).failures}
         for method, effect in sorted(whole.items(), key=lambda item: -study.sign * item[1].mean):
-            by_outcome[outcome(study, effect)].append(f"{method_label(method)} {_difference(study, effect)}")
+            by_outcome[outcome(study, effect)].append(f"{method_title(method)} {_difference(study, effect)}")
         if whole or (lost and len(study.methods) > 1):
-            name, ahead = method_label(baseline), ", ".join(by_outcome.pop("ahead"))
+            name, ahead = method_title(baseline), ", ".join(by_outcome.pop("ahead"))
             leading = f"ahead of {name}: {ahead}" if ahead else f"no method is ahead of {name}"
             others = [f"{word}: {', '.join(named)}" for word, named in by_outcome.items() if named]
             where, said = cells.scenario_text(scenario), "; ".join([*lost, leading, *others])
@@ -64,7 +64,7 @@ def _lost(study: Study, cell: Cell, choice: Choice) -> str:
     """Returns how many runs of a method ended without a result."""
     verb = "failed" if any(": failed" in line for line in cell.failures) else "diverged"
     total = len(cell.failures) + len(cells.results(study, cell, choice))
-    return f"{method_label(cell.method)} {verb} in {len(cell.failures)} of {total} runs"
+    return f"{method_title(cell.method)} {verb} in {len(cell.failures)} of {total} runs"
 
 
 def _difference(study: Study, effect: Comparison) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from fedvg_jax.config import method_title
 from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -23,7 +24,6 @@ from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base, differences
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table, html_table, hypertext, plain_html
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.views.labels import method_label
 
 PAGE = "report.html"
 EXTRA = ("scipy", "matplotlib", "pandas")
@@ -189,7 +189,7 @@ def summary(study: Study) -> str:
     scenarios = [text for s in study.scenarios if (text := scenario_text(s))]
     where = f" in {len(scenarios)} settings ({'; '.join(scenarios)})" if len(scenarios) > 1 else ""
     runs, methods = count(len(study.runs), "run"), count(len(study.methods), "method")
-    return f"{runs} of {methods} ({'; '.join(map(method_label, study.methods))}){where}."
+    return f"{runs} of {methods} ({'; '.join(map(method_title, study.methods))}){where}."
 
 
 def described(study: Study) -> str:
@@ -228,7 +228,7 @@ def settings(study: Study) -> str:
     """Returns the settings that all runs share, and the runs with their folders, as elements that open."""
     shared = [(name, value_text(value)) for name, value in sorted(study.settings.items())]
     runs = [
-        (method_label(cell.method), scenario_text(cell.scenario), *map(str, replicate), run.folder.name)
+        (method_title(cell.method), scenario_text(cell.scenario), *map(str, replicate), run.folder.name)
         for cell in study.cells.values()
         for replicate, run in sorted(cell.runs.items())
     ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.config import mapping
+from fedvg_jax.config import mapping, method_title
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, statistics
@@ -80,7 +80,7 @@ def _method_named(study: Study, text: str) -> str:
     except UsageError:
         canonical = text
     for known in study.methods:
-        if known in (text, canonical) or labels.method_label(known).casefold() == text.casefold():
+        if known in (text, canonical) or method_title(known).casefold() == text.casefold():
             return known
     listed = ", ".join(map(repr, study.methods))
     raise UsageError(f"no method {text[:100]!r} to compare with; the runs have {listed}")
@@ -191,7 +191,7 @@ def footnotes(study: Study) -> list[str]:
 
 def _method_entry(method: str) -> Entry:
     """Returns the entry of a method: as a paper prints it, and in the CSV file as `--method` takes it."""
-    return Entry(labels.method_label(method), key=method)
+    return Entry(method_title(method), key=method)
 
 
 def _lead(several: bool) -> list[Column]:
@@ -312,7 +312,7 @@ def effects(study: Study, chosen: Options) -> Table:
         Column("95 % t interval", ("t_low", "t_high")),
         *(Column(title, (name,)) for name, title in P_VALUES.items()),
     ]
-    baseline = labels.method_label(chosen.baseline)
+    baseline = method_title(chosen.baseline)
     header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
     counts = [each.n for each in compared.values() if each.n]
     # Holm multiplies only the smallest p by the size of the family, and more pairs may have it
@@ -332,7 +332,7 @@ def effects(study: Study, chosen: Options) -> Table:
 
 def cost(study: Study, chosen: Options) -> Table:
     """Returns accuracy beside rounds to the target, seconds and megabytes sent."""
-    baseline = labels.method_label(chosen.baseline)
+    baseline = method_title(chosen.baseline)
     columns = [
         Column(f"{metric_name(study)}, {CHOICES['final']}", ("mean", "std", "n")),
         Column("target", ("target",)),

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 import fedvg_jax
-from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config import Config, cohort_size, method_title
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core import tree
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
@@ -119,21 +120,18 @@ def data_text(arrays: Arrays) -> str:
 
 
 def method_text(config: Config, given: Collection[str] = ()) -> str:
-    """Returns algorithm and weighting, with the options of FedVG where it is used.
+    """Returns the method as papers name it, with the options of FedVG where it is used.
 
     Args:
         config: of the run.
         given: which of `algorithm` and `weighting` the caller passed in place of the config's.
     """
-    if "weighting" in given:
-        return f"{'given' if 'algorithm' in given else config.algorithm}, weights given"
-    vg = config.fedvg
-    options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in config.weighting else ""
-    if "algorithm" in given:
-        return f"given, weights {config.weighting}{options}"
-    native = registry.make_algorithm(config).native_weighting
-    own = f", which are {native}" if "native" in config.weighting else ""
-    return f"{config.algorithm}, weights {config.weighting}{own}{options}"
+    algorithm, weighting = (f"own {n}" if n in given else getattr(config, n) for n in ("algorithm", "weighting"))
+    title, vg = method_title(method_of(algorithm, weighting, config.local)), config.fedvg
+    if "native" in weighting and algorithm == config.algorithm:
+        title += f", weights {registry.make_algorithm(config).native_weighting}"
+    options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in weighting else ""
+    return title + options
 
 
 @contextlib.contextmanager

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
-from fedvg_jax.config import Config
-from fedvg_jax.config.methods import label
+from fedvg_jax.config import Config, method_title
 from fedvg_jax.config.uses import unused
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 
 SELECTED_ON = {"held_out": "the half of D_val that no weights use", "shared": "D_val, which FedVG's weights also use"}
 """Value of `best_on` -> the rows on which the best round is chosen."""
-
-
-def method_label(name: str) -> str:
-    """Returns the name of a method as a paper prints it; settings behind the first comma stay.
-
-    >>> method_label("fedrep+fedvg"), method_label("permuted(fedvg)"), method_label("fedvg, norm l2")
-    ('FedRep + FedVG', 'permuted(FedVG)', 'FedVG, norm l2')
-    """
-    method, comma, details = name.partition(", ")
-    spelt = re.sub(r"\w+", lambda word: label(word[0]), method)
-    return f"{spelt.replace('+', ' + ')}{comma}{details}"
 
 
 def partition_label(config: Config) -> str:
@@ -48,12 +34,9 @@ def unit(arrays: Arrays) -> str:
 
 
 def run_label(config: Config) -> str:
-    """Returns algorithm, weighting, data set, partition and seed.
+    """Returns method, data set, partition and seed.
 
     >>> run_label(Config())
-    'fedavg, fedvg weights; digits, dirichlet, alpha 0.05; seed 0'
+    'FedVG; digits, dirichlet, alpha 0.05; seed 0'
     """
-    return (
-        f"{config.algorithm}, {config.weighting} weights; {config.dataset}, {partition_label(config)};"
-        f" seed {config.seed}"
-    )
+    return f"{method_title(config.method)}; {config.dataset}, {partition_label(config)}; seed {config.seed}"

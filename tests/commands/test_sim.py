@@ -46,7 +46,7 @@ def test_output_names_data_model_method_and_results(traced, tmp_path, capsys, mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name))
     assert sim.main([*SHORT, "--out", str(tmp_path / "run")]) == 0
     output, errors = capsys.readouterr()
-    for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "weights fedvg", "round 2/3"):
+    for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "FedVG (l1 norm", "round 2/3"):
         assert part in output
     assert "digits demonstration" in output and "--config configs/cifar10_lenet5.toml" in output
     assert commands.NO_PICTURES in output

@@ -13,10 +13,10 @@ pytest.importorskip("scipy", reason="reports need the report extra")
 from matplotlib.text import Text
 from support.drawn_figures import WIDE, draw_one, make_study, rows
 
+from fedvg_jax.config import method_title
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import CAPTIONS, FIGURES, base, clients
-from fedvg_jax.views.labels import method_label
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(study
         drawing, *_ = FIGURES[name](study._replace(methods=(*new.values(),), cells=cells), WIDE)
         base.save(drawing, tmp_path, WIDE, ("png",))
         shown = texts(drawing.figure)
-    assert {method_label(method) for method in methods} <= shown
+    assert {method_title(method) for method in methods} <= shown
     assert set(methods) <= {row["method"] for row in rows(drawing)}
 
 
@@ -82,7 +82,7 @@ def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
     figure = draw(study, "curves", base.STYLES["paper"])[0]
     base.save(figure, tmp_path, base.STYLES["paper"])
     (legend,) = figure.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*map(method_label, study.methods), "largest class"]
+    assert [text.get_text() for text in legend.get_texts()] == [*map(method_title, study.methods), "largest class"]
     box = legend.get_window_extent()
     assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Collection
 
 from fedvg_jax import paper
-from fedvg_jax.config import Config, flatten, presets
+from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Study, results, scenario_text
 from fedvg_jax.study.markup import Column, Entry, Table, number, spread
 from fedvg_jax.study.scenarios import METHOD_GROUPS, base_name
-from fedvg_jax.views import labels
 
 PAPER_SEEDS = 5
 
@@ -23,7 +22,7 @@ DIRICHLET = ("dirichlet", "official")
 OF_PAPERS_METHOD = (*METHOD_GROUPS, "attack", "corrupt", "validation")
 """Groups of settings in which a run with a value of the paper has the paper's, see `paper_name`."""
 
-PAPER_NAMES = {name: labels.method_label(name) for name in presets.METHODS if "+" not in name}
+PAPER_NAMES = {name: method_title(name) for name in presets.METHODS if "+" not in name}
 """Part of a method's name -> the paper's spelling."""
 
 EXTERNAL = {"stl10": "FedVG val=STL-10", "cifar100": "FedVG val=CIFAR-100"}

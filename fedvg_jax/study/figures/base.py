@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedvg_jax.config import method_title
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import one_line
 from fedvg_jax.study.markup import csv_text
-from fedvg_jax.views.labels import method_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +118,7 @@ def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         dashed = base == method and with_fedvg(base) in methods
         marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
         look = {"color": COLOURS[index], "ls": DASHES[cycle % len(DASHES)][dashed], "marker": marker}
-        styles[method] = {**look, "label": plain(method_label(method))}
+        styles[method] = {**look, "label": plain(method_title(method))}
     return styles
 
 

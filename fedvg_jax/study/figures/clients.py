@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedvg_jax.config import method_title
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.views.labels import method_label, partition_label
+from fedvg_jax.views.labels import partition_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +74,7 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         shared = set.intersection(*(set(cell.runs) for cell in shown))
         chosen = [min(shared or cell.runs) for cell in shown]
         names = [
-            ", ".join([method_label(cell.method), *([] if shared else [replicate_text(replicate)])])
+            ", ".join([method_title(cell.method), *([] if shared else [replicate_text(replicate)])])
             for cell, replicate in zip(shown, chosen, strict=True)
         ]
         records = [cell.runs[replicate].records for cell, replicate in zip(shown, chosen, strict=True)]

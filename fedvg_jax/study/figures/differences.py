@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fedvg_jax.config import method_title
 from fedvg_jax.study import effects
 from fedvg_jax.study.cells import Study, choice_name, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
 from fedvg_jax.study.tables import Options, options
-from fedvg_jax.views.labels import method_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,16 +47,16 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
     scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in compared)]
     if not scenarios:
         return "no method has runs that pair with those of the baseline"
-    labels = [base.plain(method_label(method)) for method in study.methods if method != chosen.baseline]
+    labels = [base.plain(method_title(method)) for method in study.methods if method != chosen.baseline]
     height = (sum(0.09 + 0.15 * (label.count("\n") + 1) for label in labels) + 0.75) / style.panel_height
     narrow = style if len(scenarios) > 1 else style._replace(width=min(style.width, WIDTH))
     figure, axes = base.grid(narrow, len(scenarios), height, sharey=True, sharex=True)
-    baseline = method_label(chosen.baseline)
+    baseline = method_title(chosen.baseline)
     what = "points of test accuracy" if study.metric == "accuracy" else "test loss"
     rows = []
     for panel, scenario in zip(axes, scenarios, strict=True):
         bars = {
-            method: Bar(method_label(method), c.mean, *c.t_interval, effects.outcome(study, c))
+            method: Bar(method_title(method), c.mean, *c.t_interval, effects.outcome(study, c))
             for method in study.methods
             if (c := compared.get((method, scenario)))
         }

@@ -14,10 +14,9 @@ import pytest
 
 import fedvg_jax as fv
 from fedvg_jax import commands
-from fedvg_jax.config import ALGORITHMS, MODELS, WEIGHTINGS, methods, networks, presets
+from fedvg_jax.config import ALGORITHMS, MODELS, WEIGHTINGS, method_title, methods, networks, presets
 from fedvg_jax.core.types import Hyperparameter, UsageError
 from fedvg_jax.data import datasets
-from fedvg_jax.views.labels import method_label
 
 
 def halved() -> fv.Algorithm:
@@ -50,7 +49,7 @@ def test_an_entry_of_a_table_runs_by_name():
     assert len(run.records) == 2 and set(run.variables.params) == {"classifier"}
     expected = fv.run(replace(named, algorithm="fedavg", weighting="uniform", lr=named.lr / 2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), run.variables, expected.variables)
-    assert method_label("halved+even") == "Halved + even"
+    assert method_title("halved+even") == "Halved with even weights"
 
 
 @pytest.mark.usefixtures("added")
@@ -92,14 +91,14 @@ def fedmine():
 RUN = """
 from fedvg_jax import sim
 import fedvg_jax as fv
-from fedvg_jax.views.labels import method_label
+from fedvg_jax.config import method_title
 
 words = [["--help-all"], ["--fedmine.nu", "1"], ["--method", "fedmine", "--fedmine.nu", "-1"], ["--shrinkage", "1"]]
 codes = [sim.main(argv) for argv in words]
 shared = {"rounds": 1, "clients": 4, "local_epochs": 1, "model": "linear"}
 mine = fv.run(fv.Config(method="fedmine", fedmine={"nu": 0.25}, **shared)).records
 fedavg = fv.run(fv.Config(method="fedavg", lr=0.1 * 0.25, **shared)).records
-print(codes, method_label("fedmine+fedvg"), abs(mine[0]["train_loss"] - fedavg[0]["train_loss"]) < 1e-6)
+print(codes, method_title("fedmine+fedvg"), abs(mine[0]["train_loss"] - fedavg[0]["train_loss"]) < 1e-6)
 """
 
 
@@ -113,7 +112,7 @@ def test_an_algorithm_with_a_hyperparameter_is_its_file_and_one_entry(tmp_path):
     assert before in entries.read_text()
     entries.write_text(entries.read_text().replace(before, ENTRY + before))
     done = subprocess.run([sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.stdout.endswith("[0, 2, 2, 2] FedMine + FedVG True\n"), done.stderr
+    assert done.stdout.endswith("[0, 2, 2, 2] FedMine with FedVG's weights True\n"), done.stderr
     assert re.search(r"FedMine:\n  --fedmine\.nu FLOAT +Factor of the gradients\. Allowed:", done.stdout)
     assert "--fedmine.nu is not used by --algorithm fedavg" in done.stderr
     assert "fedmine.nu must be >= 0; got -1" in done.stderr

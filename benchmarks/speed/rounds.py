@@ -2,13 +2,14 @@
 
     python -m benchmarks.speed.rounds [--cases lenet5 cnn ...] [--repeats 5] [--data-dir DIR] [--out FILE]
 
-A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops
-(`peers`) and pfl-research (`pfl_peer`). Each contestant is a process with the same number of
+A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops (`peers`), pfl-research
+(`pfl_peer`) and Flower's simulation engine (`flower_peer`). Each contestant is a process with the same number of
 threads, the same minibatches and the same initial model. First their models and weights are compared; a contestant that
 disagrees is not timed. Then the contestants are timed in turns, without compilation.
 
 Prints the seconds of a round and of its phases, and writes them to FILE.json, where a case that is not run keeps its
-earlier result. `--pfl-python PATH` is a Python with pfl and torch, if this one lacks them.
+earlier result. `--pfl-python PATH` is a Python with pfl and torch, `--flower-python PATH` one with flwr[simulation] and
+torch, if this one lacks them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,19 @@ from benchmarks.speed import cases, contest
 
 PARTS = ("round", "cpu", "train", "score", "aggregate")
 """Wall seconds and CPU seconds of a round, then wall seconds of its phases."""
-PEERS = ("lean", "loader", "pfl")
+PEERS = ("lean", "loader", "pfl", "flower")
 """The contestants besides "ours"."""
+
+
+class Engine(NamedTuple):
+    """A simulator of others."""
+
+    package: str
+    cases: Collection[str]
+    """that it is compared on"""
+
+
+ENGINES = {"pfl": Engine("pfl", ("pfl_cnn",)), "flower": Engine("flwr", ("mlp64", "pfl_cnn"))}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,6 +95,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10; default: noise of the same shape")
     parser.add_argument("--torch-python", type=Path, default=Path(sys.executable), help="a Python with torch")
     parser.add_argument("--pfl-python", type=Path, default=Path(sys.executable), help="a Python with pfl and torch")
+    parser.add_argument("--flower-python", type=Path, default=Path(sys.executable), help="a Python with flwr and torch")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     return parser.parse_args(argv)
 
@@ -153,11 +166,11 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
     stack.callback(running["ours"].close)
     skipped = {}
     for peer in args.peers:
-        python = args.pfl_python if peer == "pfl" else args.torch_python
+        python = {"pfl": args.pfl_python, "flower": args.flower_python}.get(peer, args.torch_python)
         if reason := unavailable_reason(peer, name, python):
             skipped[peer] = reason
             continue
-        module = ["benchmarks.speed.pfl_peer"] if peer == "pfl" else ["benchmarks.speed.peers", "--peer", peer]
+        module = [f"benchmarks.speed.{peer}_peer"] if peer in ENGINES else ["benchmarks.speed.peers", "--peer", peer]
         command = [str(python), "-m", *module, "--folder", str(folder), "--threads", str(args.threads)]
         try:
             running[peer] = contest.Contestant(command, environment, folder / f"{peer}.log", args.threads)
@@ -169,9 +182,10 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
 
 def unavailable_reason(peer: str, case: str, python: Path) -> str | None:
     """Returns why a contestant cannot run a case; None if it can."""
-    if peer == "pfl" and case != "pfl_cnn":
-        return "its simulator is compared on its own set-up only"
-    for package in ("torch", "pfl") if peer == "pfl" else ("torch",):
+    engine = ENGINES.get(peer)
+    if engine and case not in engine.cases:
+        return f"it is compared on {' and '.join(engine.cases)} only"
+    for package in ("torch", engine.package) if engine else ("torch",):
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
         if subprocess.run([python, "-c", code], check=False).returncode:
             return f"{package} is not installed for {python.name}"

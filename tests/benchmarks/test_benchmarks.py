@@ -26,13 +26,13 @@ def torch_or_skip():
 
 
 def test_every_module_imports():
-    """Those of PyTorch and pfl, which need them, in another test."""
+    """Those of PyTorch, pfl and Flower, which need them, in another test."""
     for path in sorted(machine.ROOT.glob("benchmarks/**/*.py")):
         name = ".".join(path.relative_to(machine.ROOT).with_suffix("").parts)
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            assert error.name in ("torch", "pfl"), name
+            assert error.name in ("torch", "pfl", "flwr"), name
 
 
 # --- agreement of contestants

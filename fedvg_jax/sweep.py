@@ -1,11 +1,12 @@
 """`python -m fedvg_jax.sweep [OPTIONS]`, or `fedvg sweep`: one run for every combination of settings.
 
 Trains the runs that are not finished, and prints a table of means and standard
-deviations over the seeds. The same command continues a sweep that was stopped.
+deviations over the seeds. The same command continues a sweep that was stopped,
+and joins one that is going on, on every machine that sees its folder.
 
 Examples:
   python -m fedvg_jax.sweep --method fedavg fedvg --alpha 0.05 0.5 --seed 0:5
-  python -m fedvg_jax.sweep --config FILE.toml --scale tiny --out DIR
+  python -m fedvg_jax.sweep --config FILE.toml --out DIR
 
 Every option of a run is accepted. With one value all runs share it; with
 several values it is an axis, and all axes are crossed:
@@ -13,20 +14,18 @@ several values it is an axis, and all axes are crossed:
   --weighting NAME...    beside a method, native is the method's own
   --alpha FLOAT...       Dirichlet concentrations
   --seed A:B | INT...    seeds A to B-1, or seeds one by one
-  --partition-seed INT   one partition for all seeds; by default, or with the
-                         value follow, every seed draws its own
+  --partition-seed INT   one partition for all seeds; by default every seed
+                         draws its own
 
 Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
   --config FILE          TOML file of settings, with tables [axes] and [[zip]]
-  --scale full|tiny      size of the file's sweep: as it stands, or with [tiny]
   --tune NAME VALUE...   settings whose values are chosen on D_val, for every
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --tune-budget N        combinations that every method tries, at random
   --jobs N               processes that share the points, each with its cores;
                          auto: one per core, where points use one core each
-  --shard I/N            compute the I-th of N parts of the points only
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list unfinished points, estimate time, train nothing
@@ -37,11 +36,11 @@ Options of a run: python -m fedvg_jax.sweep --help-all
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
-import pickle
-import sys
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,7 +55,6 @@ from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
 from fedvg_jax.study.sweep_folder import count
 from fedvg_jax.study.sweep_points import RANGED
-from fedvg_jax.study.workers import Share
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
@@ -76,12 +74,14 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0 if no point failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
         or SIGTERM.
     """
-    if argv[:1] == [WORKER]:
-        return commands.guarded(lambda: work(*pickle.loads(Path(argv[1]).read_bytes())))
     if {"-h", "--help", "--help-all"} & set(argv):
         print(__doc__, end="")
         if "--help-all" in argv:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
+        return 0
+    if workers.STARTED_BY in os.environ:
+        with contextlib.suppress(UsageError):  # the process that started this one says it
+            compute_beside(read_command_line(argv))
         return 0
     return commands.guarded(lambda: run(read_command_line(argv)))
 
@@ -99,8 +99,18 @@ def run(command: CommandLine) -> int:
     tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
-
-    return _run_phases(command, console)
+    if command.slurm is not None and not workers.is_job():
+        sweep_folder.refuse_taken(command.out)
+        say(console, workers.submit(command.argv, command.jobs or 1, command.out / "submitit", command.slurm))
+        say(console, f"folder of the sweep: {command.out}; --dry-run lists what is left")
+        return 0
+    try:
+        with workers.further_processes(command.argv, _num_processes(command)) as start:
+            phase = _compute_all(command, console, start)
+    except Stopped as stop:
+        say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
+        return stop_signals.exit_code(stop.signal)
+    return _show_results(command, phase, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:
@@ -131,7 +141,6 @@ class Phase(NamedTuple):
     out: Path
     """folder of the points"""
     points: list[Point]
-    is_tuning: bool = False
 
     def pending(self, points: Sequence[Point]) -> list[Point]:
         """Returns those points of which something is left to compute."""
@@ -141,170 +150,146 @@ class Phase(NamedTuple):
 def phases(command: CommandLine) -> list[Phase]:
     """Returns the phases of a sweep in their order, with the values that the points have before tuning."""
     runs = command.tuning_runs
-    first = [Phase(command.out / tuning.FOLDER, runs.points, is_tuning=True)] if runs else []
+    first = [Phase(command.out / tuning.FOLDER, runs.points)] if runs else []
     return [*first, Phase(command.out, command.points.points)]
 
 
-def chosen_text(choice: tuning.Choice) -> str:
+def chosen_text(choice: tuning.Choice, tuned: tuning.Tuning) -> str:
     """Returns the choice of a cell in words."""
-    values = ", ".join(f"{name} {value}" for name, value in choice.values.items()) or "nothing to choose"
+    values = ", ".join(tuning.value_texts(choice.values, tuned.grid)) or "nothing to choose"
     score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
     return f"{values} (validation {choice.metric} {score}, {choice.num_runs} runs)"
 
 
-def _run_phases(command: CommandLine, console: Console) -> int:
-    """Computes the tuning runs, if there are any, and the points; prints the table and returns the exit code."""
+class Stopped(Exception):
+    """A signal has stopped the sweep."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+def _num_processes(command: CommandLine) -> int:
+    """Returns the number of processes on this machine."""
+    if workers.is_job():
+        return 1
+    pending = [point for phase in phases(command) for point in phase.pending(phase.points)]
+    return command.jobs or workers.auto_jobs(pending, hardware.without_jax())
+
+
+def _compute_all(command: CommandLine, console: Console, start: Callable[[], None]) -> Phase:
+    """Computes the tuning runs, if there are any, and the points; returns the phase of these.
+
+    Args:
+        command: see `CommandLine`.
+        console: where to print.
+        start: starts the other processes.
+
+    Raises:
+        Stopped: by a signal.
+        UsageError: some point cannot work.
+    """
+    commands.start_jax(command.points.points[0].config)
+    from fedvg_jax.study import sweeps
+
+    sweeps.check([point for phase in phases(command) for point in phase.pending(phase.points)])
+    start()
+    for phase in _opened_phases(command, console):
+        with sweeps.sweep_progress(console, phase.points, phase.out) as observers:
+            _, stopped_by = sweeps.compute(phase.points, phase.out, observers)
+        if stopped_by:
+            raise Stopped(stopped_by)
+    return phase
+
+
+def compute_beside(command: CommandLine) -> None:
+    """Computes points beside the process that started this one, and ends with it."""
+
+    def stop_without_parent(*_: object) -> None:
+        if workers.is_orphan():
+            signal.raise_signal(signal.SIGTERM)
+
+    commands.start_jax(command.points.points[0].config)
+    from fedvg_jax.study import sweeps
+
+    observers = sweep_folder.Observers(on_start=stop_without_parent, on_records=stop_without_parent)
+    for phase in _opened_phases(command):
+        if sweeps.compute(phase.points, phase.out, observers, retries=False)[1]:
+            return
+
+
+def _opened_phases(command: CommandLine, console: Console | None = None) -> Iterator[Phase]:
+    """Yields every phase with its folder, that of the points with the values that the tuning runs have chosen."""
     *tried, phase = phases(command)
-    content = sweep_folder.document(command.points)
+    chosen = {}
     if command.tuning and command.tuning_runs:
+        (grid,) = tried
         sweep_folder.refuse_taken(command.out)
-        sweep_folder.open_folder(tried[0].out, sweep_folder.document(command.tuning_runs), tried[0].points)
-        if stopped_by := _compute(command, tried[0], console):
-            return _say_stopped(console, stopped_by)
-        choices = tuning.choose(tried[0].out, tried[0].points, command.tuning)
-        for cell, choice in choices.items():
-            say(console, f"{cell}: {chosen_text(choice)}")
+        sweep_folder.open_folder(grid.out, sweep_folder.document(command.tuning_runs, grid.points))
+        yield grid
+        choices = tuning.choose(grid.out, grid.points, command.tuning)
+        for cell, choice in choices.items() if console else ():
+            say(console, f"{cell}: {chosen_text(choice, command.tuning)}")
         phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
-        content |= {"tuning": tuning.as_json(command.tuning, choices)}
-    sweep_folder.open_folder(phase.out, content, phase.points)
-    stopped_by = _compute(command, phase, console)
+        chosen = tuning.as_json(command.tuning, choices)
+    sweep_folder.open_folder(phase.out, sweep_folder.document(command.points, phase.points, tuning=chosen))
+    yield phase
+
+
+def _show_results(command: CommandLine, phase: Phase, console: Console) -> int:
+    """Prints the table, writes the report, and returns the exit code.
+
+    Raises:
+        UsageError: a point failed, or no study can be made of the points.
+    """
     from fedvg_jax.study import markup, tables
     from fedvg_jax.study.collect import collect
 
-    study = refusal = None
+    refusal = None
     try:
         study = collect([command.out], partial=True)
         console.print(markup.terminal(tables.accuracy(study)), highlight=False)
+        refusal = _draw_report(command.out, console)
     except UsageError as error:  # no point is finished, or no study can be made of the points
         refusal = error
     say(console, f"folder of the sweep: {command.out}")
-    if stopped_by:
-        return _say_stopped(console, stopped_by)
-    if command.shard.count > 1:
-        refusal = None
-        say(console, "the report is written by the command without --shard")
-    elif study:
-        refusal = _draw_report(command.out, console)
-    sweep_folder.refuse_unfinished(command.out, [p for group in _mine(command, phase) for p in group])
+    sweep_folder.refuse_unfinished(command.out, phase.points)
     if refusal:
         raise refusal
     return 0
-
-
-def _say_stopped(console: Console, stopped_by: str) -> int:
-    say(console, "the same command continues the sweep")
-    return stop_signals.exit_code(stopped_by)
-
-
-def _mine(command: CommandLine, phase: Phase) -> list[list[Point]]:
-    """Returns the points that this command computes, by program; a phase of tuning needs those of all shards."""
-    from fedvg_jax.study import sweeps
-
-    mine = workers.shard(sweeps.by_program(phase.points), command.shard)
-    names = {point.name for point in mine}
-    others = [point for point in phase.points if phase.is_tuning and point.name not in names]
-    return sweeps.by_program(mine) + sweeps.by_program(others)
-
-
-def _compute(command: CommandLine, phase: Phase, console: Console) -> str | None:
-    """Computes the points of a phase; returns the signal that stopped it, or None."""
-    num_jobs = command.jobs
-    if num_jobs is None:
-        pending = phase.pending(phase.points)
-        mine = pending[: len(pending) // command.shard.count]
-        num_jobs = 1 if command.slurm is not None else workers.auto_jobs(mine, hardware.without_jax())
-    has_workers = num_jobs > 1 or command.slurm is not None
-    if not has_workers:
-        commands.start_jax(phase.points[0].config)
-    from fedvg_jax.study import sweep_progress, sweeps
-
-    groups = _mine(command, phase)
-    mine = [point for group in groups for point in group]
-    unfinished = phase.pending(mine)
-    waiting = list(unfinished)
-
-    def ended_elsewhere(own: Point | None = None) -> list[Point]:
-        """Returns what other processes have finished since the last call."""
-        others = [point for point in waiting if point is not own]
-        waiting[:] = phase.pending(others)
-        return [point for point in others if point not in waiting]
-
-    with sweep_progress.sweep_progress(console, len(mine), len(mine) - len(waiting), ended_elsewhere) as observers:
-        if not has_workers:
-            return sweeps.compute(mine, phase.out, observers)[1]
-        if not unfinished:
-            return None
-
-        def report_finished() -> None:
-            for point in ended_elsewhere():
-                observers.on_start(point)
-                observers.on_records(point, [{"round": point.config.rounds}])
-                observers.on_end(point, sweeps.load([point], phase.out)[0].result)
-
-        sweep_folder.clear_failures(phase.out, unfinished)
-        shares = [Share(i + 1, num_jobs) for i in range(num_jobs)]
-        jobs = [(workers.own_first(groups, share), phase.out, share) for share in shares]
-        if command.slurm is None:
-            return workers.run_local([sys.executable, "-m", "fedvg_jax.sweep", WORKER], jobs, report_finished)
-        return workers.run_submitit(work, jobs, command.out / "submitit", command.slurm, report_finished, observers.log)
-
-
-WORKER = "--worker"
-"""Flag of the command of a worker; a file with its arguments follows."""
-
-
-def work(points: Sequence[Point], out: Path, share: Share) -> int:
-    """Computes points beside other workers, and logs problems only; returns the code of the signal that stopped it.
-
-    Args:
-        points: all that the workers share, in the order in which this one computes them.
-        out: folder of the points.
-        share: which of the workers this is.
-    """
-    if "SUBMITIT_EXECUTOR" not in os.environ:
-        workers.take_cores(share)
-        workers.stop_without_parent()
-    commands.start_jax(points[0].config)
-    from fedvg_jax.study import sweeps
-
-    _, stopped_by = sweeps.compute(points, out, retries=False)
-    return stop_signals.exit_code(stopped_by) if stopped_by else 0
 
 
 def _draw_report(out: Path, console: Console) -> UsageError | None:
     """Writes the report of a sweep; returns why there is none, unless packages for it are missing."""
     from fedvg_jax.study import report
 
-    refusal = None
-    with files.claimed(out / ".report", waits=True):  # another process may have begun before the last runs ended
-        if missing := report.missing_packages():
-            line = f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'"
-        else:
-            try:
-                with console.status("writing the report"):
-                    written = report.write([out], out / "report")
-                for finding in written.findings:
-                    say(console, finding)
-                line = f"report: {written.paths[-1]}"
-            except UsageError as error:
-                line, refusal = "no report", error
-    say(console, line)
-    return refusal
+    if missing := report.missing_packages():
+        say(console, f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+        return None
+    with files.claimed(out / ".report") as is_mine:
+        if not is_mine:
+            say(console, f"another process writes the report in {out / 'report'}")
+            return None
+        try:
+            with console.status("writing the report"):
+                written = report.write([out], out / "report")
+        except UsageError as error:
+            say(console, "no report")
+            return error
+    for line in (*written.findings, f"report: {written.paths[-1]}"):
+        say(console, line)
+    return None
 
 
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
     commands.start_jax(command.points.points[0].config)
     from fedvg_jax.study import sweeps
-    from fedvg_jax.study.sweep_progress import duration
 
-    planned, points = [], []
-    for phase in phases(command):
-        mine = workers.shard(sweeps.by_program(phase.points), command.shard)
-        planned += mine
-        points += phase.pending(mine)
-    num_done = len(planned) - len(points)
-    done = f"; {num_done} of {count(len(planned))} finished" if num_done else ""
+    points = [point for phase in phases(command) for point in phase.pending(phase.points)]
+    num_planned = sum(len(phase.points) for phase in phases(command))
+    num_done = num_planned - len(points)
+    done = f"; {num_done} of {count(num_planned)} finished" if num_done else ""
     if not points:
         say(console, f"nothing to compute{done}")
         return 0
@@ -314,11 +299,11 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         with console.status(f"timing program {i + 1} of {len(groups)}"):
             seconds, compile_seconds = _estimate(group)
         total, compiling = total + seconds, compiling + compile_seconds
-        say(console, f"program {i + 1}: {count(len(group))}, about {duration(seconds)}")
+        say(console, f"program {i + 1}: {count(len(group))}, about {sweeps.duration(seconds)}")
         for point in group:
             say(console, f"  {point.name}")
     work = f"{count(len(points))}, {count(len(groups), 'program')}"
-    say(console, f"{work}: about {duration(total)}, and {duration(compiling)} of compiling{done}")
+    say(console, f"{work}: about {sweeps.duration(total)}, and {sweeps.duration(compiling)} of compiling{done}")
     return 0
 
 

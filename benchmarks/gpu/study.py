@@ -34,6 +34,10 @@ STAGES = {
 ADAPTERS = ("--config", str(SWEEPS / "adapters.toml"))
 """Command line of the study of adapters, the last stage."""
 
+SMOKE = ["--dataset", "digits", "--model", "mlp", "--rounds", "2", "--clients", "10", "--join-ratio", "0.3"]
+SMOKE += ["--min-samples-rule", "top_up", "--local-epochs", "1", "--seed", "0"]
+"""Options of a sweep that shows on a CPU that a stage works."""
+
 LEFT_OUT = ("checkpoint", "best", "final", ".claim", "report")
 """Beginnings of names that the archive leaves out."""
 
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         if left < (1 if args.cpu_smoke else 20):
             break
         command = [sys.executable, "-m", "fedvg_jax.sweep", *words, "--out", str(args.out / name)]
-        command += ["--jobs", "1", "--cache-dir", str(args.cache_dir), *["--scale", "tiny"] * args.cpu_smoke]
+        command += ["--jobs", "1", "--cache-dir", str(args.cache_dir), *SMOKE * args.cpu_smoke]
         process = subprocess.Popen(command, env=sections.environment_of(args))
         try:
             code = max(code, process.wait(left))

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="-- OPTION ...", help="options of fedvg_jax.sim")
     args = parser.parse_args(argv)
     sweep = tomllib.loads(SWEEP.read_text(encoding="utf-8"))
-    tables = ("title", "axes", "zip", "tune", "tiny", "tune_seeds", "partition_seed")
+    tables = ("title", "axes", "zip", "tune", "tune_seeds")
     words = [f"--{name.replace('_', '-')}={value}" for name, value in sweep.items() if name not in tables]
     options = [word for word in args.options if word != "--"]
     base = commands.parse([*words, f"--data-dir={args.features}", "--weighting=samples", *options])

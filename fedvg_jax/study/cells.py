@@ -146,10 +146,19 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
         cell: runs of one method in one scenario.
         choice: which evaluation.
     """
-    extreme = "max" if study.sign > 0 else "min"
-    key = f"test_{study.metric}_{extreme if choice == 'max' else choice}"
-    summaries = {replicate: history.summarise(run.records, study.metric) for replicate, run in cell.runs.items()}
-    return {r: study.unit * s[key] for r, s in sorted(summaries.items()) if s.get(key) is not None}
+    key = f"test_{study.metric}"
+    values = {replicate: _chosen(study, run, choice).get(key) for replicate, run in sorted(cell.runs.items())}
+    return {replicate: study.unit * value for replicate, value in values.items() if value is not None}
+
+
+def _chosen(study: Study, run: Run, choice: Choice) -> Record:
+    """Returns the evaluation that stands for a run; the summary names the round best on validation."""
+    evaluated = [record for record in run.records if "test_loss" in record]
+    if choice == "max":
+        return max(evaluated, key=lambda record: history.quality(record, f"test_{study.metric}"))
+    if choice == "at_best_val":
+        return next(record for record in evaluated if record["round"] == run.history.summary["best_val_round"])
+    return evaluated[-1]
 
 
 def choice_name(study: Study, choice: Choice) -> str:

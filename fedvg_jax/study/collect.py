@@ -14,18 +14,9 @@ from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
-from fedvg_jax.study import sweep_folder
-from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text, value_text
-from fedvg_jax.study.scenarios import (
-    Place,
-    Point,
-    likely_point,
-    make_point,
-    method_order,
-    mixtures,
-    places,
-    shared_settings,
-)
+from fedvg_jax.study import sweep_folder, tuning
+from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text
+from fedvg_jax.study.scenarios import Place, Point, make_point, method_order, mixtures, places, shared_settings
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
@@ -85,7 +76,7 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
     cells = {key: _with_lost_results(cell, metric) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.point for folder in run_folders if folder.run]
-    local = [OF_GLOBAL_MODEL] if any(point.config.local for point in runs) else []
+    local = [OF_GLOBAL_MODEL] if any(point.settings.get("local") for point in runs) else []
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
         title="; ".join(dict.fromkeys(named)),
@@ -121,9 +112,9 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
 def _tuned(sweeps: Sequence[Stored]) -> list[str]:
     """Returns a line with the values that were chosen for every cell; none without tuning."""
     cells = [
-        f"{cell}: {', '.join(f'{name} {value_text(value)}' for name, value in values.items())}"
+        f"{cell}: {', '.join(tuning.value_texts(choice['values'], sweep.tuning['settings']))}"
         for sweep in sweeps
-        for cell, values in sweep.tuned.items()
+        for cell, choice in sweep.tuning.get("chosen", {}).items()
     ]
     return [f"chosen on the validation set: {'; '.join(cells)}"] if cells else []
 
@@ -163,15 +154,11 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored
             raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
             sweeps.append(sweep := _read_sweep(folder))
-            tuned = {name for chosen in sweep.tuned.values() for name in chosen}
-            given = PASSED.keys() & sweep.given
-            paths = {sweep_folder.point_folder(folder, name): values for name, values in sweep.points.items()}
-            read = [_read_run(path, values, tuned, given) for path, values in paths.items()]
-            known = [run.point for run in read if not isinstance(run, str)]
-            runs += [
-                _Folder(likely_point(values, known), missing=run) if isinstance(run, str) and known else run
-                for run, values in zip(read, sweep.points.values(), strict=True)
-            ]
+            tuned, given = sweep.tuning.get("settings", ()), PASSED.keys() & sweep.given
+            for name, (values, config) in sweep.points.items():
+                read = _read_run(sweep_folder.point_folder(folder, name), values, tuned, given)
+                is_lost = isinstance(read, str)
+                runs.append(_Folder(make_point(config, values, tuned, given), missing=read) if is_lost else read)
         elif run_folder.is_run(folder):
             runs.append(_read_run(folder))
         else:
@@ -204,7 +191,7 @@ def _read_run(
 
     Args:
         folder: of the run.
-        values, tuned, given: see `Point`.
+        values, tuned, given: see `make_point`.
     """
     name = folder.name
     if not (folder / "config.json").exists():

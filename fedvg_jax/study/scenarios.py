@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import SETTINGS, Config, apply, declare, flatten, presets
+from fedvg_jax.config import Config, declare, flatten, presets
 from fedvg_jax.config.methods import PERSONAL
 from fedvg_jax.config.uses import unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
-from fedvg_jax.study.sweep_points import PLACES
+from fedvg_jax.study.sweep_points import HYPER, PLACES
 
 NO_RESULT = RESUMABLE_CHANGES - {"rounds", "stop_at", "patience"}  # which decide the last round
 NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir", "record"}
@@ -32,15 +32,12 @@ FIRST = ("dataset", "model", "partition", "alpha")
 class Point(NamedTuple):
     """A run that exists or should exist."""
 
-    config: Config
     settings: Mapping[str, Any]
     """Those that affect its results, by dotted name."""
-    values: Mapping[str, Any]
-    """Values of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name."""
+    fidelity: str | None
+    """Value of the shorthand on a sweep's axis; None without it."""
     tuned: Collection[str]
     """Settings that the sweep has chosen on D_val."""
-    given: Collection[str]
-    """Names of the objects that Python passed in place of settings, of those in `PASSED`."""
 
 
 class Place(NamedTuple):
@@ -54,30 +51,19 @@ class Place(NamedTuple):
 def make_point(
     config: Config, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Collection[str] = ()
 ) -> Point:
-    """Returns the point of a config; arguments as the fields of `Point`."""
+    """Returns the point of a run.
+
+    Args:
+        config: its settings.
+        values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
+        tuned: see `Point`.
+        given: names of the objects that Python passed in place of settings, of those in `PASSED`.
+    """
     ignored = NO_RESULT.union(unused(config), ["departures"])
     settings = {name: value for name, value in flatten(config).items() if name not in ignored}
     settings = with_passed(settings | used_departures(config), given)
-    settings |= {name: value for name, value in values.items() if name.startswith("hyper.") or name in PLACES}
-    return Point(config, settings, values, tuned, given)
-
-
-def likely_point(values: Mapping[str, Any], others: Sequence[Point]) -> Point:
-    """Returns a point of a sweep whose folder is missing: the most similar one with a folder, with its own values.
-
-    Args:
-        values: of the sweep's axes.
-        others: points of the sweep with a folder, at least one.
-    """
-    alike = [other for other in others if other.values.get("method") == values.get("method")]
-    nearest = max(alike or others, key=lambda other: sum(other.values.get(n) == v for n, v in values.items()))
-    own: dict[str, Any] = {} if alike else {"local": Config.local}  # of another method
-    named = (*SETTINGS, *presets.SHORTHANDS)
-    own |= {name: value for name, value in values.items() if name in named and value != "follow"}
-    if all(other.config.partition_seed == other.config.seed for other in others):
-        own.setdefault("partition_seed", own.get("seed", nearest.config.seed))
-    config = apply(nearest.config, own, "sweep.json")
-    return make_point(config, values, nearest.tuned, nearest.given)
+    settings |= {name: value for name, value in values.items() if name.startswith(HYPER) or name in PLACES}
+    return Point(settings, values.get("fidelity"), tuned)
 
 
 def varying(points: Sequence[Point]) -> list[str]:
@@ -98,48 +84,69 @@ def shared_settings(points: Sequence[Point]) -> dict[str, Any]:
 def places(points: Sequence[Point]) -> list[Place]:
     """Returns the place of every point.
 
-    A setting that was chosen on D_val for all points that use it is part of no scenario and no name, unless a cell
-    would then have runs at several of its values, as of two sweeps that were tuned apart.
+    A scenario has the settings that vary among runs that it does not tell apart yet, so none that follows from others,
+    as a preset's from the data set. A setting that was chosen on D_val wherever it is used is part of no scenario and
+    no name, unless one cell has runs at several of its values, as of two sweeps that were tuned apart.
 
     Args:
         points: all runs of the study, and those that are missing.
     """
-    fixed = {name for point in points for name in point.settings if name not in point.tuned}
-    placed = _places(points, fixed)
-    values: dict[tuple[str, Scenario, str], set[Any]] = {}
-    for point, place in zip(points, placed, strict=True):
-        for name in point.settings.keys() & {*point.tuned} - fixed:
-            values.setdefault((place.method, place.scenario, name), set()).add(point.settings[name])
-    pooled = {name for (_, _, name), several in values.items() if len(several) > 1}
-    return _places(points, fixed | pooled) if pooled else placed
-
-
-def _places(points: Sequence[Point], fixed: Collection[str]) -> list[Place]:
-    """Returns the place of every point.
-
-    Args:
-        points: all runs of the study, and those that are missing.
-        fixed: settings that may be part of a scenario or a name.
-    """
-    differing = [name for name in varying(points) if name in fixed]
-    has_fidelity = len({point.values.get("fidelity") for point in points} - {None}) > 1
-    names = _scenario_settings(points, differing, has_fidelity)
+    points = _with_fidelity(points)
+    untuned = {name for point in points for name in point.settings if name not in point.tuned}
+    differing = [name for name in varying(points) if name not in (*REPLICATE, "algorithm", "weighting")]
+    differing.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     of_method = [name for name in differing if name.split(".")[0] in METHOD_GROUPS]
-    result = []
-    for point in points:
-        settings = point.settings
-        scenario = tuple((name, settings[name]) for name in names if name in settings)
-        if has_fidelity:
-            scenario += (("fidelity", point.values.get("fidelity", "corrected")),)
-        base = base_name(**{name: settings[name] for name in OF_BASE if name in settings})
-        details = [
-            f"{_short(name, base)} {value_text(settings[name])}"
-            for name in of_method
-            if name in settings and not _goes_without_saying(name, settings[name], base)
-        ]
-        replicate = settings["seed"], settings.get("partition_seed", Config.partition_seed)  # a file's rows use none
-        result.append(Place(", ".join(filter(None, [base, *details])), scenario, replicate))
-    return result
+    named = [name for name in of_method if name in untuned]
+    names, methods = [], [method_name(point, named) for point in points]
+    for name in differing:
+        if name not in of_method and _varies_within(name, points, names, None if name in untuned else methods):
+            names.append(name)
+    named += [n for n in of_method if n not in untuned and _varies_within(n, points, names, methods)]
+    return [_place(point, names, named) for point in points]
+
+
+def _with_fidelity(points: Sequence[Point]) -> list[Point]:
+    """Returns points with the setting "fidelity" in place of those that it stands for, where it is an axis."""
+    if len({point.fidelity for point in points} - {None}) < 2:
+        return [*points]
+    meant = {name.partition(".")[0] for name in presets.FIDELITY["official"]}
+    return [
+        point._replace(
+            settings={name: value for name, value in point.settings.items() if name.partition(".")[0] not in meant}
+            | {"fidelity": point.fidelity or "corrected"}
+        )
+        for point in points
+    ]
+
+
+def _varies_within(name: str, points: Sequence[Point], names: Sequence[str], methods: Sequence[str] | None) -> bool:
+    """Returns whether runs of one scenario, and one method where these are given, have several values of a setting."""
+    values: dict[tuple, set[Any]] = {}
+    for i, point in enumerate(points):
+        if name in point.settings:
+            key = (*(point.settings.get(other) for other in names), methods and methods[i])
+            values.setdefault(key, set()).add(point.settings[name])
+    return any(len(several) > 1 for several in values.values())
+
+
+def _place(point: Point, names: Sequence[str], of_method: Sequence[str]) -> Place:
+    """Returns the place of a point; arguments as those of `method_name`, and the settings of scenarios."""
+    settings = point.settings
+    replicate = settings["seed"], settings.get("partition_seed", Config.partition_seed)  # a file's rows use none
+    scenario = tuple((name, settings[name]) for name in names if name in settings)
+    return Place(method_name(point, of_method), scenario, replicate)
+
+
+def method_name(point: Point, of_method: Sequence[str]) -> str:
+    """Returns the name of a run's method with its settings, of those that vary, that do not go without saying."""
+    settings = point.settings
+    base = base_name(**{name: settings[name] for name in OF_BASE if name in settings})
+    details = [
+        f"{_short(name, base)} {value_text(settings[name])}"
+        for name in of_method
+        if name in settings and not _goes_without_saying(name, settings[name], base)
+    ]
+    return ", ".join(filter(None, [base, *details]))
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:
@@ -187,32 +194,6 @@ def base_name(algorithm: str = "", weighting: str = "", local: str = "") -> str:
 def method_order(name: str) -> int:
     """Returns the position of a method among the paper's; others come last."""
     return list(presets.METHODS).index(name) if name in presets.METHODS else len(presets.METHODS)
-
-
-def _scenario_settings(points: Sequence[Point], differing: Sequence[str], has_fidelity: bool) -> list[str]:
-    """Returns the settings of a scenario, those of `FIRST` first.
-
-    Left out are settings of the method, seeds, those that the shorthand fidelity stands for, and those that follow
-    from data set and model, as the presets' do.
-    """
-    skipped = {"algorithm", "weighting", *REPLICATE}
-    if has_fidelity:
-        skipped.update(presets.FIDELITY["official"])
-    names = [name for name in differing if name not in skipped and name.split(".")[0] not in METHOD_GROUPS]
-    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    keys = [name for name in ("dataset", "model") if name in names]
-    if keys[1:] and not any("model" in point.values for point in points) and _follows(points, "model", keys[:1]):
-        keys = keys[:1]  # the presets' models
-    return [name for name in names if name in keys or not (keys and _follows(points, name, keys))]
-
-
-def _follows(points: Sequence[Point], name: str, keys: Sequence[str]) -> bool:
-    """Returns whether a setting has one value for every combination of values of the settings `keys`."""
-    values: dict[tuple, Any] = {}
-    for settings in (point.settings for point in points):
-        if values.setdefault(tuple(settings.get(k) for k in keys), settings.get(name)) != settings.get(name):
-            return False
-    return True
 
 
 def mixtures(placed: Sequence[Place], declared: Sequence[str]) -> list[str]:

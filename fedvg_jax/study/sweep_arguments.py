@@ -16,14 +16,13 @@ from fedvg_jax.host import files
 from fedvg_jax.study import sweep_folder, sweep_points, workers
 from fedvg_jax.study.sweep_points import Axis, Layer, Points, Sweep, cross
 from fedvg_jax.study.tuning import Tuning, make_tuning, tuning_points
-from fedvg_jax.study.workers import Share
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "scale", "dry_run", "jobs", "shard", "executor", "tune_budget")
+OWN = ("out", "config", "dry_run", "jobs", "executor", "tune_budget")
 """Flags of the sweep itself with one value, or none."""
 
-OF_SWEEP = ("scale", "jobs", "shard", "executor", "slurm", "tune", "tune_seeds", "tune_budget")
+OF_SWEEP = ("jobs", "executor", "slurm", "tune", "tune_seeds", "tune_budget")
 """Flags that are no settings of a run."""
 
 EXECUTORS = ("processes", "submitit")
@@ -41,11 +40,11 @@ class CommandLine(NamedTuple):
     tuning: Tuning | None = None
     tuning_runs: Points | None = None
     """None without tuning"""
+    argv: Sequence[str] = ()
+    """the words"""
     dry_run: bool = False
     jobs: int | None = None
     """processes; None: as `workers.auto_jobs`"""
-    shard: Share = Share(1, 1)
-    """the part of the points to compute"""
     slurm: dict[str, Any] | None = None
     """parameters of submitit's executor; None without it"""
 
@@ -66,9 +65,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     seeds = _typed_list("seed", flags.pop("tune_seeds")) if "tune_seeds" in flags else None
     file = sweep_points.SweepFile({})
     if "config" in own:
-        file = sweep_points.read_file(files.user_path(own["config"]), own.get("scale", "full"))
-    elif "scale" in own:
-        raise UsageError("--scale chooses a size of a sweep's file; give the file with --config")
+        file = sweep_points.read_file(files.user_path(own["config"]))
     if (tuned or file.tune) and flags.get("best_on") == ["val"]:
         del flags["best_on"]
     sweep = make_sweep(flags, file, str(own.get("config")))
@@ -86,9 +83,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         out=files.user_path(own["out"]) if "out" in own else default_folder(points, tuning),
         tuning=tuning,
         tuning_runs=tuning_points(sweep, tuning) if tuning else None,
+        argv=argv,
         dry_run="dry_run" in own,
         jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
-        shard=workers.parse_share(own.get("shard", "1/1")),
         slurm=_executor_options(own.get("executor", "processes"), slurm),
     )
 
@@ -113,10 +110,8 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     for axis in all_axes:
         if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
             raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
-    has_seeds = "seed" in given.union(file.settings, *(axis.names for axis in file.axes))
-    follows = {"partition_seed": sweep_points.FOLLOW} if has_seeds else {}
     layers = (
-        Layer({"keep": 1, **follows}, "sweep"),
+        Layer({"keep": 1}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
         Layer(beside | settings, "command line"),
     )
@@ -179,7 +174,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
     if not words:
         raise command_line.missing_value(command_line.flag_of(name))
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
-    return [word if word == sweep_points.FOLLOW else command_line.value_of(name, word, PROG) for word in listed]
+    return [command_line.value_of(name, word, PROG) for word in listed]
 
 
 def _single(name: str, words: list[str]) -> str:
@@ -204,5 +199,5 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
 
 def default_folder(points: Points, tuning: Tuning | None) -> Path:
     """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    text = json.dumps([sweep_folder.document(points), repr(tuning)], sort_keys=True)
+    text = json.dumps([sweep_folder.document(points, points.points), repr(tuning)], sort_keys=True)
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -1,6 +1,6 @@
 """The folder of a sweep: sweep.json, and one run folder per point; and what a sweep reports to. No jax.
 
-sweep.json             the axes, the settings that all points share, and the points
+sweep.json             the axes, and all settings of every point
 points/NAME/           the run folder of a point
 points/NAME/failure.json  why the point did not finish
 points/NAME/.claim     locked by the process that computes the point
@@ -32,8 +32,6 @@ FAILURE = "failure.json"
 CLAIM = ".claim"
 OPENING = ".opening"
 """Locked by the process that makes or checks the folder of a sweep."""
-
-VERSION = 1
 
 INSIDE = ("tuning", "submitit")
 """Folders that are made before sweep.json."""
@@ -77,20 +75,13 @@ def point_folder(out: Path, name: str) -> Path:
     return out / POINTS / name
 
 
-def document(made: Points) -> dict[str, Any]:
-    """Returns the content of sweep.json; `base` holds the settings of the layers, the later ones winning."""
-    sweep, points, merged = made
-    base = _chosen(sweep.start) if sweep.start else {}
-    for layer in sweep.layers:
-        base |= uses.plain(layer.settings)
-    return {
-        "version": VERSION,
-        "title": sweep.title,
-        "axes": [uses.plain(axis.as_json()) for axis in sweep.axes],
-        "base": {name: value for name, value in base.items() if name not in uses.HOST},
-        "points": [{"name": point.name, "values": uses.plain(point.values)} for point in points],
-        "merged": merged,
-    }
+class StoredPoint(NamedTuple):
+    """A point as sweep.json holds it."""
+
+    values: dict[str, Any]
+    """of the sweep's axes that the point uses"""
+    config: Config
+    """without the settings that change no result, such as folders"""
 
 
 class Stored(NamedTuple):
@@ -98,13 +89,44 @@ class Stored(NamedTuple):
 
     title: str
     axes: tuple[str, ...]
-    """Settings that vary."""
-    points: dict[str, dict[str, Any]]
-    """Name -> values of the axes."""
-    given: dict[str, Any]
-    """Name of an object that Python passed in place of a setting -> what identifies it."""
-    tuned: dict[str, dict[str, Any]]
-    """Cell -> the values that were chosen for it on D_val."""
+    """settings that vary"""
+    points: dict[str, StoredPoint]
+    """by name"""
+    given: dict[str, str]
+    """object that Python passed in place of a setting -> what identifies it"""
+    tuning: dict[str, Any]
+    """see `tuning.as_json`; {} without it"""
+
+
+def document(
+    made: Points, points: Sequence[Point], given: Mapping[str, str] = {}, tuning: Mapping[str, Any] = {}
+) -> dict[str, Any]:
+    """Returns the content of sweep.json, in which a point has the settings `base` and its own.
+
+    Args:
+        made: the sweep.
+        points: its points, with tuned values where settings are tuned.
+        given: see `Stored`.
+        tuning: see `Stored`.
+    """
+    of_points = {point.name: _settings(point.config) for point in points}
+    first = next(iter(of_points.values()))
+    base = {name: value for name, value in first.items() if all(s[name] == value for s in of_points.values())}
+    listed = [
+        {"name": p.name, "values": uses.plain(p.values), "settings": _without(of_points[p.name], base)} for p in points
+    ]
+    axes = [uses.plain(axis.as_json()) for axis in made.sweep.axes]
+    content = {"title": made.sweep.title, "axes": axes, "base": base, "points": listed, "merged": made.merged}
+    return content | {"given": dict(given)} | ({"tuning": dict(tuning)} if tuning else {})
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Returns the settings of a point that can change its results, as JSON values."""
+    return {name: uses.plain(value) for name, value in configs.flatten(config).items() if name not in uses.HOST}
+
+
+def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in base}
 
 
 def read(out: Path) -> Stored:
@@ -113,15 +135,27 @@ def read(out: Path) -> Stored:
     Raises:
         UsageError: it is missing or damaged.
     """
-    content = files.read_object(out / DOCUMENT)
+    path = out / DOCUMENT
+    return parse(files.read_object(path), path)
+
+
+def parse(content: Mapping[str, Any], path: Path) -> Stored:
+    """Returns the content of sweep.json at a path.
+
+    Raises:
+        UsageError: it is damaged.
+    """
     try:
+        points = {
+            str(point["name"]): StoredPoint(
+                point["values"], configs.apply(Config(), {**content["base"], **point["settings"]}, str(path))
+            )
+            for point in content["points"]
+        }
         axes = tuple(str(name) for axis in content["axes"] for name in axis)
-        points = {str(point["name"]): dict(point["values"]) for point in content["points"]}
-        chosen = (content.get("tuning") or {}).get("chosen", {})
-        tuned = {str(cell): dict(choice["values"]) for cell, choice in chosen.items()}
-        return Stored(str(content.get("title") or ""), axes, points, content.get("given", {}), tuned)
+        return Stored(content["title"], axes, points, content["given"], content.get("tuning", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{out / DOCUMENT} is damaged ({type(error).__name__} {one_line(str(error))})") from None
+        raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))})") from None
 
 
 def refuse_taken(out: Path) -> None:
@@ -132,30 +166,46 @@ def refuse_taken(out: Path) -> None:
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
 
 
-def open_folder(out: Path, content: Mapping[str, Any], points: Sequence[Point]) -> None:
+def open_folder(out: Path, content: Mapping[str, Any]) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
     A sweep may gain points; it may not lose or change any.
 
+    Args:
+        out: the folder.
+        content: see `document`.
+
     Raises:
-        UsageError: the folder holds something else, points that this sweep does not have, or runs of other settings; or
-            it cannot be written.
+        UsageError: the folder holds something else, or another sweep; or it cannot be written.
     """
+    text = json.dumps(content, indent=1) + "\n"
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
         out.mkdir(parents=True, exist_ok=True)
         with files.claimed(out / OPENING, waits=True):
             is_old = (out / DOCUMENT).exists()
             if is_old:
-                stored = read(out)
-                _refuse_other_points(out, stored, points)
-                _refuse_other_objects(out, stored.given, content.get("given", {}))
-                for point in points:
-                    _refuse_other_settings(point_folder(out, point.name), point.config)
-            text = json.dumps(content, indent=1) + "\n"
+                _refuse_other(out, read(out), parse(json.loads(text), out / DOCUMENT))
             if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
                 files.replace_bytes(out / DOCUMENT, [text.encode()])
             (out / POINTS).mkdir(exist_ok=True)
+
+
+def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
+    """Raises UsageError if a folder holds points that a sweep does not have, or other settings or objects of them."""
+    changes = [
+        f"{name} is of other code or values"
+        for name in {**stored.given, **new.given}
+        if stored.given.get(name) != new.given.get(name)
+    ]
+    for name, point in stored.points.items():
+        if name not in new.points:
+            changes.append(f"it has {name}, which this sweep has not")
+        else:  # data in another folder are compared by their digests
+            changed = run_folder.differences(point.config, new.points[name].config, {"data_dir"})
+            changes += [f"{change} in {name}" for change in changed]
+    if changes:
+        raise UsageError(f"{out} holds another sweep: {changes[0]}; repeat its settings, or name another folder")
 
 
 def check_sources(points: Sequence[Point]) -> None:
@@ -245,33 +295,3 @@ def clear(folder: Path) -> None:
     for name in RUN_FILES:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / digests.CHECKPOINTS, ignore_errors=True)
-
-
-def _refuse_other_points(out: Path, stored: Stored, points: Sequence[Point]) -> None:
-    names = {point.name for point in points}
-    if others := [name for name in stored.points if name not in names]:
-        raise UsageError(
-            f"{out} holds a sweep with other points ({len(others)}, such as {others[0]}); name another folder with"
-            " --out, or give that sweep's axes"
-        )
-
-
-def _refuse_other_objects(out: Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:
-    """Raises UsageError if the sweep was computed with other objects from Python, whose functions have other names."""
-    for name in sorted(stored.keys() | given.keys()):
-        if stored.get(name) != given.get(name):
-            raise UsageError(f"{out} holds a sweep with another value of {name}; name another folder")
-
-
-def _refuse_other_settings(folder: Path, config: Config) -> None:
-    if not (folder / "config.json").exists():
-        return
-    allowed = {*uses.HOST, "data_dir"}  # data are compared by their digest
-    if changed := run_folder.differences(run_folder.read_config(folder), config, allowed):
-        raise UsageError(f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or name another --out")
-
-
-def _chosen(config: Config) -> dict[str, Any]:
-    """Returns the settings that differ from their defaults."""
-    default = configs.flatten(Config())
-    return uses.plain({name: value for name, value in configs.flatten(config).items() if value != default[name]})

@@ -7,7 +7,6 @@ points share, as a run's file has them, and
     [axes]               setting -> its values; all axes are crossed
     [[zip]]              settings whose values go together: lists of one length
     [tune]               setting -> the values that are tried for each method; tune_seeds, tune_budget beside it
-    [tiny], [tiny.axes]  what `--scale tiny` replaces
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import mapping, presets
-from fedvg_jax.config.checks import check, require_name
+from fedvg_jax.config.checks import check
 from fedvg_jax.config.declare import flatten, python_scalar
 from fedvg_jax.config.io import dotted, read_toml
 from fedvg_jax.config.options import SETTINGS, Config, layered, name_hint, registered
@@ -31,9 +30,6 @@ from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, unmet
 from fedvg_jax.config.uses import used as used_settings
 from fedvg_jax.core.types import UsageError
-
-FOLLOW = "follow"
-"""Value of `partition_seed` that stands for the seed of the run."""
 
 HYPER = "hyper."
 """Prefix of axes of hyperparameters that objects from Python declare."""
@@ -43,9 +39,6 @@ RANGED = ("seed", "partition_seed")
 
 MAX_SEEDS = 100_000
 """Longest range of seeds."""
-
-SCALES = ("full", "tiny")
-"""Sizes of a sweep's file: as it stands, or with its table `tiny`."""
 
 NO_AXES = {
     "out": "every point has a folder of its own below the sweep's",
@@ -157,58 +150,34 @@ def _hyper_axis(name: str, values: Any) -> Axis:
     return Axis((name,), tuple({_text_of(value): (value,) for value in listed}.values()))
 
 
-def read_file(path: Path, scale: str = "full") -> SweepFile:
+def read_file(path: Path) -> SweepFile:
     """Returns the settings and axes of a sweep's file.
-
-    Args:
-        path: a TOML file.
-        scale: "full", or "tiny": with the settings and axes of its table `tiny` in place of its own.
 
     Raises:
         UsageError: the file cannot be read, or has an axis that cannot be.
     """
-    require_name("scale", scale, SCALES)
     content = read_toml(path)
-    tiny = _inside(content, "tiny")
-    if scale == "tiny" and not tiny:
-        raise UsageError(f"{path} has no table [tiny]; leave out --scale, or add one with the settings to replace")
-    tiny = tiny if scale == "tiny" else {}
-    given = {name.removeprefix("axes.") for name in tiny}  # each replaces an axis or a setting
-    content = {name: v for name, v in content.items() if name.removeprefix("axes.") not in given} | tiny
     zips = content.pop("zip", [])
     if not isinstance(zips, list) or not all(isinstance(table, dict) for table in zips):
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
-    zips = [dotted(table) for table in zips]
-    zipped_names = {name for table in zips for name in table}
-    if "zip" not in tiny and (both := sorted(given & zipped_names)):
-        raise UsageError(f"{path}: [tiny] has {both[0]}, which a [[zip]] of full size varies; add zip = [] to [tiny]")
-    crossed = _table(content, "axes", path)
-    title = content.pop("title", "")
+    crossed, tune = (_table(content, name, path) for name in ("axes", "tune"))
+    title, seeds, budget = content.pop("title", ""), content.pop("tune_seeds", None), content.pop("tune_budget", 0)
     if not isinstance(title, str):
         raise UsageError(f"{path}: title must be a text; got {title!r}")
-    tune = _table(content, "tune", path)
-    budget = content.pop("tune_budget", 0)
     if type(budget) is not int or budget < 0:
         raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
-    axes = (*(zipped(table, f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
-    if several := [name for name, value in content.items() if isinstance(value, list) and name != "tune_seeds"]:
+    axes = (*(zipped(dotted(table), f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
+    if several := [name for name, value in content.items() if isinstance(value, list)]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
-    return SweepFile(content, axes, title, tune, content.pop("tune_seeds", None), budget)
-
-
-def _inside(content: dict[str, Any], table: str) -> dict[str, Any]:
-    """Removes a table from dotted settings, and returns its entries by their names inside it."""
-    names = [name for name in content if name == table or name.startswith(f"{table}.")]
-    return {name.removeprefix(table).removeprefix("."): content.pop(name) for name in names}
+    return SweepFile(content, axes, title, tune, seeds, budget)
 
 
 def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
     """Removes a table of settings with their values from dotted settings, and returns it; {} without one."""
-    entries = _inside(content, table)
-    alone = entries.pop("", {})
-    if alone != {}:
+    if (alone := content.pop(table, {})) != {}:
         raise UsageError(f"{path}: {table} must be a table [{table}] of settings with their values; got {alone!r:.100}")
-    return entries
+    names = [name for name in content if name.startswith(f"{table}.")]
+    return {name.removeprefix(f"{table}."): content.pop(name) for name in names}
 
 
 def _values(name: str, given: Any, source: str) -> list[Any]:
@@ -342,7 +311,7 @@ def make_points(sweep: Sweep) -> Points:
     for given in combinations(sweep.axes):
         own = {name: value for name, value in given.items() if name.startswith(HYPER)}
         settings = {name: value for name, value in given.items() if name not in own}
-        config = resolve(sweep, settings, name_of(_only(given, varying)))
+        config = point_config(sweep, settings, name_of(_only(given, varying)))
         values = _only(_typed_values(config, settings), labels) | own
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
@@ -383,7 +352,7 @@ def label_names(axes: Sequence[Axis]) -> list[str]:
     return names
 
 
-def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
+def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     """Returns the checked settings of one point.
 
     Args:
@@ -399,25 +368,27 @@ def resolve(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
     for layer in layers:
         for setting in layer.settings:
             check_name(setting, layer.source)
-    follows, meant = False, []
     if sweep.start is not None:
         _refuse_contradiction(sweep.start, layers[-1].settings)
-    for layer in layers:
-        settings = {**layer.settings} | {name: None for name in PATHS if layer.settings.get(name) == ""}
-        if "partition_seed" in settings:
-            follows = settings["partition_seed"] == FOLLOW
-            settings |= {"partition_seed": 0} if follows else {}
-        meant.append((settings, layer.source))
+    unset = [{name: None for name in PATHS if layer.settings.get(name) == ""} for layer in layers]
+    meant = [({**layer.settings, **none}, layer.source) for layer, none in zip(layers, unset, strict=True)]
     config = layered(meant, sweep.start)
-    # by default only a drawn partition follows: seeds that share the rows of a file can be compared by their digests
-    is_asked = "partition_seed" in values or any("partition_seed" in layer.settings for layer in sweep.layers[1:])
-    if follows:
-        is_drawn = is_asked or not config.partition.startswith("file:")
-        config = dataclasses.replace(config, partition_seed=config.seed if is_drawn else Config.partition_seed)
+    if _follows_seed(config, layers):
+        config = dataclasses.replace(config, partition_seed=config.seed)
     try:
         return check(config)
     except UsageError as error:
         raise UsageError(f"point {name}: {error}" if name != ONLY else str(error)) from None
+
+
+def _follows_seed(config: Config, layers: Sequence[Layer]) -> bool:
+    """Returns whether the partition of a point is drawn with its seed: the sweep sets `seed` and no `partition_seed`.
+
+    The rows of a file are the same for all seeds, and stay comparable by their digests.
+    """
+    given = {name for layer in layers for name in layer.settings}
+    is_set = "partition_seed" in given or config.partition_seed != Config.partition_seed
+    return "seed" in given and not is_set and not config.partition.startswith("file:")
 
 
 def name_of(values: Mapping[str, Any]) -> str:
@@ -450,7 +421,7 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    kept = {name: value for name, value in values.items() if name in presets.SHORTHANDS or value in (FOLLOW, "native")}
+    kept = {name: value for name, value in values.items() if name in presets.SHORTHANDS or value == "native"}
     return {name: kept.get(name, flat.get(name)) for name in values}
 
 

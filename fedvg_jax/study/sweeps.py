@@ -1,8 +1,9 @@
 """Computes the points of a sweep in one process, which may share them with others; and `run_sweep` of Python.
 
 Points are ordered by their programs, so each program is compiled once, and a data set is read once for the points that
-follow one another. A point is a run with a folder of its own: finished points are skipped, one that was interrupted
-continues from its checkpoint, and one that fails is recorded, stops nothing, and is tried again by the next command.
+follow one another. A point is a run with a folder of its own, which the process locks that computes it: finished points
+are skipped, one that was interrupted continues from its checkpoint, and one that fails is recorded, stops nothing, and
+is tried again by the next command.
 
 From Python, objects may replace settings, and hyperparameters that they declare may be axes.
 """
@@ -11,12 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED
@@ -31,8 +36,9 @@ from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.sweep_folder import Failure, Observers
-from fedvg_jax.study.sweep_points import FOLLOW, HYPER, Layer, Point, Sweep
+from fedvg_jax.study.sweep_points import HYPER, Point, Sweep
 from fedvg_jax.views import tracking
+from fedvg_jax.views.output import say
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at points that other processes compute."""
@@ -71,7 +77,7 @@ def compute(
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
 
     Args:
-        points: in the order in which to compute them.
+        points: of the sweep.
         out: folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory.
         observers: what is called while the sweep is going on.
         given: what takes the place of settings, the same for all points.
@@ -87,15 +93,22 @@ def compute(
     work = Work(out, observers, given, keep or programs.keeper(), {}, {}, [])
     pending = list(points)
     while pending:
-        busy = []
-        for point in pending:
-            if not _compute_or_skip(work, point):
-                busy.append(point)
-            if work.stops:
-                return work.results, work.stops[0]
+        busy, groups = [], by_program(pending)
+        while groups:
+            groups.sort(key=functools.partial(_has_begun, out))  # programs that no process has compiled come first
+            for point in groups.pop(0):
+                if not _compute_or_skip(work, point):
+                    busy.append(point)
+                if work.stops:
+                    return work.results, work.stops[0]
         if pending := busy:
             time.sleep(POLL_SECONDS)
     return work.results, None
+
+
+def _has_begun(out: Path | None, group: Sequence[Point]) -> bool:
+    """Returns whether some process has begun a point of a program."""
+    return out is not None and any(sweep_folder.point_folder(out, point.name).exists() for point in group)
 
 
 def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
@@ -223,6 +236,12 @@ def _config_in(folder: Path | None, config: Config) -> Config:
     return dataclasses.replace(config, out=folder, resume=resume)
 
 
+OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
+"""Settings that name tensors or sizes of a model, which only its building can check."""
+
+OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
+"""Settings of which every combination is built before the first point."""
+
 REPLACED = {
     "partition": ("holdout",),
     "task": simulation.MODEL_SETTINGS,
@@ -232,8 +251,8 @@ REPLACED = {
 """Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
 
 
-def check(points: Sequence[Point], given: Given, keep: programs.Keep) -> None:
-    """Checks the given objects before the first run.
+def check(points: Sequence[Point], given: Given = Given(), keep: programs.Keep | None = None) -> None:  # noqa: B008
+    """Checks the given objects, and the settings of tensors, before the first run.
 
     Args:
         points: of the sweep.
@@ -241,8 +260,8 @@ def check(points: Sequence[Point], given: Given, keep: programs.Keep) -> None:
         keep: keeps the programs of what is given.
 
     Raises:
-        UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or the data,
-            the partition or an object cannot be used.
+        UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
+            data, the partition or an object cannot be used.
     """
     varied = dict.fromkeys(name for point in points for name in point.values)
     for argument, setting in PASSED.items():
@@ -255,9 +274,20 @@ def check(points: Sequence[Point], given: Given, keep: programs.Keep) -> None:
             if name in replaced or any(condition.setting == setting for condition in used):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     of_points = [with_hyper_values(point.values, given) for point in points]
-    if all(value is None for value in of_points[0]):
+    are_given = any(value is not None for of_point in of_points[:1] for value in of_point)
+    first_of_each: dict[tuple, Point] = {}
+    for point in points:
+        if are_given or any(SETTINGS[name].get(point.config) for name in OF_TENSORS):
+            of_model = (SETTINGS[name].get(point.config) for name in OF_MODEL)
+            first_of_each.setdefault((data_key(point.config), *of_model), point)
+    sim, work = None, Work(None, Observers(), given, keep or programs.keeper(), {}, {}, [])
+    for point in reversed(first_of_each.values()):
+        try:
+            sim = simulation_of(work, point)
+        except UsageError as error:
+            raise UsageError(f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)) from None
+    if not are_given or sim is None:
         return
-    sim = simulation.assemble(points[0].config, of_points[0], keep)
     own = {name: getattr(sim, name) for name in ("algorithm", "weighting") if getattr(given, name) is not None}
     of_groups = [(name, SETTINGS[name].facts) for name in points[0].values if "." in name and name in SETTINGS]
     for (argument, part), (name, facts) in itertools.product(own.items(), of_groups):
@@ -289,9 +319,7 @@ def run_sweep(
     """
     sweep_points.refuse_set(start)
     parsed = sweep_points.parse_axes(axes)
-    follows = any("seed" in axis.names for axis in parsed) and start.partition_seed == Config.partition_seed
-    sweep = Sweep(parsed, (Layer({"partition_seed": FOLLOW}, "sweep"),) if follows else (), start)
-    made = sweep_points.make_points(sweep)
+    made = sweep_points.make_points(Sweep(parsed, start=start))
     points = made.points
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
     single = {axis.names[0]: axis.values[0][0] for axis in parsed if len(axis.values) == 1}
@@ -304,18 +332,10 @@ def run_sweep(
     keep = programs.keeper()
     check(points, given, keep)
     if out:
-        sweep_folder.open_folder(out, {**sweep_folder.document(made), "given": described}, points)
-    ordered = [point for group in by_program(points) for point in group]
-    with contextlib.ExitStack() as stack:
-        observers = Observers()
-        if progress:
-            from rich.console import Console
-
-            from fedvg_jax.study.sweep_progress import sweep_progress
-
-            num_done = sum(sweep_folder.is_done(out, point) for point in points) if out else 0
-            observers = stack.enter_context(sweep_progress(Console(), len(points), num_done))
-        results, stopped_by = compute(ordered, out, observers, given, keep)
+        sweep_folder.open_folder(out, sweep_folder.document(made, points, described))
+    shown = sweep_progress(Console(), points, out) if progress else contextlib.nullcontext(Observers())
+    with shown as observers:
+        results, stopped_by = compute(points, out, observers, given, keep)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
     if stopped_by is not None:
@@ -323,3 +343,70 @@ def run_sweep(
     if out:
         return load(points, out)
     return [SweepResult(p.name, p.values, results[p.name]) for p in points if p.name in results]
+
+
+# --- progress
+
+
+def duration(seconds: float) -> str:
+    """Returns a number of seconds in the largest fitting unit.
+
+    >>> duration(42.4), duration(300), duration(9000)
+    ('42 s', '5 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def sweep_progress(console: Console, points: Sequence[Point], out: Path | None) -> Iterator[Observers]:
+    """Shows points and rounds as they finish; yields what the sweep reports to.
+
+    In a terminal: two bars. Elsewhere: a line per point of this process, which counts those of other processes, too.
+
+    Args:
+        console: where to print.
+        points: of the sweep.
+        out: its folder, if it has one.
+    """
+    waiting = [point for point in points if out is None or not sweep_folder.is_done(out, point)]
+    num_left, started = len(waiting), time.perf_counter()
+
+    def left() -> str:
+        """Returns the time left in words: the points left, at the pace of those that ended since the start."""
+        if len(waiting) == num_left:
+            return "time left unknown"
+        pace = (time.perf_counter() - started) / (num_left - len(waiting))
+        return f"about {duration(pace * len(waiting))} left"
+
+    log = functools.partial(say, console)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    shown = TextColumn("{task.fields[text]}", markup=False)
+    with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("points", total=len(points), completed=len(points) - len(waiting), text="")
+        rounds = progress.add_task("rounds", total=None, text="")
+
+        def start(point: Point) -> None:
+            progress.reset(rounds, total=point.config.rounds, text=point.name)
+
+        def count(point: Point, records: list[Record]) -> None:
+            progress.update(rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name)
+
+        def end(point: Point, result: History | Failure) -> None:
+            waiting[:] = [p for p in waiting if p.name != point.name and not (out and sweep_folder.is_done(out, p))]
+            num_done = len(points) - len(waiting)
+            log(f"{num_done}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
+            progress.update(bar, completed=num_done, text=left())
+
+        yield Observers(start, count, end, log)
+
+
+def result_text(result: History | Failure) -> str:
+    """Returns the result of a point in a few words."""
+    if isinstance(result, Failure):
+        return f"{result.kind} in round {result.round} ({result.reason})"
+    name = "accuracy" if "test_accuracy_final" in result.summary else "loss"
+    value = result.summary.get(f"test_{name}_final")
+    text = f"{value:.2%}" if name == "accuracy" and value is not None else f"{value}"
+    return f"test {name} {text}, {result.summary['run_seconds']:.1f} s"

@@ -21,7 +21,18 @@ from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_points
-from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Points, Sweep, combinations, make_points, name_of, resolve
+from fedvg_jax.study.cells import value_text
+from fedvg_jax.study.sweep_points import (
+    RANGED,
+    Axis,
+    Point,
+    Points,
+    Sweep,
+    combinations,
+    make_points,
+    name_of,
+    point_config,
+)
 
 FOLDER = "tuning"
 """Folder of the tuning runs inside that of the sweep."""
@@ -42,7 +53,12 @@ class Tuning(NamedTuple):
     @property
     def settings(self) -> tuple[str, ...]:
         """The tuned settings."""
-        return tuple(name for axis in self.axes for name in axis.names)
+        return tuple(self.grid)
+
+    @property
+    def grid(self) -> dict[str, list[Any]]:
+        """Tuned setting -> its values."""
+        return {name: values for axis in self.axes for name, values in axis.as_json().items()}
 
 
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0) -> Tuning | None:
@@ -96,7 +112,7 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
                 f"seeds are in a [[zip]] ({', '.join(axis.names)}), and cannot be tuned over; put seed in [axes]"
             )
     _refuse_shared_seeds(sweep, tuning)
-    kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED or "follow" in axis.values[0])
+    kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED)
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
     points = make_points(sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip()))
     cells = {cell_of(point.values) for point in make_points(sweep._replace(axes=kept)).points}
@@ -111,7 +127,7 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
 def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
     """Raises UsageError for a seed of the tuning runs that is a seed of the points, too."""
     points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
-    points = points or {resolve(sweep, combinations(sweep.axes)[0]).seed}
+    points = points or {point_config(sweep, combinations(sweep.axes)[0]).seed}
     if shared := sorted(points & {*tuning.seeds}):
         raise UsageError(f"seed {shared[0]} is a seed of the tuning runs and of the points; give other --tune-seeds")
 
@@ -189,11 +205,35 @@ def chosen_points(points: Sequence[Point], choices: Mapping[str, Choice]) -> lis
     return [point._replace(config=config) for point, config in zip(points, configs, strict=True)]
 
 
+def value_texts(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Returns chosen values in words, which say of a number that it is at an end of its grid.
+
+    Args:
+        values: tuned setting -> chosen value.
+        grid: tuned setting -> values that were tried.
+
+    >>> value_texts({"lr": 0.1, "fedvg.norm": "l1"}, {"lr": [0.1, 0.01], "fedvg.norm": ["l1", "l2"]})
+    ['lr 0.1 (the largest of its grid)', 'fedvg.norm l1']
+    """
+    texts = []
+    for name, value in values.items():
+        tried = [v for v in grid.get(name, ()) if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        ends = {"largest": max, "smallest": min} if len(tried) > 1 else {}
+        end = next((f" (the {word} of its grid)" for word, end in ends.items() if value == end(tried)), "")
+        texts.append(f"{name} {value_text(value)}{end}")
+    return texts
+
+
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
     """Returns the entry `tuning` of sweep.json."""
-    grid = {name: values for axis in tuning.axes for name, values in axis.as_json().items()}
     chosen = {cell: choice._asdict() for cell, choice in choices.items()}
-    entry = {"settings": grid, "seeds": list(tuning.seeds), "budget": tuning.budget, "select": "val", "chosen": chosen}
+    entry = {
+        "settings": tuning.grid,
+        "seeds": list(tuning.seeds),
+        "budget": tuning.budget,
+        "select": "val",
+        "chosen": chosen,
+    }
     return plain(entry)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import re
+import os
 import signal
 import sys
-import threading
 import time
 import types
 
@@ -87,38 +85,19 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.points.points} == {(3.0, 5, 0.5)}
 
 
-REFUSED = {
-    "unknown flag": (["--lrr", "1", "2"], "unknown argument --lrr; did you mean --lr?"),
-    "out of range": (["--alpha", "0.1", "0"], "point alpha=0: alpha must be > 0"),
-    "records as an axis": (
-        ["--record", "confusion", "client_drift"],
-        "record cannot be an axis, because it changes no result; give one value: confusion,client_drift",
-    ),
-    "no shard": (["--shard", "3/2"], "--shard must be I/N with I from 1 to N"),
-    "no executor": (["--executor", "sge"], "unknown executor 'sge'; allowed: processes, submitit"),
-    "options without submitit": (["--slurm", "partition=x"], "--slurm is for --executor submitit"),
-    "tuned axis": (["--lr", "0.1", "0.2", "--tune", "lr", "0.3"], "lr is an axis of the sweep and tuned"),
-    "flag given twice": (
-        ["--seed", "0:2", "--seed", "3:5"],
-        "--seed is given twice; give it once, with all its values",
-    ),
-    "tuned nothing": (["--tune"], "--tune needs a setting and the values to try"),
-    "tuned method": (["--tune", "method", "fedavg", "fedvg"], "method cannot be tuned; make it an axis"),
-    "seeds of the points": (["--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"], "seed 2 is a seed of the"),
-    "numbers with commas": (["--alpha", "0.05,0.5"], "separated by spaces: 0.05 0.5"),
-    "no own models": (
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--alpha", "0.1", "0"],
         ["--method", "ditto", "fedavg", "--record", "personal_accuracy"],
-        "record personal_accuracy needs personal models",
-    ),
-    "missing data": (["--dataset", "stl10", "--data-dir", "no"], "no: no such folder"),
-}
-
-
-@pytest.mark.parametrize(("words", "message"), REFUSED.values(), ids=REFUSED)
-def test_mistakes_are_one_line_and_exit_code_2_before_anything_is_written(words, message, capsys, tmp_path):
-    assert sweep.main([*words, "--out", str(tmp_path / "out")]) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err and shown.err.count("\n") == 1 and not (tmp_path / "out").exists()
+        ["--dataset", "stl10", "--data-dir", "nowhere"],
+        ["--lora", "0", "2", "99", "--model", "mlp"],
+    ],
+    ids=["a value", "a record", "data", "a rank"],
+)
+def test_all_points_are_checked_before_the_first_and_mistakes_have_exit_code_2(words, capsys, tmp_path):
+    assert sweep.main(short(*words, "--out", str(tmp_path / "out"))) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_path):
@@ -134,7 +113,7 @@ def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_p
 def test_dry_run_lists_unfinished_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_estimate", lambda group: (60.0 * len(group), 0.0))
     monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name == "seed=1")
-    code, out, _ = run("--seed", "0:6", "--shard", "1/2", "--dry-run")
+    code, out, _ = run("--seed", "0:3", "--dry-run")
     assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == ["  seed=0", "  seed=2"]
     assert "2 points, 1 program: about 2 min" in out and "; 1 of 3 points finished" in out
     monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: True)
@@ -159,25 +138,6 @@ def test_points_of_which_no_study_can_be_made_are_an_error(run, monkeypatch):
     assert (code, err) == (2, "error: the runs are of different data\n") and "folder of the sweep" in out
 
 
-def test_report_is_written_after_one_that_another_process_began_earlier(run, tmp_path, monkeypatch):
-    """That one may lack runs that have ended since."""
-    (tmp_path / "out").mkdir()
-    claim, written, draw = contextlib.ExitStack(), [], sweep._draw_report
-    claim.enter_context(files.claimed(tmp_path / "out" / ".report"))
-
-    def end_earlier_one():
-        written.append("earlier")
-        claim.close()
-
-    def begin(*arguments):
-        threading.Timer(0.2, end_earlier_one).start()
-        return draw(*arguments)
-
-    monkeypatch.setattr(sweep, "_draw_report", begin)
-    monkeypatch.setattr(report, "write", lambda dirs, out: written.append("ours") or written_in(out))
-    assert run("--seed", "0")[0] == 0 and written == ["earlier", "ours"]
-
-
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
     code, out, err = run("--lr", "0.2", "1e30", "--seed", "0")
     assert (code, err) == (0, "") and "– ‡" in out and "‡ lr=1e+30: diverged in round 1" in out
@@ -193,23 +153,15 @@ def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, 
     assert code == 2 and err.count("\n") == 1 and "1 point failed, such as lr=0.3" in err
 
 
-def test_shards_compute_all_points_once_between_them(run, monkeypatch):
-    computed, simulate = [], loop.run_simulation
-    monkeypatch.setattr(
-        loop, "run_simulation", lambda sim, **given: computed.append(sim.config.seed) or simulate(sim, **given)
-    )
-    first, second = (run("--seed", "0:2", "--shard", f"{i}/2") for i in (1, 2))
-    assert (first[0], second[0], computed) == (0, 0, [0, 1])
-    assert "the report is written by the command without --shard" in first[1]
-    assert "† seed=1: no run folder yet" in first[1] and "n = 2 runs per cell" in second[1]
-
-
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
     words = ["--alpha", "0.5", "5", "--seed", "3", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7"]
     words += ["--partition-seed", "42"]
     code, out, err = run(*words)
     assert (code, err) == (0, "")
-    assert "tuning lr first: 4 points with 1 seed" in out and "alpha=5: lr 0.2 (validation accuracy" in out
+    assert (
+        "tuning lr first: 4 points with 1 seed" in out
+        and "alpha=5: lr 0.2 (the largest of its grid) (validation accuracy" in out
+    )
     content = json.loads((tmp_path / "out" / "sweep.json").read_text())
     tuning = content["tuning"]
     assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7] and tuning["select"] == "val"
@@ -232,48 +184,29 @@ def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
     assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
 
 
-def test_points_of_a_job_of_submitit_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # otherwise its import closes the stream that pytest captures
-    pytest.importorskip("submitit", reason="jobs of a cluster need the slurm extra")
-    words = ["--rounds", "1", "--seed", "0:2", "--executor", "submitit"]
-    words += ["--slurm", "timeout_min=5"]
-    code, out, err = run(*words)
-    assert (code, err) == (0, "") and "2/2" in out and "n = 2 runs per cell" in out
-    assert re.search(rf"1 job of \w+: \S+; logs in {tmp_path}/out/submitit", out)
-    for seed in range(2):
-        computed = fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}")
+@pytest.mark.parametrize("jobs", ["processes", "submitit"])
+def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch, jobs):
+    """Tuning runs, too; a job of submitit writes the report of the sweep itself."""
+    words = ["--seed", "0:2", "--tune", "lr", "0.1", "0.2", "--tune-seeds", "7", "--rounds", "1", "--jobs", "2"]
+    if jobs == "submitit":
+        monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # otherwise its import closes the stream of pytest
+        pytest.importorskip("submitit", reason="jobs of a cluster need the slurm extra")
+        words += ["--executor", "submitit", "--slurm", "timeout_min=5"]
+    cores, variables = os.sched_getaffinity(0), dict(os.environ)
+    try:
+        code, _, err = run(*words)
+    finally:
+        os.sched_setaffinity(0, cores)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+    assert (code, err) == (0, "")
+    folders, deadline = [tmp_path / "out" / "points" / f"seed={seed}" for seed in range(2)], time.monotonic() + 240
+    while jobs == "submitit" and not (tmp_path / "out" / "report" / "report.html").exists():
+        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.rglob("*_log.*")]
+        time.sleep(0.2)
+    for computed in map(fedvg_jax.History.load, folders):
         alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
         assert timeless(computed.records) == timeless(alone.records)
-
-
-def test_points_of_a_lost_job_are_unfinished_and_the_same_command_computes_them(run, tmp_path, monkeypatch):
-    """With a module in place of submitit, of whose two jobs neither computes a point and the second is lost."""
-    errors = [None, RuntimeError("Job (task=0) failed with trace:\n  File sweep.py\n")]
-
-    class AutoExecutor:
-        cluster = "slurm"
-
-        def __init__(self, folder):
-            folder.mkdir()
-
-        def update_parameters(self, **parameters):
-            assert parameters == {"timeout_min": 5, "name": "fedvg-sweep", "slurm_partition": "gpu"}
-
-        def map_array(self, function, points, folders, shares):
-            assert [len(several) for several in points] == [2, 2] and list(shares) == [(1, 2), (2, 2)]
-            return [
-                types.SimpleNamespace(job_id=f"7_{i}", done=lambda: True, exception=lambda error=error: error)
-                for i, error in enumerate(errors)
-            ]
-
-    monkeypatch.setitem(sys.modules, "submitit", types.SimpleNamespace(AutoExecutor=AutoExecutor))
-    words = ["--executor", "submitit", "--slurm", "timeout_min=5", "slurm_partition=gpu", "--jobs", "2"]
-    code, out, err = run("--seed", "0:2", *words)
-    assert (code, err) == (2, "error: 2 points not finished, such as seed=0; the same command continues them\n")
-    lost = "job 7_1 was lost: Job (task=0) failed with trace: File sweep.py; its points are unfinished"
-    assert re.findall("job .* was lost.*", out) == [lost]
-    code, out, err = run("--seed", "0:2")
-    assert (code, err) == (0, "") and "n = 2 runs per cell" in out
 
 
 def test_jobs_that_the_cluster_refuses_are_an_error(run, monkeypatch):

@@ -5,7 +5,16 @@ import json
 
 import pytest
 from support.files import one_line
-from support.run_folders import write_digests, write_json, write_manifest, write_run, write_summary, write_sweep
+from support.run_folders import (
+    settings_of,
+    write_digests,
+    write_document,
+    write_json,
+    write_manifest,
+    write_run,
+    write_summary,
+    write_sweep,
+)
 
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
@@ -99,10 +108,11 @@ def test_setting_that_a_sweep_does_not_vary_is_refused_unless_it_was_tuned(tmp_p
     with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'"):
         collect([sweep])
     chosen = {f"method={name}": {"values": {"lr": lr}} for name, lr in {"fedavg": 0.3, "fedvg": 0.1}.items()}
-    edit(sweep / "sweep.json", tuning={"chosen": chosen})
+    edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.03, 0.1, 0.3]}, "chosen": chosen})
     study = collect([sweep])
     assert study.scenarios == ((),) and "lr" not in study.settings
-    assert study.notes == ("chosen on the validation set: method=fedavg: lr 0.3; method=fedvg: lr 0.1",)
+    at_end = "lr 0.3 (the largest of its grid)"
+    assert study.notes == (f"chosen on the validation set: method=fedavg: {at_end}; method=fedvg: lr 0.1",)
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
     with pytest.raises(UsageError, match=r"lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'; 0\.2 for 'fedprox'"):
         collect([sweep, tmp_path / "untuned"])
@@ -112,39 +122,27 @@ def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
     """Seeds of two sweeps would be one cell of two learning rates."""
     for seed, lr in ((0, 0.1), (1, 0.3)):
         sweep = write_sweep(tmp_path / f"s{seed}", {"method": ["fedavg"], "seed": [seed]}, lambda v: (0.5, 0.6), lr=lr)
-        edit(sweep / "sweep.json", tuning={"chosen": {"method=fedavg": {"values": {"lr": lr}}}})
+        chosen = {"method=fedavg": {"values": {"lr": lr}}}
+        edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.1, 0.3]}, "chosen": chosen})
     with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for 'fedavg'; 0\.3 for 'fedavg'"):
         collect([tmp_path / "s0", tmp_path / "s1"])
     assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
 
 
-def test_axes_that_go_together_are_one_scenario(tmp_path):
-    """Settings that follow from data set and model, as those of a preset do, are no axes."""
-    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: None)
-    pairs = [("digits", "mlp", 5), ("cifar10", "lenet5", 2)]
-    points = []
-    for method in ("fedavg", "fedvg"):
-        for dataset, model, epochs in pairs:
-            values = {"method": method, "dataset": dataset, "model": model}
-            points.append({"name": ",".join(values.values()), "values": values})
-            write_run(sweep / "points" / points[-1]["name"], local_epochs=epochs, **values)
-    axes = [{"method": ["fedavg", "fedvg"]}, {"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}]
-    write_json(sweep / "sweep.json", {"version": 1, "title": "", "axes": axes, "points": points})
-    study = collect([sweep])
-    assert study.title == "s" and len(study.cells) == 4
-    assert study.scenarios == tuple((("dataset", d), ("model", m)) for d, m, _ in sorted(pairs))
-
-
 @pytest.mark.parametrize("in_sweep", [True, False], ids=["sweep", "folders"])
-def test_models_that_follow_from_the_data_set_are_no_axis(tmp_path, in_sweep):
-    """A run that is missing is marked in its own cell, although no file says which model it has."""
-    axes = {"method": ["fedavg", "fedvg"], "dataset": ["digits", "literature"], "seed": [0, 1]}
-    sweep = write_sweep(tmp_path / "s", axes, lambda v: None)
-    for point in json.loads((sweep / "sweep.json").read_text())["points"]:
-        if point["values"] != {"method": "fedvg", "dataset": "digits", "seed": 1}:
-            of_preset = {"model": "gru" if point["values"]["dataset"] == "literature" else "mlp"}
-            write_run(sweep / "points" / point["name"], (0.5,), **point["values"], **of_preset)
-    study = collect([sweep if in_sweep else sweep / "points"], partial=True)
+def test_settings_that_follow_from_others_are_in_no_scenario(tmp_path, in_sweep):
+    """As models and those of a preset from the data set. A run that is missing has the settings that its sweep says."""
+    of_set, points = {"digits": ("mlp", 5), "literature": ("gru", 2)}, {}
+    for method, dataset, seed in itertools.product(("fedavg", "fedvg"), of_set, (0, 1)):
+        model, epochs = of_set[dataset]
+        values = {"method": method, "dataset": dataset, "model": model, "seed": seed}
+        name = f"{method},{dataset},{seed}"
+        points[name] = values, settings_of(rounds=1, local_epochs=epochs, **values)
+        if name != "fedvg,digits,1":
+            write_run(tmp_path / "s" / "points" / name, (0.5,), local_epochs=epochs, **values)
+    axes = [{"method": ["fedavg", "fedvg"]}, {"dataset": [*of_set], "model": ["mlp", "gru"]}, {"seed": [0, 1]}]
+    write_document(tmp_path / "s", axes, points)
+    study = collect([tmp_path / "s" if in_sweep else tmp_path / "s" / "points"], partial=True)
     assert study.methods == ("fedavg", "fedvg")
     assert study.scenarios == ((("dataset", "digits"),), (("dataset", "literature"),))
     assert [len(study.cell("fedvg", scenario).missing) for scenario in study.scenarios] == [1, 0]
@@ -169,8 +167,6 @@ def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):
     lost = {"method": "fedavg", "seed": 1}
     write_sweep(tmp_path / "a", axes, lambda v: None if v == lost else (0.5,), fedprox={"mu": 0.1})
     write_sweep(tmp_path / "b", {"method": ["fedprox"], "seed": [0, 1]}, lambda v: (0.5,), fedprox={"mu": 0.2})
-    for name, mu in {"a": 0.1, "b": 0.2}.items():
-        edit(tmp_path / name / "sweep.json", base={"fedprox.mu": mu})
     study = collect([tmp_path / "a", tmp_path / "b"], partial=True)
     assert study.methods == ("fedavg", "fedprox, mu 0.1", "fedprox, mu 0.2")
     assert [len(study.cell(method, ()).missing) for method in study.methods] == [1, 0, 0]
@@ -318,24 +314,18 @@ def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
         assert sorted(losses) == pytest.approx(expected)
 
 
-def test_points_without_a_folder_have_the_names_of_those_with_one(tmp_path):
-    weightings = {"weighting": ["fedvg", "samples", "uniform"], "partition_seed": ["follow"], "seed": [0, 1]}
-    sweep = write_sweep(tmp_path / "s", weightings, lambda v: (0.5, 0.6) if v["seed"] == 0 else None)
-    study = collect([sweep], partial=True)
-    assert study.methods == ("fedvg", "fedavg", "uniform")
-    assert all(len(cell.runs) == len(cell.missing) == 1 for cell in study.cells.values())
-
-
 @pytest.mark.parametrize("first", ["fedper", "fedavg"])
 def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp_path, first):
     """Without the local tensors of a personal method that has."""
     methods = [first, *(name for name in ("fedavg", "fedvg") if name != first)]
     sweep = write_sweep(
-        tmp_path / "s", {"method": methods, "seed": [0, 1]}, lambda v: (0.5,) if v["method"] == first else None
+        tmp_path / "s",
+        {"method": methods, "seed": [0, 1]},
+        lambda v: (0.5,) if v == {"method": first, "seed": 0} else None,
     )
     study = collect([sweep], partial=True)
     assert study.methods == tuple(methods) and study.scenarios == ((),)
-    assert [len(study.cell(method, ()).missing) for method in methods] == [0, *[2] * (len(methods) - 1)]
+    assert [len(study.cell(method, ()).missing) for method in methods] == [1, *[2] * (len(methods) - 1)]
 
 
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):

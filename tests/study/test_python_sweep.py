@@ -2,17 +2,19 @@
 
 import dataclasses
 import json
+import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.files import usage_error
+from support import linear
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.runs.record import provenance
 from fedvg_jax.study import sweep_points
+from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 
@@ -44,7 +46,7 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
 def test_folder_of_an_axis_with_one_value_is_refused_for_another_value(tmp_path):
     fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0]}, tmp_path / "s", weighting=tempered)
     for axes in ({"hyper.T": [4.0]}, {"hyper.T": [4.0, 4.0]}, {}):
-        with pytest.raises(fv.UsageError, match="holds a sweep with another value of hyper; name another folder"):
+        with pytest.raises(fv.UsageError, match="holds another sweep: hyper is of other code or values"):
             fv.run_sweep(CONFIG, {"seed": [0], **axes}, tmp_path / "s", weighting=tempered)
     again = fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s", weighting=tempered, hyper={"T": np.float32(0.0)})
     assert again[0].result.summary["parts"] == 1
@@ -54,25 +56,6 @@ def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers
     for values in ([np.float32(0.5), np.float64(2)], np.array([0.5, 2]), jnp.array([0.5, 2]), [0.5, 2, 2.0]):
         (axis,) = sweep_points.parse_axes({"hyper.T": values})
         assert json.dumps(axis.as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"axes": {"hyper.T": [1.0, 9.0]}, "weighting": tempered}, "hyperparameter 'T' must be in [0, 4]; got 9.0"),
-        ({"axes": {"hyper.U": [1.0]}, "weighting": tempered}, "unknown hyperparameter 'U'"),
-        ({"axes": {"hyper.T": 1.0}, "weighting": tempered}, "hyper.T must be a list of numbers; got 1.0"),
-        ({"axes": {"weighting": ["samples", "uniform"]}, "weighting": tempered}, "has no effect beside weighting="),
-        ({"axes": {"fedvg.norm": ["l1", "l2"]}, "weighting": tempered}, "fedvg.norm has no effect beside weighting="),
-        ({"axes": {"alpha": [0.1, 1.0]}, "partition": [np.arange(50)] * 4}, "has no effect beside partition="),
-        ({"axes": {"val_ratio": [0.1, 0.2]}, "partition": ([], [], [])}, "val_ratio has no effect beside partition="),
-        ({"partition": [np.arange(50)] * 4}, "row 0 occurs 4 times"),
-    ],
-    ids=["range", "unknown", "number", "weighting", "norm", "partition", "ratio", "rows"],
-)
-def test_objects_that_cannot_work_are_refused_before_the_first_run(changes, message):
-    with usage_error(message):
-        fv.run_sweep(CONFIG, **changes)
 
 
 def test_other_objects_have_another_description_in_the_folder_of_a_sweep():
@@ -91,3 +74,33 @@ def test_other_objects_have_another_description_in_the_folder_of_a_sweep():
         assert given(data=changed) != given(data=known)
     for name, other in others.items():
         assert {n for n, text in given(**{**base, name: other}).items() if given(**base)[n] != text} == {name}
+
+
+TRACKED = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
+
+
+def sweep(axes, config=TRACKED, **arguments):
+    return fv.run_sweep(config, axes, **linear.GIVEN, **arguments)
+
+
+def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, caplog):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "fedvg_jax.views.tracking.wandb_run", None)
+    results = sweep({"seed": "0:2"}, track="wandb")
+    lines = [record.getMessage() for record in caplog.records]
+    assert [result.name for result in results] == ["seed=0", "seed=1"]
+    assert [line.partition(": ")[0] for line in lines] == ["seed=0", "seed=1"]
+    assert all("tracker wandb failed, and the run continues without it" in line for line in lines)
+
+
+@pytest.mark.usefixtures("traced")
+def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
+    """Their manifests name no given data; with two of them the report would refuse the runs as one study."""
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    from fedvg_jax.study.collect import collect
+
+    config = dataclasses.replace(TRACKED, model="linear")
+    fv.run_sweep(config, {"dataset": ["digits", "breast_cancer"]}, tmp_path / "s")
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "s").rglob("manifest.json")]
+    assert len(manifests) == 2 and not any("data" in manifest["given"] for manifest in manifests)
+    assert len(collect([tmp_path / "s"]).scenarios) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import signal
 import threading
@@ -10,31 +11,31 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from rich.console import Console
 from support.small_sweeps import BASE, histories, timeless
 
 import fedvg_jax
+from fedvg_jax.config import Config, flatten
+from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.study import cells, report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.sweep_points import Point
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
-FOLLOWING = (sweep_points.Layer({"partition_seed": "follow"}, "sweep"),)
-
 
 CONFIG = dataclasses.replace(BASE, model="linear")
 
 
 def open_sweep(out, swept=AXES, config=CONFIG):
     """The points of a sweep in a folder made for them."""
-    sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), FOLLOWING, config)
-    points = sweep_points.make_points(sweep)
-    sweep_folder.open_folder(out, sweep_folder.document(points), points.points)
-    return points.points
+    made = sweep_points.make_points(sweep_points.Sweep(sweep_points.parse_axes(swept), start=config))
+    sweep_folder.open_folder(out, sweep_folder.document(made, made.points))
+    return made.points
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +55,8 @@ def test_point_of_a_sweep_equals_the_run_alone(whole):
         }
 
 
-def test_sweep_without_a_folder_has_the_same_results_and_compiles_nothing_again(whole):
-    num_compiled = programs._compiled.store.cache_info().misses
+def test_sweep_without_a_folder_has_the_same_results(whole):
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES)) == histories(whole[1])
-    assert programs._compiled.store.cache_info().misses == num_compiled
 
 
 def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(whole):
@@ -75,9 +74,11 @@ def test_finished_points_are_listed_verify_and_are_not_computed_again(whole, mon
     monkeypatch.setattr(loop, "run_simulation", None)
     out, results = whole
     content = json.loads((out / "sweep.json").read_text())
-    assert content["version"] == 1 and content["base"]["rounds"] == 4
     assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
-    assert content["points"] == [{"name": r.name, "values": r.values} for r in results]
+    assert [(p["name"], p["values"]) for p in content["points"]] == [(r.name, r.values) for r in results]
+    for point, result in zip(content["points"], results, strict=True):
+        recorded = {name: value for name, value in flatten(result.result.config).items() if name not in HOST}
+        assert plain(recorded) == {**content["base"], **point["settings"]}
     for result in results:
         assert not digests.check(out / "points" / result.name)
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(results)
@@ -197,16 +198,29 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     assert len(tried) == 4 * len(points)
 
 
-def test_folder_of_another_sweep_is_refused_in_one_line(whole, tmp_path):
+def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):
     out, _ = whole
-    with pytest.raises(UsageError, match=r"holds a sweep with other points \(\d+, such as alpha=0.5,seed=0\)"):
-        fedvg_jax.run_sweep(CONFIG, {"alpha": [0.1, 0.2]}, out)
+    before = (out / "sweep.json").read_bytes()
     more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
-    with pytest.raises(UsageError, match=r"ran with other settings: lr 0.1 -> 0.3"):
-        fedvg_jax.run_sweep(CONFIG, {**more, "lr": 0.3}, out)
+    for axes, named in (({"alpha": [0.1, 0.2]}, "alpha=0.5,seed=0"), ({**more, "lr": 0.3}, r"lr 0.1 -> 0.3")):
+        with pytest.raises(UsageError, match=f"holds another sweep: .*{named}"):
+            fedvg_jax.run_sweep(CONFIG, axes, out)
+    assert (out / "sweep.json").read_bytes() == before
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is taken and holds no sweep"):
         fedvg_jax.run_sweep(CONFIG, AXES, tmp_path)
+
+
+def test_processes_take_the_programs_that_no_process_has_begun_first(tmp_path, monkeypatch):
+    """So that few programs are compiled twice; and the points of others where they are free."""
+    out, computed = tmp_path / "out", []
+    points = open_sweep(out, {"weighting": ["uniform", "samples"], "seed": [0, 1]})
+    sweep_folder.point_folder(out, points[0].name).mkdir()
+    monkeypatch.setattr(
+        sweeps, "_compute_point", lambda work, point: computed.append(point) or Failure("failed", 0, "")
+    )
+    sweeps.compute(points, out)
+    assert [p.name for p in computed] == [points[i].name for i in (2, 3, 0, 1)]
 
 
 def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(tmp_path, monkeypatch):
@@ -238,20 +252,28 @@ def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(
         if swept is AXES:
             open_sweep(tmp_path / "out", swept)
         else:
-            with pytest.raises(UsageError, match="holds a sweep with other points"):
+            with pytest.raises(UsageError, match="holds another sweep"):
                 open_sweep(tmp_path / "out", swept)
         assert first.result()
     assert len(sweep_folder.read(tmp_path / "out").points) == 2
 
 
-def test_missing_data_are_refused_before_the_first_point(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
-        fedvg_jax.run_sweep(CONFIG, {("dataset", "data_dir"): [("digits", None), ("stl10", "no")]}, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("read", [run_folder.read_config])
-def test_the_folder_of_a_sweep_is_named_as_such(tmp_path, read):
+def test_the_folder_of_a_sweep_is_named_as_such(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(UsageError, match=r"is a sweep; name the folders of its runs, .*points/\*"):
-        read(tmp_path)
+        run_folder.read_config(tmp_path)
+
+
+def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_here_and_elsewhere(tmp_path, monkeypatch):
+    """Eight points, of which one was done before; two end in 100 s, and so the other five in 250 s."""
+    now, text = [0.0], io.StringIO()
+    monkeypatch.setattr(sweeps.time, "perf_counter", lambda: now[0])
+    points = [Point(f"seed={i}", {"seed": i}, Config(seed=i, rounds=10)) for i in range(8)]
+    done = {points[0].name}
+    monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name in done)
+    with sweeps.sweep_progress(Console(file=text, width=200), points, tmp_path) as observers:
+        observers.on_start(points[1])
+        now[0] = 100.0
+        done.add(points[2].name)
+        observers.on_end(points[1], Failure("diverged", 3, "not finite"))
+    assert text.getvalue() == "3/8  seed=1: diverged in round 3 (not finite), about 4 min left\n"

@@ -31,11 +31,6 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
     return tuning.choose(out, points, grid)
 
 
-def test_tuning_seeds_are_whole_numbers():
-    with one_line(r"tune: seeds must be whole numbers, or a range such as 1000:1002; got \[1000, 1001\]"):
-        tuning.make_tuning({"lr": [0.1]}, [[1000, 1001]])
-
-
 def test_the_best_value_is_chosen_for_every_cell(tmp_path):
     """The best mean over the seeds, the first of equal ones, and none of which a run diverged."""
     table = {(0.1, 5): 0.9, (0.1, 6): 0.1, (0.2, 5): 0.6, (0.2, 6): 0.6, (0.3, 5): 0.9, (0.3, 6): 0.9}
@@ -89,17 +84,3 @@ def test_the_chosen_weighting_is_the_one_that_native_stood_for(tmp_path):
     choices = tuned(tmp_path, lambda v: float(v["weighting"] == "native"), sweep=sweep, grid=grid)
     chosen = tuning.chosen_points(sweep_points.make_points(sweep).points, choices)
     assert [point.config.weighting for point in chosen] == ["fedvg", "fedvg"]
-
-
-@pytest.mark.parametrize("name", ["seed", "method", "dataset", "deterministic", "track", "keep"])
-def test_setting_that_no_accuracy_can_choose_is_not_tuned(name):
-    with one_line(f"tune: {name} "):
-        tuning.make_tuning({name: ["1", "2"]})
-
-
-def test_tuned_setting_that_decides_whether_an_axis_is_used_is_refused():
-    varied = {"fedvg.mode": ["train", "eval"], "seed": "0:2"}
-    sweep = sweep_points.Sweep(sweep_points.parse_axes(varied), start=Config(rounds=1))
-    message = r"tuned fedvg.signal and the axes fedvg.mode do not combine: .*; make the tuned settings axes"
-    with one_line(message):
-        tuning.tuning_points(sweep, tuning.make_tuning({"fedvg.signal": ["gradient", "delta"]}))

@@ -10,7 +10,7 @@ import numpy as np
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record import digests, history
-from fedvg_jax.study import markup
+from fedvg_jax.study import markup, sweep_folder, sweep_points
 
 CLASSES = 3
 
@@ -26,7 +26,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
         fields: round (from 1) -> further entries of its record.
         settings: of `Config`.
     """
-    run = Config(rounds=rounds or len(accuracies), clients=4, join_ratio=0.75, eval_every=1, **settings)
+    run = settings_of(rounds=rounds or len(accuracies), **settings)
     folder.mkdir(parents=True)
     content = config.to_json(run)
     write_json(folder / "config.json", content)
@@ -109,26 +109,33 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
     points = [{}]
     for name, values in axes.items():
         points = [{**point, name: value} for point in points for value in values]
-    named = [{"name": ",".join(f"{k}={v}" for k, v in point.items()), "values": point} for point in points]
     folder.mkdir(parents=True)
-    content = {
-        "version": 1,
-        "title": title,
-        "axes": [{name: values} for name, values in axes.items()],
-        "base": settings,
-        "points": named,
-    }
-    write_json(folder / "sweep.json", content)
-    for point in named:
-        values = accuracy(point["values"])
-        if values is not None:
-            own = {k: v for k, v in (settings | point["values"]).items() if not k.startswith("hyper.")}
-            if "method" in own and own.get("weighting") == "native":
-                del own["weighting"]  # the method's own, as in a sweep
-            if own.get("partition_seed") == "follow":
-                own["partition_seed"] = own["seed"]
-            write_run(folder / "points" / point["name"], values, **own)
+    named = {",".join(f"{k}={v}" for k, v in point.items()): point for point in points}
+    configs, runs = {}, {name: accuracy(values) for name, values in named.items()}
+    rounds = max((len(run) for run in runs.values() if run), default=1)
+    for name, values in named.items():
+        own = {k: v for k, v in (settings | values).items() if not k.startswith("hyper.")}
+        if "method" in own and own.get("weighting") == "native":
+            del own["weighting"]  # the method's own, as in a sweep
+        configs[name] = {k: v for k, v in own.items() if k not in ("layers", "fields")}
+        if runs[name] is not None:
+            write_run(folder / "points" / name, runs[name], **own)
+    points = {name: (named[name], settings_of(**{"rounds": rounds, **own})) for name, own in configs.items()}
+    write_document(folder, [{name: values} for name, values in axes.items()], points, title)
     return folder
+
+
+def settings_of(**settings) -> Config:
+    """Returns the settings of `write_run`."""
+    return Config(**{"clients": 4, "join_ratio": 0.75, "eval_every": 1, **settings})
+
+
+def write_document(folder: Path, axes: list[dict], points: dict, title="") -> None:
+    """Writes sweep.json of axes, setting -> values, and of points, name -> (values, settings)."""
+    parsed = [sweep_points.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes]
+    swept = sweep_points.Sweep(tuple(parsed), title=title)
+    listed = [sweep_points.Point(name, *point) for name, point in points.items()]
+    write_json(folder / "sweep.json", sweep_folder.document(sweep_points.Points(swept, listed, {}), listed))
 
 
 def csv_rows(table) -> list[dict[str, str]]:

@@ -270,23 +270,19 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
     return {f"{part}_{name}": number(value) for name, value in metrics.items()}
 
 
-def summarise(records: Sequence[Record], metric: str | None = None) -> dict[str, Any]:
+def summarise(records: Sequence[Record]) -> dict[str, Any]:
     """Returns the test accuracy of the final round, of the round best on validation, and the maximum.
 
-    For a task without accuracy, or if `metric` says so, it is the loss, and the minimum.
+    For a task without accuracy it is the loss, and the minimum.
 
     The best round is chosen on D_val, which FedVG's weights also use, unless `best_on` is held_out.
     The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
-
-    Args:
-        records: of a run.
-        metric: "accuracy" or "loss"; None for accuracy where the records have it.
     """
     evaluated = [r for r in records if "test_loss" in r]
     if not evaluated:
         return {}
     final = evaluated[-1]
-    name = metric or primary_metric(final)
+    name = primary_metric(final)
     best, most = (max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}")) for part in ("val", "test"))
     extreme, majority = "max" if sign_of(name) > 0 else "min", "test_majority_accuracy"
     return {

@@ -1,0 +1,100 @@
+"""Mistakes in sweeps, their tuning, their command line and their files."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import fedvg_jax as fv
+from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.study import sweep_arguments, sweep_points, tuning
+from fedvg_jax.study.sweep_points import Layer, Sweep
+
+CONFIG = fv.Config(clients=4, rounds=1, model="linear")
+
+
+def axes(**settings):
+    """Returns the call that makes the points of these axes; a double underscore stands for a dot."""
+    named = {name.replace("__", "."): values for name, values in settings.items()}
+    return lambda: sweep_points.make_points(Sweep(tuple(sweep_points.cross(named, "test")), (Layer({}, "test"),)))
+
+
+def file(text):
+    """Returns the call that makes the points of a sweep's file."""
+
+    def call():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "sweep.toml"
+            path.write_text(text)
+            sweep_points.make_points(Sweep(sweep_points.read_file(path).axes))
+
+    return call
+
+
+def words(*words):
+    """Returns the call that reads a command line."""
+    return lambda: sweep_arguments.read_command_line(words)
+
+
+def tune(settings, seeds=None, axes=()):
+    """Returns the call that makes the tuning runs of a sweep."""
+    sweep = Sweep(sweep_points.parse_axes({"seed": "0:2", **dict(axes)}), start=fv.Config(rounds=1))
+    return lambda: tuning.tuning_points(sweep, tuning.make_tuning(settings, seeds))
+
+
+def tempered(task):
+    """A weighting with a hyperparameter."""
+    rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
+    return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+
+
+def run_sweep(axes, config=CONFIG, **given):
+    """Returns the call of a sweep."""
+    return lambda: fv.run_sweep(config, axes, **given)
+
+
+NOT_TUNED = ("seed", "method", "dataset", "deterministic", "track", "keep")
+BOTH_MODES = {"fedvg.mode": ["train", "eval"]}
+ROWS = [np.arange(50)] * 4
+
+CASES = [
+    ("unknown setting", axes(lrr=[1]), "lrr"),
+    ("another type", axes(alpha=[1, "x"]), "alpha"),
+    ("unknown method", axes(method=["fedavgg", "fedavg"]), "method"),
+    ("no value", axes(alpha=[]), "alpha"),
+    ("folder of a run", axes(out=["a", "b"]), "out"),
+    ("unused by all", axes(fedprox__mu=[0.1, 1.0]), "fedprox.mu"),
+    ("wide range", axes(seed="0:99999999"), "seed"),
+    ("too many points", axes(seed="0:1000", partition_seed="0:1000"), "points"),
+    ("a point that cannot work", axes(batch_size=[1, 2], departures=["single-rows"]), "point batch_size=1"),
+    ("record as an axis", axes(record=["confusion", "client_drift"]), "record"),
+    ("zip that is no table", file("zip = 3"), "zip"),
+    ("several values outside of axes", file("rounds = [1, 2]"), "rounds"),
+    ("zip of two lengths", file("[[zip]]\nlr = [0.1]\nalpha = [1.0, 2.0]"), "alpha"),
+    ("title that is no text", file("title = 3"), "title"),
+    ("tune that is no table", file("tune = 'lr'"), "tune"),
+    ("two axes of one setting", file("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]"), "lr"),
+    ("unknown flag", words("--lrr", "1", "2"), "--lrr"),
+    ("value out of range", words("--alpha", "0.1", "0"), "point alpha=0"),
+    ("unknown executor", words("--executor", "sge"), "executor"),
+    ("options without submitit", words("--slurm", "partition=x"), "--slurm"),
+    ("flag given twice", words("--seed", "0:2", "--seed", "3:5"), "--seed"),
+    ("numbers with commas", words("--alpha", "0.05,0.5"), "--alpha"),
+    ("tuned nothing", words("--tune"), "--tune"),
+    ("tuned axis", words("--lr", "0.1", "0.2", "--tune", "lr", "0.3"), "lr"),
+    ("seeds of the points", words("--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"), "seed 2"),
+    *((f"tuned {name}", tune({name: ["1", "2"]}), name) for name in NOT_TUNED),
+    ("tuning seeds that are lists", tune({"lr": [0.1]}, [[1000, 1001]]), "seeds"),
+    ("tuned signal", tune({"fedvg.signal": ["gradient", "delta"]}, axes=BOTH_MODES), "fedvg.mode"),
+    ("hyperparameter out of range", run_sweep({"hyper.T": [1.0, 9.0]}, weighting=tempered), "'T'"),
+    ("unknown hyperparameter", run_sweep({"hyper.U": [1.0]}, weighting=tempered), "'U'"),
+    ("a single hyperparameter", run_sweep({"hyper.T": 1.0}, weighting=tempered), "hyper.T"),
+    ("weighting twice", run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered), "weighting"),
+    ("setting of another weighting", run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered), "fedvg.norm"),
+    ("alpha of a given partition", run_sweep({"alpha": [0.1, 1.0]}, partition=ROWS), "alpha"),
+    ("ratio of a given split", run_sweep({"val_ratio": [0.1, 0.2]}, partition=([], [], [])), "val_ratio"),
+    ("rows that occur twice", run_sweep({}, partition=ROWS), "row 0"),
+    ("rank that no layer has", run_sweep({"lora": [0, 2, 99]}), "point lora=99"),
+    ("missing data", run_sweep({("dataset", "data_dir"): [("digits", None), ("stl10", "nowhere")]}), "nowhere"),
+    ("tracker without a folder", run_sweep({"seed": "0:2"}, track=["tensorboard"]), "track"),
+]

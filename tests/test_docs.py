@@ -83,7 +83,7 @@ def test_a_page_names_only_what_exists():
 def test_settings_that_may_change_when_a_run_resumes_are_listed():
     page = (DOCS / "tutorials" / "resuming.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"may change when a run resumes:\n\n(.*?)\n\n", page, re.S)
-    assert set(re.findall(r"`(\w+)`", listed)) == folder.RESUMABLE_CHANGES
+    assert set(re.findall(r"`([\w.]+)`", listed)) == folder.RESUMABLE_CHANGES
 
 
 @pytest.mark.slow

@@ -221,6 +221,8 @@ def _privacy_problems(config: Config) -> Iterator[str]:
         yield f"dp accounts for uniform cohorts; selection {config.selection} depends on the clients; use uniform"
     if config.normalise == "columns":
         yield "normalise columns takes statistics of the clients' rows without noise; dp needs normalise none"
+    if config.dataset in ("breast_cancer", "wine", "iris"):
+        yield f"dataset {config.dataset} is scaled by statistics of all clients' rows without noise; dp needs another"
     if "client_models" in listed(config.record):
         yield "record client_models stores the clients' models without noise; dp needs it left out"
     if config.stop_at or config.patience:
@@ -252,6 +254,8 @@ def _partition_problems(config: Config) -> Iterator[str]:
     )
     if config.export is not None and config.export.suffix != ".safetensors":
         yield f"export must end in .safetensors; got {config.export}"
+    if config.export is not None and config.local:
+        yield "export writes the global model, of which no client has the local tensors; leave export or local out"
     if file is not None and file.suffix != ".npz":
         yield f"export_partition must end in .npz; got {file}"
     if is_held_out_first and kind in ("file", "official"):

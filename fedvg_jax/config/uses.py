@@ -80,7 +80,8 @@ def used_departures(config: Config) -> dict[str, bool]:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`."""
+    """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`; no `dp.noise_seed`."""
+    config = dataclasses.replace(config, dp=dataclasses.replace(config.dp, noise_seed=0))
     nested = sorted(dataclasses.asdict(config).items(), key=lambda item: isinstance(item[1], dict))  # groups last
     return {name: plain(value) for name, value in nested} | {"unused": unused(config)}
 

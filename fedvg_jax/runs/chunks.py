@@ -102,8 +102,8 @@ def run_chunks(
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = chunk_records(sim.traffic, num_done - len(planned), planned, metrics, round_seconds)
-        if sim.epsilon:
-            records = [record | {"epsilon": history.number(sim.epsilon(record["round"]))} for record in records]
+        if sim.account:
+            records = [record | {"epsilon": history.number(sim.account.epsilon(record["round"]))} for record in records]
         if until_evaluation(sim.config, num_done - 1) == 1:
             with jax.profiler.TraceAnnotation("evaluate"):
                 records[-1] |= evaluate(sim, compiled, state, store)

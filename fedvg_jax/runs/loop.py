@@ -88,7 +88,12 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
     @functools.cache
     def sources() -> dict[str, str]:
         memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
-        return provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, checkpoint.to_host(sim.base))
+        base = checkpoint.to_host(sim.base)
+        return {
+            **provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, base),
+            "privacy": sim.account.as_json() if sim.account else "",
+            "noise_seed": "given" if config.dp.noise_seed else "",
+        }
 
     objects = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
     given = {name: objects.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
@@ -134,8 +139,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
     if config.local and evaluation_records.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
-    if sim.epsilon:
-        observers.log(privacy.COVERS)
+    if config.dp.clip:
+        observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
     state, num_done = start.state, len(start.records)
     is_over = endings.is_over(config, start.records)
     compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
@@ -257,8 +262,8 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
     config, recorder = run.sim.config, run.recorder
     summary = _summary(config, run.records, recorder.start, run.read_clock(), stopped_by)
-    if run.sim.epsilon:  # of the model, which may be of a later round than the last record
-        epsilon = run.sim.epsilon(int(state.round))
+    if run.sim.account:  # of the model, which may be of a later round than the last record
+        epsilon = run.sim.account.epsilon(int(state.round))
         summary |= {"epsilon": history.number(epsilon), "delta": config.dp.delta}
     recorder.write_summary(summary)
     best = run.sim.whole(recorder.best.variables) if recorder.best else None

@@ -39,6 +39,7 @@ RESULTS = {
     "test accuracy, round best on validation": "test_accuracy_at_best_val",
     "test accuracy, maximum (chosen on test)": "test_accuracy_max",
     "always answering the largest class": "majority_accuracy",
+    "accuracy of the clients' own models, mean": "personal_accuracy_mean",
     "test loss, final round": "test_loss_final",
     "test loss, round best on validation": "test_loss_at_best_val",
     "test loss, minimum (chosen on test)": "test_loss_min",
@@ -89,7 +90,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         f"model   {_model_text(sim)}",
         f"method  {method_text(config, sim.given)}"
         + (f", updates sent by {config.send}" if config.send != "none" else "")
-        + (f", epsilon {sim.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.epsilon else ""),
+        + (f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.account else ""),
         *([f"unused  {unused}"] if unused else []),
     ]
     return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits" and "data" not in sim.given))
@@ -248,7 +249,8 @@ def result_table(history: History) -> Table:
     if summary.get("stopped_early"):
         table.add_row("stopped early", summary["stopped_early"])
     if summary.get("epsilon") is not None:
-        table.add_row("epsilon", f"{summary['epsilon']:.4g} at delta {summary['delta']:g}")
+        shared = "runs of one seed share their noise"
+        table.add_row("epsilon", f"{summary['epsilon']:.4g} at delta {summary['delta']:g}; {shared}")
     if "bytes_down" in summary:
         down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
         table.add_row("sent to clients, and back", f"{down}, {up}")

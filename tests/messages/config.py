@@ -62,6 +62,8 @@ TOGETHER = [
     (DP | {"local": "^classifier/"}, "local"),
     (DP | {"selection": "size"}, "selection"),
     (DP | {"normalise": "columns"}, "normalise"),
+    (DP | TABLE, "iris"),
+    ({"export": "model.safetensors", "local": "^classifier/"}, "local"),
     (DP | {"patience": 3}, "patience"),
     (DP | {"record": "client_models"}, "client_models"),
     (DP | {"tuning.steps": 1}, "tuning.steps"),

@@ -294,6 +294,19 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
             raise UsageError(f"weighting: {name} is {checks.described(leaf)}; expected real numbers or booleans")
 
 
+def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bool:
+    """Returns whether a weighting reads rows of the pool, by the trace of its trial."""
+
+    def weights(pool: Tree, model: Variables, tables: Data, hyper: Hyper) -> dict[str, Any]:
+        data = tables._replace(pool=pool)
+        return {"weights": _run_trial(weighting, bool(weighting.terms), model, data, hyper)}
+
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    with checks.without_notes():
+        read, _ = reads(weights, data.pool, model, data._replace(pool=None), dict(hyper))
+    return any(jax.tree.leaves(read["weights"][0]))
+
+
 def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
     """Raises UsageError for the first round with wrong weights.
 

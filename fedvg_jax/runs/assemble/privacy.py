@@ -6,7 +6,11 @@ together, for those who know neither the seed nor the cohorts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,11 +23,17 @@ from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import dependence, tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
 from fedvg_jax.engine import privacy
-from fedvg_jax.host import extras
+from fedvg_jax.host import extras, files
+from fedvg_jax.runs.record import digests as run_digests
+from fedvg_jax.runs.record import history
 
 COVERS = (
     "epsilon covers the global models; weights, scores, losses and accuracies in the records have no noise, and the"
-    " seed reproduces the noise"
+    " seed reproduces the noise, which runs of one seed share"
+)
+UNKNOWN = (
+    "no epsilon is recorded, because the first model may have been trained on the clients: it is initial=, or of a run"
+    " without epsilon or on other rows; init FILE counts as public"
 )
 
 
@@ -75,33 +85,92 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
         raise UsageError("dp accounts for uniform cohorts; leave selection= out")
 
 
-def epsilon_after(config: Config, algorithm: Algorithm, hyper: Hyper, *, is_own: bool) -> Callable[[int], float] | None:
-    """Returns number of rounds -> epsilon at `dp.delta`, by Renyi accounting; None without privacy.
+class Mechanism(NamedTuple):
+    """The noise of a round, as it is counted."""
 
-    Cohorts are uniform, without replacement. They hide a client that is not sampled unless the weights read D_val and
-    D_val has rows of all clients: then every round counts as one of all clients.
+    noise: float
+    """z"""
+    clients: int
+    """N"""
+    cohort: int
+    """K; N where the weights read rows of clients that are not sampled"""
+
+
+class Account(NamedTuple):
+    """What the rounds of a run, and those of the runs that it starts from, cost in privacy."""
+
+    delta: float
+    mechanism: Mechanism
+    earlier: tuple[tuple[Mechanism, int], ...] = ()
+    """of the rounds that the first model is of, and their number"""
+
+    def epsilon(self, rounds: int) -> float:
+        """Returns epsilon after a number of rounds, by Renyi accounting.
+
+        Raises:
+            UsageError: dp-accounting is not installed.
+        """
+        accounting = extras.load("dp_accounting", "dp", "dp.clip")
+        spent = [(count, _divergences(*mechanism)) for mechanism, count in (*self.earlier, (self.mechanism, rounds))]
+        total = sum(count * divergences for count, (_, divergences) in spent)
+        return float(accounting.rdp.compute_epsilon(spent[0][1][0], total, self.delta)[0])
+
+    def as_json(self) -> str:
+        """Returns the account of a manifest."""
+        return json.dumps([self.earlier, self.mechanism])
+
+
+def mechanism(config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: bool | None = None) -> Mechanism:
+    """Returns the mechanism of a run's rounds.
+
+    Cohorts are uniform, without replacement. They hide a client that is not sampled, unless the weights read rows of
+    all clients, as those of D_val by default: then every round counts as one of all clients.
 
     Args:
-        algorithm, is_own: as of `sensitivity`.
+        algorithm: its `native_weighting` is the weighting "native".
         hyper: of the rounds.
-
-    Raises:
-        UsageError: dp-accounting is not installed.
+        own_reads: whether the caller's weighting reads rows; None for a weighting of the config.
     """
-    if config.dp.clip == 0:
+    if own_reads is None:
+        reads_d_val = any(facts.takes_task for facts in _facts(config, algorithm))
+        own_reads = reads_d_val and choice(config, "validation.source")[0] == "clients"
+    return Mechanism(float(hyper["dp_noise"]), config.clients, config.clients if own_reads else cohort_size(config))
+
+
+def earlier_rounds(init: Path | None, sources: Callable[[], Mapping[str, str]]) -> tuple | None:
+    """Returns `Account.earlier` of a run that starts from `init`; None where that is not known.
+
+    Weights of a file count as public.
+
+    Args:
+        init: of the config.
+        sources: () -> digests of the new run, see `provenance.sources`.
+    """
+    if init is None or not seals.is_run(init):
+        return ()
+    is_checkpoint = init.name.isdecimal() and not (init / "history.jsonl").exists()
+    run = init.parents[1] if is_checkpoint else init
+    manifest, digests = files.read_object_if_any(run / "manifest.json"), sources()
+    if not manifest.get("privacy") or any(manifest.get(name) != digests[name] for name in ("data", "partition")):
         return None
+    earlier, own = json.loads(manifest["privacy"])
+    rounds = int(init.name) if is_checkpoint else len(history.read(run))
+    return tuple((Mechanism(*mechanism), count) for mechanism, count in (*earlier, (own, rounds)))
+
+
+@functools.cache
+def _divergences(noise: float, clients: int, cohort: int) -> tuple[Any, np.ndarray]:
+    """Returns Renyi's orders and the divergences of one round: composing every round anew would take 0.7 s each."""
     accounting = extras.load("dp_accounting", "dp", "dp.clip")
-    event, size = accounting.GaussianDpEvent(float(hyper["dp_noise"])), cohort_size(config)
+    event = accounting.GaussianDpEvent(noise)
     events = [event]  # also a bound for sampled cohorts, and where there is little noise the smaller one
-    reads_d_val = is_own or any(facts.takes_task for facts in _facts(config, algorithm))
-    if size < config.clients and not (reads_d_val and choice(config, "validation.source")[0] == "clients"):
-        events.append(accounting.SampledWithoutReplacementDpEvent(config.clients, size, event))
+    if cohort < clients:
+        events.append(accounting.SampledWithoutReplacementDpEvent(clients, cohort, event))
     one_round = []
     for event in events:
         accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
-        one_round.append(accountant.compose(event)._rdp)  # composing every round anew would take 0.7 s each
-    orders, epsilons = accountant._orders, np.minimum.reduce(one_round)
-    return lambda rounds: float(accounting.rdp.compute_epsilon(orders, rounds * epsilons, config.dp.delta)[0])
+        one_round.append(accountant.compose(event)._rdp)
+    return accountant._orders, np.minimum.reduce(one_round)
 
 
 def _facts(config: Config, algorithm: Algorithm) -> list[WeightingFacts]:

@@ -43,7 +43,7 @@ from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.host import files, processes
+from fedvg_jax.host import extras, files, processes
 from fedvg_jax.models import layers, pretrained
 from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs import compilation, endings, evaluation_records
@@ -52,7 +52,7 @@ from fedvg_jax.runs.assemble.given import Given, traced_anew
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
-from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record import digests, provenance
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 
 MAX_ROUNDS = 64
@@ -109,8 +109,8 @@ class Simulation(NamedTuple):
     """of the cohorts; None for uniform sampling"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
-    epsilon: Callable[[int], float] | None = None
-    """number of rounds -> epsilon, see `runs.assemble.privacy`; None without differential privacy"""
+    account: privacy.Account | None = None
+    """what the rounds cost in privacy; None without it, and where the cost of the first model is not known"""
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.
@@ -228,7 +228,6 @@ def assemble(
     program = _make_program(config, population, given, keep)
     own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name))
     hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.hyper, own)
-    epsilon = privacy.epsilon_after(config, program.algorithm, hyper, is_own=given.weighting is not None)
     arrays, parts, executor = population.arrays, population.partition, program.executor
     is_on_host = pool_rows.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
     chosen = cohorts.choose_selection(config, given.selection, is_on_host)
@@ -260,7 +259,7 @@ def assemble(
         host_rows=host,
         memories=memories._replace(has_given=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, tables, hyper, chosen),
-        epsilon=epsilon,
+        account=_account(config, given, program, population, host.resident if host else tables, hyper),
         **program._asdict(),
     )
 
@@ -348,6 +347,20 @@ def _check_own(
     key = "features", *programs.key_of_shapes((tables.pool, hyper))
     check_features = functools.partial(contracts.check_features, program.algorithm, program.task)
     program.keep(key, lambda: check_features(tables.pool, hyper, name))
+
+
+def _account(
+    config: Config, given: Given, program: programs.Program, population: Population, tables: Data, hyper: Hyper
+) -> privacy.Account | None:
+    """Returns what the rounds cost in privacy; arguments as of `_check_own`."""
+    if config.dp.clip == 0 or given.initial is not None:
+        return None
+    extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
+    own_reads = given.weighting and contracts.reads_rows(program.weighting, program.task, tables, hyper)
+    mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
+    arrays, parts, _ = population
+    earlier = privacy.earlier_rounds(config.init, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
+    return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
 
 
 def _check_accuracies(
@@ -562,7 +575,7 @@ def make_schedule(
     cohort_of = select or (lambda number, state: official(number) if official else None)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
-        return schedule.make(
+        made = schedule.make(
             number,
             parts.train,
             seed=config.seed,
@@ -580,5 +593,7 @@ def make_schedule(
             clients=cohort_of(number, state),
             block_size=block_size(config),
         )
+        noise_seed = config.dp.noise_seed
+        return made._replace(key=schedule.key(noise_seed, number)) if noise_seed else made
 
     return schedule_of

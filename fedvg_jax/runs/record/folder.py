@@ -270,6 +270,13 @@ def refuse_other_sources(
         )
     for name, digest in digests.items():
         stored = manifest.get(name, digest)
+        if stored != digest and name == "noise_seed":
+            ran = (
+                "with dp.noise_seed, which is not recorded; give it"
+                if stored
+                else "without dp.noise_seed; leave it out"
+            )
+            raise UsageError(f"{folder} ran {ran}")
         if stored != digest and name == "hyperparameters":
             values, others = stored or "no given hyperparameters", digest or "none"
             raise UsageError(f"{folder} ran with {values}; got {others}: pass the same hyper=")

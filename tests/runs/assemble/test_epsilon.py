@@ -5,6 +5,7 @@ import sys
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import worlds
@@ -32,10 +33,11 @@ def by_hand(event, rounds):
     return accountant.compose(event, rounds).get_epsilon(DELTA)
 
 
-def epsilon(rounds, is_own=False, **settings):
+def epsilon(rounds, own_reads=None, earlier=(), **settings):
     config = dataclasses.replace(CONFIG, **settings)
     hyper = {"dp_noise": np.float32(config.dp.noise_multiplier)}
-    return accounts.epsilon_after(config, fv.algorithms.fedavg(), hyper, is_own=is_own)(rounds)
+    mechanism = accounts.mechanism(config, fv.algorithms.fedavg(), hyper, own_reads)
+    return accounts.Account(config.dp.delta, mechanism, earlier).epsilon(rounds)
 
 
 def test_epsilon_is_that_of_the_library():
@@ -44,10 +46,16 @@ def test_epsilon_is_that_of_the_library():
     everybody = by_hand(gaussian, 3)
     assert sampled < everybody
     external = {"validation": {"source": "npz"}}
-    for settings in ({}, {"weighting": "native"}, {"weighting": "samples+uniform"}, {"weighting": "fedvg"} | external):
+    for settings in (
+        {},
+        {"own_reads": False},
+        {"weighting": "native"},
+        {"weighting": "samples+uniform"},
+        {"weighting": "fedvg"} | external,
+    ):
         assert epsilon(3, **settings) == pytest.approx(sampled, rel=1e-12)
     # D_val has rows of all clients: who is not sampled moves the weights, too
-    for settings in ({"weighting": "samples+fedvg"}, {"is_own": True}, {"join_ratio": 1.0}):
+    for settings in ({"weighting": "samples+fedvg"}, {"own_reads": True}, {"join_ratio": 1.0}):
         assert epsilon(3, **settings) == pytest.approx(everybody, rel=1e-12)
     # with little noise, the library's bound of sampled cohorts exceeds that of all clients at some orders
     little = np.float32(0.3)  # as the rounds have it
@@ -86,9 +94,69 @@ def test_a_resumed_run_goes_on_with_its_noise_and_its_epsilon(tmp_path):
     assert {path for path in start if (start[path] != end[path]).any()} == {"classifier/bias", "classifier/kernel"}
 
 
+def epsilons(history):
+    return [record.get("epsilon") for record in history.records]
+
+
+def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_both(tmp_path, caplog):
+    """One that starts from another model has none, and says so."""
+    config = dataclasses.replace(CONFIG, train="", rounds=2)
+    first = fv.run(dataclasses.replace(config, out=tmp_path / "first"), **GIVEN)
+    second = dataclasses.replace(config, init=first.folder, out=tmp_path / "second")
+    assert epsilons(fv.run(second, **GIVEN)) == pytest.approx([epsilon(3), epsilon(4)], rel=1e-8)
+    other = dataclasses.replace(second, init=tmp_path / "second/checkpoints/000002", out=None, dp={"clip": 1.0})
+    own = accounts.Mechanism(1.5, 4, 2)
+    expected = epsilon(1, earlier=((own, 2), (own, 2)), dp=other.dp)
+    assert epsilons(fv.run(other, **GIVEN))[0] == pytest.approx(expected, rel=1e-8)
+    assert "no epsilon" not in caplog.text
+
+    public = dataclasses.replace(config, dp={}, out=tmp_path / "public")
+    fv.run(public, **GIVEN)
+    unknown = dataclasses.replace(config, rounds=1, init=public.out), dataclasses.replace(second, partition_seed=1)
+    given = {"initial": first.variables}
+    for settings, initial in ((unknown[0], {}), (dataclasses.replace(unknown[1], out=None), {}), (config, given)):
+        caplog.clear()
+        history = fv.run(settings, **GIVEN, **initial)
+        assert not any(epsilons(history)) and "epsilon" not in history.summary and "no epsilon" in caplog.text
+
+
+def test_an_own_weighting_that_reads_rows_hides_no_client_by_sampling(tmp_path):
+    """Also where D_val has no rows of the clients, and the pool has."""
+    x, y = GIVEN["data"]
+    np.savez(tmp_path / "d_val.npz", x=x[:20], y=y[:20])
+    rows = {
+        "none": lambda hyper, client, data: client.num_samples.astype(jnp.float32),
+        "weights": lambda hyper, client, data: jnp.abs(client.delta["classifier"]["kernel"]).sum(),
+        "all rows": lambda hyper, client, data: data.pool.x.astype(jnp.float32).mean(),
+        "test rows": lambda hyper, client, data: 1.0 + tree.gather(data.pool, data.test)[0].y.astype(float).sum(),
+    }
+    config = dataclasses.replace(CONFIG, validation={"source": "npz", "data_dir": tmp_path / "d_val.npz"})
+    for name, signal in rows.items():
+        for settings in (CONFIG, config):
+            sim = fv.simulation(settings, **GIVEN, weighting=fv.weightings.by_scalar(signal))
+            assert sim.account.mechanism.cohort == (4 if "rows" in name else 2), name
+
+
+def test_a_noise_seed_of_its_own_is_written_nowhere_and_given_again_to_resume(tmp_path):
+    secret = dataclasses.replace(CONFIG, dp=dataclasses.replace(CONFIG.dp, noise_seed=987654321))
+    whole, other = fv.run(secret, **GIVEN), fv.run(CONFIG, **GIVEN)
+    change = tree.sub(whole.variables.params["classifier"], other.variables.params["classifier"])
+    std = np.std(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(change)]))
+    assert std > 0.5 * 1.5 * 0.5 * (2 * 3) ** 0.5, "of two times three independent draws"
+    fv.run(dataclasses.replace(secret, rounds=1, out=tmp_path), **GIVEN)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"987654321" in path.read_bytes()]
+    for dp, message in ((CONFIG.dp, "noise_seed"), (secret.dp, None)):
+        resumed = dataclasses.replace(CONFIG, resume=str(tmp_path), dp=dp)
+        if message:
+            with one_line(message):
+                fv.run(resumed, **GIVEN)
+        else:
+            assert_equal_runs(fv.run(resumed, **GIVEN), whole)
+
+
 def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch):
     """Its records end where it diverged, and its model is of the end of the chunk."""
-    monkeypatch.setattr(chunks, "CHUNK_SECONDS", 1e9)
+    monkeypatch.setattr(chunks, "_rounds_of_chunk", lambda *_: 9)
     settings = {"rounds": 9, "eval_every": 9, "dp": {"clip": 1e6, "noise_multiplier": 1.5}}
     with pytest.raises(fv.DivergedError) as stopped:
         fv.run(dataclasses.replace(CONFIG, **settings), **GIVEN)
@@ -100,7 +168,7 @@ def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch
 @pytest.mark.usefixtures("traced")
 def test_without_privacy_there_is_no_epsilon():
     sim = simulation.simulation(dataclasses.replace(CONFIG, dp={}), **GIVEN)
-    assert sim.epsilon is None
+    assert sim.account is None
 
 
 def residual_of_weights(hyper, server, params, cohort):

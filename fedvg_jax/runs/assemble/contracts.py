@@ -269,8 +269,8 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
     jax.eval_shape(functools.partial(_run_weighting, weighting, task), jax.random.key(0), few, dict(hyper))
 
 
-def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data, hyper: Hyper) -> None:
-    """Calls every function of the weighting as a round does, and checks what it returns."""
+def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data, hyper: Hyper) -> Tree:
+    """Calls every function of the weighting as a round does, checks what it returns, and returns the weights."""
     model = task.init(key)
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     clients, each = tree.repeat(model, _CLIENTS), jnp.arange(_CLIENTS, dtype=jnp.int32)
@@ -292,18 +292,16 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
     for name, leaf in {"score": score, **detail}.items():
         if not hasattr(leaf, "dtype") or jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise UsageError(f"weighting: {name} is {checks.described(leaf)}; expected real numbers or booleans")
+    return weights
 
 
 def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bool:
-    """Returns whether a weighting reads rows of the pool, by the trace of its trial."""
+    """Returns whether the weights depend on any row of the pool, by their trace."""
 
-    def weights(pool: Tree, model: Variables, tables: Data, hyper: Hyper) -> dict[str, Any]:
-        data = tables._replace(pool=pool)
-        return {"weights": _run_trial(weighting, bool(weighting.terms), model, data, hyper)}
+    def weights(pool: Tree, key: jax.Array, tables: Data, hyper: Hyper) -> dict[str, Tree]:
+        return {"weights": _run_weighting(weighting, task, key, tables._replace(pool=pool), hyper)}
 
-    model = jax.eval_shape(task.init, jax.random.key(0))
-    with checks.without_notes():
-        read, _ = reads(weights, data.pool, model, data._replace(pool=None), dict(hyper))
+    read, _ = reads(weights, data.pool, jax.random.key(0), data._replace(pool=None), dict(hyper))
     return any(jax.tree.leaves(read["weights"][0]))
 
 

@@ -24,8 +24,7 @@ from fedvg_jax.core import dependence, tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
 from fedvg_jax.engine import privacy
 from fedvg_jax.host import extras, files
-from fedvg_jax.runs.record import digests as run_digests
-from fedvg_jax.runs.record import history
+from fedvg_jax.runs.record import digests, history
 
 COVERS = (
     "epsilon covers the global models; weights, scores, losses and accuracies in the records have no noise, and the"
@@ -146,15 +145,15 @@ def earlier_rounds(init: Path | None, sources: Callable[[], Mapping[str, str]]) 
         init: of the config.
         sources: () -> digests of the new run, see `provenance.sources`.
     """
-    if init is None or not seals.is_run(init):
+    if init is None or not digests.is_run(init):
         return ()
-    is_checkpoint = init.name.isdecimal() and not (init / "history.jsonl").exists()
-    run = init.parents[1] if is_checkpoint else init
-    manifest, digests = files.read_object_if_any(run / "manifest.json"), sources()
-    if not manifest.get("privacy") or any(manifest.get(name) != digests[name] for name in ("data", "partition")):
+    is_checkpoint = not (init / digests.HISTORY).exists()
+    run = init.resolve().parents[1] if is_checkpoint else init
+    manifest, own_sources = files.read_object_if_any(run / "manifest.json"), sources()
+    if not manifest.get("privacy") or any(manifest.get(name) != own_sources[name] for name in ("data", "partition")):
         return None
     earlier, own = json.loads(manifest["privacy"])
-    rounds = int(init.name) if is_checkpoint else len(history.read(run))
+    rounds = int(init.resolve().name) if is_checkpoint else len(history.read(run))
     return tuple((Mechanism(*mechanism), count) for mechanism, count in (*earlier, (own, rounds)))
 
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -167,7 +166,4 @@ def start_jax(config: Config) -> None:
     from fedvg_jax.runs import compilation
 
     if not compilation.use_cache(cache_dir):
-        from fedvg_jax.data.arrays import OWN_WARNING
-
         print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)
-        warnings.filterwarnings("ignore", message=OWN_WARNING)  # the line above says it

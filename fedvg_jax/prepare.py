@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedvg_jax.data.arrays import Arrays
-    from fedvg_jax.data.partitions.split import Partition
+    from fedvg_jax.data.partitions.client_rows import Partition
 
 PROG = "python -m fedvg_jax.prepare"
 

@@ -12,7 +12,7 @@ from fedvg_jax import config as configs
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 
 
 class Case(NamedTuple):

@@ -8,8 +8,8 @@ Where to look:
 
 - `datasets`: data sets by name; `readers/` has one reader per format.
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
-- `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `split` separates
-  training, validation and test rows; `statistics` measures skew.
+- `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `client_rows` holds and
+  splits them; `statistics` measures skew.
 - `validation`: D_val from the clients' rows or from an `external` set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.
 - `images`, `cache`: decoding, and the cache of decoded data sets.
@@ -21,8 +21,8 @@ from fedvg_jax.data.datasets import SOURCES as SOURCES
 from fedvg_jax.data.datasets import Source as Source
 from fedvg_jax.data.datasets import load as load
 from fedvg_jax.data.partitions import draw, exchange
+from fedvg_jax.data.partitions.client_rows import Partition as Partition
 from fedvg_jax.data.partitions.draw import draw_partition as draw_partition
-from fedvg_jax.data.partitions.split import Partition as Partition
 from fedvg_jax.data.validation import Shared as Shared
 from fedvg_jax.data.validation import from_clients as from_clients
 from fedvg_jax.data.validation import from_outside as from_outside

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +14,6 @@ from fedvg_jax.host import hardware
 from fedvg_jax.host.files import reason, refuse_special
 
 MAX_CLASSES = 2**16
-
-OWN_WARNING = "cannot write to the cache folder"
-"""Beginning of the only warning that reading data gives."""
 
 
 class Arrays(NamedTuple):
@@ -194,14 +190,6 @@ def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
         raise UsageError(f"{what}: no such file") from None
     except Exception as error:
         raise UsageError(f"{what}: not {kind} ({reason(error)}); {remedy}") from error
-
-
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Hides warnings of the libraries that read files; problems of a file are UsageErrors."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=f"(?!{OWN_WARNING})")
-        yield
 
 
 def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:

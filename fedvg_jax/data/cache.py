@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data.arrays import OWN_WARNING, Arrays, unreadable
+from fedvg_jax.data.arrays import Arrays, unreadable
 from fedvg_jax.host import files
+
+_log = logging.getLogger(__name__)
 
 VERSION = 6
 """Version of the entries' format; part of their names."""
@@ -80,7 +82,7 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             files.flush(draft.iterdir() if draft.is_dir() else [draft])  # so that the name appears after the bytes
             _replace(draft, target)
     except OSError as error:
-        warnings.warn(f"{OWN_WARNING} {target.parent} ({error}): continuing without it", stacklevel=2)
+        _log.warning("cannot write to the cache folder %s (%s): continuing without it", target.parent, error)
 
 
 def _replace(draft: Path, target: Path) -> None:

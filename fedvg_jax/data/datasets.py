@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.data.arrays import Arrays, quiet_libraries
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Progress, Size
 from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npz, scikit_learn, text, tfds
 from fedvg_jax.host.errors import UsageError, one_line
@@ -93,7 +94,7 @@ def load(
     if "progress" in source.takes:
         options["progress"] = progress
     try:
-        with quiet_libraries():
+        with warnings.catch_warnings(action="ignore"):  # of the libraries; problems of a file are UsageErrors
             arrays = source.load(data_dir, cache_dir, **options)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or data_dir

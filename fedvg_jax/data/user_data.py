@@ -29,7 +29,7 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     """
     if not isinstance(data, Arrays):
         if not isinstance(data, tuple) or len(data) != 2:
-            raise UsageError(f"data must be a pair (x, y) of arrays, or fedvg_jax.data.Arrays; got {_kind(data)}")
+            raise UsageError(f"data must be arrays (x, y), or fedvg_jax.data.Arrays; got {type(data).__name__}")
         x, y = _as_array(data[0], "x"), _as_array(data[1], "y")
         data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
     data = data._replace(x=_checked(data.x, "x"), y=_checked(data.y, "y"))
@@ -218,10 +218,6 @@ def _class_names(y: np.ndarray) -> tuple[str, ...]:
     """Returns the names 0..max if y can be class labels, otherwise none."""
     labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES
     return tuple(map(str, range(int(y.max()) + 1))) if labels else ()
-
-
-def _kind(data) -> str:
-    return f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
 
 
 def _shape(array: np.ndarray) -> str:

@@ -9,8 +9,7 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.client_rows import joined
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition, joined
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
 _DOMAIN = int.from_bytes(b"validation")

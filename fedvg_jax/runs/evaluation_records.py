@@ -18,7 +18,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.config.checks import require_personal_models
 from fedvg_jax.config.departures import listed
 from fedvg_jax.core.types import Algorithm, Task, UsageError
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
 from fedvg_jax.runs.assemble import contracts
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number

@@ -8,7 +8,7 @@ import pytest
 from fedvg_jax import prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.readers import tfds
 
 RNG = np.random.default_rng(3)

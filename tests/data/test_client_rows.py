@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedvg_jax.data.partitions import client_rows, statistics
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.engine import schedule
 
 LISTS = [np.array([5, 3]), np.array([], int), np.array([4, 9, 1])]

@@ -1,7 +1,6 @@
 """The cache of decoded data sets: names of entries, atomic writes, entries that cannot be read."""
 
 import os
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -92,17 +91,15 @@ def test_interrupted_writer_leaves_no_file(tmp_path):
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_unwritable_cache_gives_one_warning_line_and_no_error(source, decode):
+def test_unwritable_cache_gives_one_line_and_no_error(source, decode, caplog):
     (source.parent / "cache").write_bytes(b"a file where the folder should be")
-    with pytest.warns(UserWarning, match=r"\A[^\n]*cache.*without it\Z"):
-        load(source, decode)
-    assert len(decode.calls) == 1
+    load(source, decode)
+    assert len(decode.calls) == 1 and len(caplog.messages) == 1 and "\n" not in caplog.text.strip()
 
 
-def test_concurrent_writers_of_one_entry_agree(source):
+def test_concurrent_writers_of_one_entry_agree(source, caplog):
     entry = source.parent / "cache" / "entry"
-    with warnings.catch_warnings(), ThreadPoolExecutor(4) as pool:
-        warnings.simplefilter("error")
+    with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: cache.publish(entry, lambda draft: cache._save(ARRAYS, draft)), range(20)))
     assert [path.name for path in (source.parent / "cache").iterdir()] == ["entry"]
-    assert cache._load(entry) is not None
+    assert not caplog.messages and cache._load(entry) is not None

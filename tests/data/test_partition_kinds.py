@@ -9,7 +9,7 @@ from support.cases import naming
 from support.files import same_partition
 
 from fedvg_jax.data.partitions import draw, kinds, statistics
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 EVEN = np.repeat(np.arange(10), 100)

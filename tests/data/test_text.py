@@ -37,18 +37,14 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     assert characters == ["c", "a", "f", "é", "\\n", "c"]
 
 
-def test_tables_equal_those_of_scikit_learn_with_and_without_importing_it(monkeypatch, tmp_path):
+@pytest.mark.parametrize("name", scikit_learn.FILES)
+def test_tables_equal_those_of_scikit_learn(name):
     from sklearn import datasets as sklearn_datasets
 
-    for name in scikit_learn.FILES:
-        bunch = getattr(sklearn_datasets, f"load_{name}")()
-        expected = bunch.data, bunch.target, np.array(bunch.target_names, str)
-        for folder in (scikit_learn._folder(), tmp_path):
-            monkeypatch.setattr(scikit_learn, "_folder", lambda folder=folder: folder)
-            for part, of_scikit_learn in zip(scikit_learn.load(name), expected, strict=True):
-                np.testing.assert_array_equal(part, of_scikit_learn)
-            monkeypatch.undo()
-        assert (scikit_learn._folder() / scikit_learn.FILES[name]).is_file()
+    bunch = getattr(sklearn_datasets, f"load_{name}")()
+    expected = bunch.data, bunch.target, np.array(bunch.target_names, str)
+    for part, of_scikit_learn in zip(scikit_learn.load(name), expected, strict=True):
+        np.testing.assert_array_equal(part, of_scikit_learn)
 
 
 @pytest.mark.parametrize("name", scikit_learn.TABLES)

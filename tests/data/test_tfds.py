@@ -86,7 +86,7 @@ def test_newest_version_is_read_unless_one_is_named(library, tmp_path):
     newest, named, old = (data.load(f"tfds:tiny{v}", tmp_path) for v in ("", ":1.10.0", ":1.9.0"))
     np.testing.assert_array_equal(newest.y, named.y)
     assert sorted(old.y) == sorted(newest.y) and old.y.tolist() != newest.y.tolist()
-    with usage_error("tiny:2.0.0", "tiny/1.10.0, tiny/1.9.0", "--download"):
+    with usage_error("tiny/2.0.0", "tiny/1.10.0, tiny/1.9.0", "--download"):
         data.load("tfds:tiny:2.0.0", tmp_path)
 
 

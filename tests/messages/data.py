@@ -11,10 +11,12 @@ from support.files import png, write
 
 import fedvg_jax as fv
 from fedvg_jax import data
+from fedvg_jax.config import apply
 from fedvg_jax.data import external, images, user_data, validation
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds, split
+from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
+from fedvg_jax.runs.assemble import population
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 GROUPS = np.random.default_rng(1).integers(0, 40, 700)
@@ -59,7 +61,7 @@ PARTITIONS = [
     ("alpha beyond the published draw", partition(kind="official", alpha=1e-9), "alpha"),
     ("no draw with the minimum", lambda: dirichlet.bulk(LABELS, 60, 0.05, _RANDOM, 10, 50), "--min-samples-rule"),
     ("no published draw with the minimum",
-     lambda: dirichlet.official(LABELS, 60, 0.05, split.random_stream("official", 0), 10, 50), "--min-samples-rule"),
+     lambda: dirichlet.official(LABELS, 60, 0.05, np.random.RandomState(0), 10, 50), "--min-samples-rule"),
     ("no groups to divide by", partition(kind="group", groups=None), "partition group"),
     ("no groups to hold out", partition(held_out="group", groups=None), "holdout group"),
     ("groups of other rows", partition(kind="group", groups=GROUPS[:-1]), "groups"),
@@ -79,7 +81,8 @@ PARTITIONS = [
     ("a row below the pool", given([[0, 1], [-(2**63), 2]]), "0..11"),
     ("a row beyond 64 bits", given([[0, 1], np.array([2**64 - 1], np.uint64)]), "0..11"),
     ("rows that are floats", given([[0.5, 1], [2, 3]]), "rows"),
-    ("rows in a dict", given({0: [0], 1: [1]}), "train, val, test"),
+    ("rows in a dict", given({0: [0], 1: [1]}), "rows"),
+    ("two parts", given(([[0], [1]], [[2], [3]])), "train, val, test"),
     ("fewer rows than the minimum", given([[0, 1, 2], [3]], min_samples=2), "--min-samples"),
     ("no file", partition_file("rows.npz", None), "rows.npz"),
     ("a file of another kind", partition_file("rows.npz", "text"), "rows.npz"),
@@ -313,4 +316,32 @@ VALIDATION = [
     ("colour images for grey ones", lambda: external.resized(_TEN.x[:1], (4, 4, 1), "here"), "channels"),
 ]  # fmt: skip
 
-CASES = [*PARTITIONS, *DATA_SETS, *GIVEN, *VALIDATION]
+# --- settings that do not fit a population
+
+_ROWS = np.array_split(np.arange(60), 6)
+_SPLIT = ([own[:6] for own in _ROWS], [own[6:8] for own in _ROWS], [own[8:] for own in _ROWS])
+_SMALL = Arrays("small", np.zeros((60, 4, 4, 1), np.uint8), np.arange(60, dtype=np.int32) % 4, tuple("abcd"), 60)
+
+
+def populated(partition=_SPLIT, **settings):
+    """Returns the call that takes a partition of 60 rows over six clients and builds their D_val."""
+
+    def call():
+        config = apply(fv.Config(clients=6, join_ratio=1.0), settings, "test")
+        population.make_shared(config, _SMALL, population.take_partition(config, _SMALL, partition))
+
+    return call
+
+
+POPULATIONS = [
+    ("min_samples of rows that are split", populated(min_samples=20), "min_samples"),
+    ("test_ratio of rows that are split", populated(test_ratio=0.3), "test_ratio"),
+    ("val_ratio of rows that are split", populated(val_ratio=0.2), "val_ratio"),
+    ("rows of each client, held out first", populated(_ROWS, holdout="global"), "holdout global"),
+    ("a name in place of rows", populated("iid"), "Config(partition=...)"),
+    ("no test row", populated((*_SPLIT[:2], [[]])), "test"),
+    ("flipped labels that are none", populated(**{"corrupt.kind": "label_flip:1e-4"}), "corrupt.kind"),
+    ("noise that changes no label", populated(**{"validation.label_noise": 1e-4}), "validation.label_noise"),
+]
+
+CASES = [*PARTITIONS, *DATA_SETS, *GIVEN, *VALIDATION, *POPULATIONS]

@@ -15,9 +15,8 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import check_groups
-from fedvg_jax.data.partitions import dirichlet, kinds
-from fedvg_jax.data.partitions.client_rows import from_sizes, pack, sizes
-from fedvg_jax.data.partitions.split import Partition, as_members, hold_out, random_stream, refuse_small, split_clients
+from fedvg_jax.data.partitions import client_rows, dirichlet, exchange, kinds
+from fedvg_jax.data.partitions.client_rows import Partition
 
 VERSION = 2
 """Version of the rows drawn for given arguments; part of the names of cache entries."""
@@ -117,11 +116,11 @@ def draw_partition(
     entry = None
     if cache_dir is not None:
         entry = Path(cache_dir) / f"partition-{cache.digest(VERSION, labels, groups, *s)}.npz"
-    partition = entry and _load(entry, len(labels))
+    partition = _load(entry)
     if partition is None:
-        partition = _draw(s, DealInputs(labels, groups, random_stream(s.kind, s.seed), progress))
+        partition = _draw(s, DealInputs(labels, groups, client_rows.random_stream(s.kind, s.seed), progress))
         if entry is not None:
-            cache.publish(entry, lambda draft: np.savez(draft, **as_members(partition)))  # pyright: ignore[reportArgumentType]
+            cache.publish(entry, lambda draft: np.savez(draft, **client_rows.as_members(partition)))  # pyright: ignore[reportArgumentType]
     _refuse_empty_part(partition, s, len(labels))
     return partition
 
@@ -130,13 +129,13 @@ def _draw(settings: Settings, inputs: DealInputs) -> Partition:
     deal, ratios, source = KINDS[settings.kind], (settings.test_ratio, settings.val_ratio), f"partition {settings.kind}"
     if settings.held_out == "client":
         rows = deal(settings, inputs)
-        refuse_small(rows, settings.min_samples, source)
-        return split_clients(rows, *ratios, inputs.stream)
-    remaining, val, test = hold_out(settings.held_out, inputs.labels, inputs.groups, *ratios, inputs.stream)
+        client_rows.refuse_small(rows, settings.min_samples, source)
+        return client_rows.split_clients(rows, *ratios, inputs.stream)
+    remaining, val, test = client_rows.hold_out(settings.held_out, inputs.labels, inputs.groups, *ratios, inputs.stream)
     groups = None if inputs.groups is None else inputs.groups[remaining]
     rows = deal(settings, inputs._replace(labels=inputs.labels[remaining], groups=groups))
-    refuse_small(rows, settings.min_samples, source)
-    train = pack(remaining[inputs.stream.permutation(own)] for own in rows)
+    client_rows.refuse_small(rows, settings.min_samples, source)
+    train = client_rows.pack(remaining[inputs.stream.permutation(own)] for own in rows)
     return Partition(train, [val], [test])
 
 
@@ -163,21 +162,17 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
     parts = ("validation", s.val_ratio, partition.val), ("test", s.test_ratio, partition.test)
     further = {"client": ", fewer clients or a larger --min-samples", "group": ", since every group has more rows"}
     for name, ratio, rows in parts:
-        if ratio > 0 and not sizes(rows).any():
+        if ratio > 0 and not client_rows.sizes(rows).any():
             raise UsageError(
                 f"{name} ratio {ratio} of {num_samples} samples over {s.num_clients} clients leaves no {name} row: "
                 f"use a larger ratio{further.get(s.held_out, '')}"
             )
 
 
-def _load(file: Path, num_samples: int) -> Partition | None:
-    """Returns the partition of a cache entry, or None if it is missing, damaged or no disjoint cover of the rows."""
+def _load(entry: Path | None) -> Partition | None:
+    """Returns the partition of a cache entry, or None if it is missing or damaged."""
     try:
-        with file.open("rb") as source, np.load(source, allow_pickle=False) as archive:
-            rows = [archive[field] for field in Partition._fields]
-            counts = [archive[f"{field}_sizes"] for field in Partition._fields]
-    except Exception:  # a damaged archive raises what its first bad byte leads to
+        stored = exchange.read(entry) if entry else None
+    except UsageError:
         return None
-    if not np.array_equal(np.sort(np.concatenate(rows)), np.arange(num_samples)):
-        return None
-    return Partition(*map(from_sizes, rows, counts))
+    return stored if isinstance(stored, Partition) else None

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reading
-from fedvg_jax.data.partitions.client_rows import from_sizes, pack
-from fedvg_jax.data.partitions.split import Partition, as_members, random_stream, refuse_small, split_clients
+from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.readers import npz
 from fedvg_jax.host import files
 
@@ -84,32 +84,26 @@ def check(
     ([3, 3], [1, 1])
     """
     is_split = isinstance(given, tuple)
-    try:
-        if isinstance(given, Mapping):
-            raise TypeError("its clients have no order")
+    with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
         train, val, test = given if is_split else (given, [], [])
         parts = Partition(*([_rows(rows, num_samples, source) for rows in part] for part in (train, val, test)))
-    except UsageError:
-        raise
-    except (TypeError, ValueError):
-        raise UsageError(f"{source}: must be (train, val, test), or a list of each client's rows") from None
     for name, part in parts._asdict().items():
         allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
         if len(part) not in allowed:
             raise UsageError(f"{source}: {name} holds {len(part)} clients, clients is {num_clients}; make them equal")
     _refuse_overlap(parts, source)
-    parts = Partition(*map(pack, parts))
+    parts = Partition(*map(client_rows.pack, parts))
     if is_split:
         return parts
-    refuse_small(parts.train, min_samples, source)
-    return split_clients(parts.train, test_ratio, val_ratio, random_stream("file", seed))
+    client_rows.refuse_small(parts.train, min_samples, source)
+    return client_rows.split_clients(parts.train, test_ratio, val_ratio, client_rows.random_stream("file", seed))
 
 
 def _part(members: Mapping[str, np.ndarray], name: str) -> Rows:
     rows, sizes = members[name], members[f"{name}_sizes"].astype(np.int64, casting="safe")
     if sizes.ndim != 1 or sizes.min() < 0 or sizes.max() > len(rows) or sizes.sum() != len(rows):
         raise ValueError(f"{name}_sizes must be numbers [N] that add up to {len(rows)}, the rows of {name}")
-    return from_sizes(rows, sizes)
+    return client_rows.from_sizes(rows, sizes)
 
 
 def _rows(rows: object, num_samples: int, source: object) -> np.ndarray:
@@ -141,6 +135,6 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
     """
     count = {} if num_samples is None else {NUM_ROWS: num_samples}
     buffer = io.BytesIO()
-    np.savez(buffer, **as_members(partition), **count)  # pyright: ignore[reportArgumentType]
+    np.savez(buffer, **client_rows.as_members(partition), **count)  # pyright: ignore[reportArgumentType]
     with files.writing(file, "--export-partition"):
         files.replace_bytes(files.export_target(file, "export_partition"), [buffer.getvalue()])

@@ -8,8 +8,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet
-from fedvg_jax.data.partitions.client_rows import from_sizes
-from fedvg_jax.data.partitions.split import proportional_order
+from fedvg_jax.data.partitions.client_rows import from_sizes, proportional_order
 
 # --- without label skew
 

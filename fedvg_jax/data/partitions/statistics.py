@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 
 MAX_LISTED = 100_000
 """Clients up to which the statistics list every client."""

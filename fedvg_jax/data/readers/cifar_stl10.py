@@ -46,18 +46,25 @@ class Published(NamedTuple):
     """Names of the files; the last is the test set."""
     key: bytes
     """Of the labels."""
-
-    @property
-    def layout(self) -> str:
-        """What the folder must hold."""
-        return f"{', '.join(self.files)} (there or in {self.folder}/), or an .npz of the arrays"
+    layout: str
+    """What `--data-dir` may hold."""
 
 
 SETS = {
     "cifar10": Published(
-        CLASS_NAMES, "cifar-10-batches-py", (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), b"labels"
+        CLASS_NAMES,
+        "cifar-10-batches-py",
+        (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"),
+        b"labels",
+        "data_batch_1 .. test_batch (there or in cifar-10-batches-py/), or cifar10.npz",
     ),
-    "cifar100": Published(CLASS_NAMES_100, "cifar-100-python", ("train", "test"), b"fine_labels"),
+    "cifar100": Published(
+        CLASS_NAMES_100,
+        "cifar-100-python",
+        ("train", "test"),
+        b"fine_labels",
+        "train and test (there or in cifar-100-python/), or cifar100.npz",
+    ),
 }
 
 

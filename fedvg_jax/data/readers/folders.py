@@ -11,7 +11,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, contents, find, how_to_unpack
+from fedvg_jax.data.arrays import Arrays, check, contents, find, how_to_unpack, reading
 from fedvg_jax.data.readers import hf
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
@@ -84,9 +84,8 @@ def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
     folders = [folder for folder in visible(data_dir) if folder.is_dir()]
     loose = [file for file in visible(data_dir) if file.suffix.lower() in images.SUFFIXES and file.is_file()]
     if len(folders) < least or (loose and least == 1):
-        inside = f" and {len(loose)} images outside, such as {loose[0].name}" if loose else ""
-        remedy = f"it must hold {LAYOUT}" if least > 1 else "a split holds one per class; or leave it out by --splits"
-        raise UsageError(f"{data_dir}: holds {len(folders)} sub-folders{inside}; {remedy}{how_to_unpack(data_dir)}")
+        got = f"{data_dir}: holds {len(folders)} sub-folders and {len(loose)} images beside them"
+        raise UsageError(f"{got}; it must hold {LAYOUT}; or name others by --splits{how_to_unpack(data_dir)}")
     return {folder.name: images_in(folder) for folder in folders}
 
 
@@ -101,8 +100,7 @@ def images_in(folder: Path) -> list[Path]:
     files = list(visible(folder))
     for file in files:
         if not file.is_file() or file.suffix.lower() not in images.SUFFIXES:
-            kind = "file" if file.is_file() else "folder"
-            raise UsageError(f"{file}: a {kind} that is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere")
+            raise UsageError(f"{file}: is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere")
     if not files:
         raise UsageError(f"{folder}: holds no image; every class needs at least one")
     return files
@@ -203,18 +201,11 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
 
 def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     """Returns (file, class) of the training set, class after class."""
-    rows, folder_by_size = [], {}
-    for label, wnid in enumerate(wnids):
-        of_class = root / "train" / wnid
-        if not of_class.is_dir():
-            raise UsageError(f"{of_class}: no such folder, but wnids.txt names the class; fetch {TINY_SOURCE} again")
-        files = images_in(of_class)
-        folder_by_size.setdefault(len(files), of_class)
-        rows += [(file, label) for file in files]
-    if len(folder_by_size) > 1:
-        least, most = min(folder_by_size), max(folder_by_size)
-        raise UsageError(f"{folder_by_size[least]}: {least} images, others have {most}; fetch {TINY_SOURCE} again")
-    return rows
+    members = [images_in(root / "train" / wnid) for wnid in wnids]
+    least, most = min(members, key=len), max(map(len, members))
+    if len(least) < most:
+        raise UsageError(f"{least[0].parent}: {len(least)} images, others have {most}; fetch {TINY_SOURCE} again")
+    return [(file, label) for label, files in enumerate(members) for file in files]
 
 
 def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
@@ -247,10 +238,8 @@ def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
+    with reading(file, "a text file", f"fetch {TINY_SOURCE} again"):
         lines = [line.strip() for line in contents(file).decode().splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: not a text file; fetch {TINY_SOURCE} again") from error
-    if not lines:
-        raise UsageError(f"{file}: empty; fetch {TINY_SOURCE} again")
-    return lines
+        if not lines:
+            raise ValueError("empty")
+        return lines

@@ -37,9 +37,6 @@ IMAGE_NAMES = ("image", "img", "images", "pixel_values", "x")
 LABEL_NAMES = ("label", "labels", "y", "target", "class", "character", "digit")
 """Usual names of columns, where their types do not tell them apart."""
 
-VERSION = 2
-"""Version of the rows read from given files; part of the names of cache entries."""
-
 STATE = "state.json"
 DICT = "dataset_dict.json"
 """Files of `save_to_disk`: of one split, and of a dict of splits."""
@@ -89,7 +86,7 @@ def load(
     folder = find(data_dir, name)
     members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
     members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
-    sources = [*members, f"{how.get('size')}", repr(columns), splits, f"version {VERSION}"]
+    sources = [*members, f"{how.get('size')}", repr(columns), splits]
     arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
     return arrays._replace(name=folder.resolve().name)
 
@@ -156,8 +153,7 @@ def _splits(library: Any, folder: Path) -> list[_Split]:
         return [split._replace(partition=number) for number, path in partitions for split in _splits(library, path)]
     files = [path for path in sorted(folder.rglob("*.parquet")) if not _is_hidden(path.relative_to(folder))]
     if not files:
-        tables = " (of a .csv file see --dataset npz)" if any(folder.rglob("*.csv")) else ""
-        raise UsageError(f"{folder}: holds no set; it must be {LAYOUT}{tables}")
+        raise UsageError(f"{folder}: holds no set; it must be {LAYOUT}")
     return _parquet(library, files, folder)
 
 
@@ -259,23 +255,16 @@ def _arrays(
     arrays = check(Arrays(folder.name, x, y, names, num_train), folder)
     if columns.group:
         _require_column(features, columns.group, folder)
-        groups = _values(splits, columns.group, folder, "--columns group=NAME")
-        return with_groups(arrays, groups, f"{folder}, column {columns.group}")
-    if splits[0].partition is not None:
-        numbers_of_folders = np.array([split.partition for split in splits], np.int64)
-        return with_groups(arrays, np.repeat(numbers_of_folders, [len(split.rows) for split in splits]), folder)
-    return arrays
+        return with_groups(arrays, _values(splits, columns.group, folder), f"{folder}, column {columns.group}")
+    if splits[0].partition is None:
+        return arrays
+    return with_groups(arrays, np.concatenate([[part.partition] * len(part.rows) for part in splits]), folder)
 
 
 def _image_column(library: Any, features: Any, given: str, folder: Path) -> str:
     of_kind = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     encoded = [name for name, feature in features.items() if _is_encoded(library, feature)]
     arrays = [name for name, feature in features.items() if _is_array(library, feature)]
-    if not (given or of_kind or encoded or arrays or {*features} & {*IMAGE_NAMES}):
-        raise UsageError(
-            f"{folder} holds no images, but {', '.join(features)}; give texts and tables as arrays from Python,"
-            " fedvg_jax.run(data=(x, y))"
-        )
     return _column(features, given, "image", of_kind or encoded or arrays, IMAGE_NAMES, folder)
 
 
@@ -299,7 +288,10 @@ def _column(features: Any, given: str, kind: str, of_kind: list[str], usual: Seq
     if len(candidates) != 1:
         candidates = [name for name in usual if name in (of_kind or features)][:1]
     if not candidates:
-        raise UsageError(f"{folder}: several columns, or none, can be the {kind}; name one with {flag}: {listed}")
+        raise UsageError(
+            f"{folder}: several columns, or none, can be the {kind}; name one with {flag}: {listed}; texts and tables"
+            " are given as arrays from Python, fedvg_jax.run(data=(x, y))"
+        )
     return candidates[0]
 
 
@@ -319,11 +311,9 @@ def _is_encoded(library: Any, feature: Any) -> bool:
 def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels [T] and the names of the classes: those of the column, its texts, or its numbers."""
     feature = splits[0].rows.features[column]
-    values = _values(splits, column, folder, "--columns label=NAME")
+    values = _values(splits, column, folder)
     if values.dtype.kind == "i" and values.min(initial=0) < 0:
-        split = splits[int(np.searchsorted(np.cumsum([len(part.rows) for part in splits]), values.argmin(), "right"))]
-        others = ",".join(dict.fromkeys(part.name for part in splits if part.name != split.name)) or "the others"
-        raise UsageError(f"{folder}: split {split.name} has rows without a label (-1); leave it out: --splits {others}")
+        raise UsageError(f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits")
     if isinstance(feature, library.ClassLabel):
         return values, tuple(feature.names)
     if values.dtype.kind == "U":
@@ -332,7 +322,7 @@ def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tu
     return values, tuple(numbers(int(values.max(initial=0))))
 
 
-def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.ndarray:
+def _values(splits: list[_Split], column: str, folder: Path) -> np.ndarray:
     """Returns a column of integers or texts, [T].
 
     Raises:
@@ -341,13 +331,12 @@ def _values(splits: list[_Split], column: str, folder: Path, flag: str) -> np.nd
     listed = [value for split in splits for value in split.rows.data.column(column).to_pylist()]
     if None in listed:
         raise UsageError(f"{folder}: column {column} misses the value of row {listed.index(None)}; remove such rows")
-    kinds = {type(value) for value in listed}
-    if kinds <= {int, bool} and kinds:
-        return np.array(listed, np.int64)
-    if kinds == {str}:
-        return np.array(listed)
-    names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise UsageError(f"{folder}: column {column} holds {names}; {flag} must name integers or texts")
+    values = np.array(listed)
+    if values.dtype.kind in "bi":
+        return values.astype(np.int64)
+    if values.dtype.kind == "U":
+        return values
+    raise UsageError(f"{folder}: column {column} must hold integers or texts; name another with --columns")
 
 
 def _images(

@@ -86,7 +86,10 @@ def load(
     Source: J. Yang et al., MedMNIST v2, Scientific Data, 2023.
     """
     names, left_out = SETS[name].class_names, SETS[name].left_out if splits == "official" else ()
-    file = data_dir if data_dir.is_file() else _find(data_dir, name, size)
+    side = size[0] if size else SETS[name].size
+    file = data_dir if data_dir.is_file() else data_dir / file_name(name, side)
+    if not file.is_file():
+        raise UsageError(f"{data_dir}: holds no {file.name}; put {layout(name)} {SOURCE} there")
     arrays = cache.cached(
         name, [file, f"without {left_out}"], lambda: npz.decode(file, name, names, left_out), cache_dir
     )
@@ -94,15 +97,3 @@ def load(
         got = " x ".join(map(str, arrays.x.shape[1:3]))
         raise UsageError(f"{file}: images of {got}, but --image-size asks for {size[0]} x {size[1]}; fetch it again")
     return arrays
-
-
-def _find(data_dir: Path, name: str, size: images.Size | None) -> Path:
-    wanted = size or (SETS[name].size,) * 2
-    if wanted[0] != wanted[1] or wanted[0] not in SIZES:
-        raise UsageError(f"{name} is published in the sizes {', '.join(map(str, SIZES))}, got --image-size {wanted}")
-    file = data_dir / file_name(name, wanted[0])
-    if not file.is_file():
-        present = [n for n in (file_name(name, s) for s in SIZES) if (data_dir / n).is_file()]
-        hint = f"it holds {', '.join(present)}: choose by --image-size" if present else f"put the file {SOURCE} there"
-        raise UsageError(f"{data_dir}: holds no {file.name}; {hint}")
-    return file

@@ -69,7 +69,10 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         with np.load(file) as archive:
             names = ", ".join(archive.files[:8]) or "no array"
         raise UsageError(f"{file}: must hold {LAYOUT}; got {names}")
-    splits = [_pair(members, pair, file) for pair in found[0] if any(key in members for key in pair)]
+    pairs = [pair for pair in found[0] if any(key in members for key in pair)]
+    if missing := [key for pair in pairs for key in pair if key not in members]:
+        raise UsageError(f"{file}: {missing[0]} is missing; every split has images and labels")
+    splits = [(members[images], members[labels]) for images, labels in pairs]
     if "class_names" in members:
         class_names = texts(members["class_names"], file)
     arrays = pool(name, splits, class_names, file)
@@ -117,13 +120,6 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
         if odd:
             raise ValueError(f"its member {odd[0]} is not an array")
         return members
-
-
-def _pair(members: dict[str, np.ndarray], pair: tuple[str, str], file: Path) -> tuple[np.ndarray, np.ndarray]:
-    missing = [key for key in pair if key not in members]
-    if missing:
-        raise UsageError(f"{file}: holds only one of {pair[0]} and {pair[1]}; {missing[0]} is missing")
-    return members[pair[0]], members[pair[1]]
 
 
 def _claimed(stream: IO[bytes], keys: Collection[str]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,32 +50,18 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Returns the measurements float64 [T, D], the labels int [T] and the names of the classes.
 
     Args:
-        name: one of `FILES`. A scikit-learn that keeps the file elsewhere is imported.
+        name: one of `FILES`.
 
     >>> measurements, labels, names = load("iris")
     >>> measurements.shape, labels.shape, names
     ((150, 4), (150,), ('setosa', 'versicolor', 'virginica'))
     """
-    path = _folder() / FILES[name]
-    if not path.is_file():
-        return _load_with_scikit_learn(name)
+    spec = importlib.util.find_spec("sklearn")
+    assert spec and spec.submodule_search_locations, "it is installed with this package"
+    path = Path(spec.submodule_search_locations[0], "datasets", "data", FILES[name])
     content = path.read_bytes()
     lines = (gzip.decompress(content) if path.suffix == ".gz" else content).decode().splitlines()
     header = () if name == "digits" else lines.pop(0).split(",")  # rows, columns, classes
     rows = np.array([line.split(",") for line in lines], np.float64)
     labels = rows[:, -1].astype(int)
     return rows[:, :-1], labels, tuple(header[2:]) or tuple(str(label) for label in np.unique(labels))
-
-
-def _folder() -> Path:
-    """Returns the folder of scikit-learn's tables."""
-    spec = importlib.util.find_spec("sklearn")
-    package = spec.submodule_search_locations if spec else None
-    return Path(package[0] if package else "", "datasets", "data")
-
-
-def _load_with_scikit_learn(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    from sklearn import datasets
-
-    bunch: Any = getattr(datasets, f"load_{name}")()
-    return np.asarray(bunch.data, np.float64), bunch.target, tuple(str(label) for label in bunch.target_names)

@@ -88,19 +88,14 @@ def _find(data_dir: Path, name: Name) -> Path:
     """Returns the folder of the newest version that matches `name`."""
     root = data_dir / name.name
     prepared = [path.parent for pattern in ("*", "*/*") for path in sorted(root.glob(f"{pattern}/dataset_info.json"))]
-    matching = [
-        path
-        for path in prepared
-        if (name.version is None or path.name == name.version)
-        and (name.config is None or path.parent.name == name.config)
-    ]
+    matching = [path for path in prepared if name.version in (None, path.name)]
+    matching = [path for path in matching if name.config in (None, path.parent.name)]
     if not matching:
-        present = ", ".join(path.relative_to(data_dir).as_posix() for path in prepared)
-        full = "/".join(part for part in name[:2] if part)
-        wanted = f"{full}:{name.version}" if name.version else full
+        wanted = "/".join(part for part in name if part)
+        present = ", ".join(path.relative_to(data_dir).as_posix() for path in prepared) or "no version"
         raise UsageError(
-            f"{data_dir}: holds no prepared {wanted} ({LAYOUT}){', but ' if present else ''}{present}; prepare it:"
-            f" python -m fedvg_jax.prepare {PREFIX}{full} --data-dir {data_dir} --download"
+            f"{data_dir}: holds no prepared {wanted} ({LAYOUT}), but {present}; prepare it: python -m"
+            f" fedvg_jax.prepare {PREFIX}{name.name} --data-dir {data_dir} --download"
         )
     configs = sorted({path.parent for path in matching})
     if len(configs) > 1:

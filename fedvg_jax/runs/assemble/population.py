@@ -14,9 +14,8 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.partitions import exchange, statistics
-from fedvg_jax.data.partitions.client_rows import joined, sizes
+from fedvg_jax.data.partitions.client_rows import Partition, joined, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.partitions.split import Partition
 from fedvg_jax.host.files import user_path
 from fedvg_jax.runs.assemble.registry import corrupt_clients
 

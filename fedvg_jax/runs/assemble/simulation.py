@@ -38,7 +38,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays, spaced
 from fedvg_jax.data.images import Progress, parse_size
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import evaluate, federated_round, schedule

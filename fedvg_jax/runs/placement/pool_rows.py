@@ -20,7 +20,7 @@ from fedvg_jax.config.departures import listed
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import evaluate, executors
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.host import processes

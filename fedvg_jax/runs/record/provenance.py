@@ -22,7 +22,7 @@ from fedvg_jax.core.types import Batch, Tree
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.data.partitions.split import Partition
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs.record import folder as run_folder
 

@@ -125,7 +125,7 @@ def prepare(config: Config, downloads: bool) -> int:
 
     from fedvg_jax.data.partitions import exchange
     from fedvg_jax.data.readers import hf, tfds
-    from fedvg_jax.runs.assemble import population, simulation
+    from fedvg_jax.runs.assemble import population
     from fedvg_jax.views import display, labels
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
@@ -135,7 +135,7 @@ def prepare(config: Config, downloads: bool) -> int:
         prefix, _, name = config.dataset.partition(":")
         {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
     with display.preparation_progress(console) as bar:
-        arrays = simulation.load_data(config, bar("decoding images"))
+        arrays = population.load_data(config, bar("decoding images"))
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
     if in_paper := presets.NUM_IMAGES.get(arrays.name):
         is_whole = in_paper == len(arrays.y)
@@ -181,8 +181,8 @@ def write_features(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from fedvg_jax.data.images import parse_size
-    from fedvg_jax.runs import compilation, feature_file
-    from fedvg_jax.runs.assemble import simulation
+    from fedvg_jax.runs import feature_file
+    from fedvg_jax.runs.assemble import compilation, population
     from fedvg_jax.views import display
 
     config, size = parse_features(argv)
@@ -191,7 +191,7 @@ def write_features(argv: Sequence[str]) -> int:
     files.private_folder(config.cache_dir)
     compilation.use_cache(config.cache_dir)
     with display.preparation_progress(console) as bar:
-        arrays = simulation.load_data(config, bar("decoding images"))
+        arrays = population.load_data(config, bar("decoding images"))
     assert config.out is not None, "it is given"
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:

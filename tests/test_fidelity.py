@@ -22,7 +22,7 @@ from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.paper import fidelity
-from fedvg_jax.runs.assemble import population, registry, simulation
+from fedvg_jax.runs.assemble import population, registry, simulation, tables
 
 
 def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
@@ -174,7 +174,7 @@ def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the
     The client without a step has a share of the mean.
     """
     made = simulated("official", "--method fedavgm", COUNTING)
-    rounds = schedules.stack([made.schedule(number) for number in range(2)], simulation.MAX_ROUNDS)
+    rounds = schedules.stack([made.schedule(number) for number in range(2)], tables.MAX_ROUNDS)
     state, metrics = worlds.jit(made.chunk.__wrapped__)(made.state, jnp.int32(2), rounds, made.data, made.hyper)
     schedule, beta = made.schedule(0), made.config.fedavgm.momentum
     assert (schedule.num_steps == 0).sum() == 1 and (np.asarray(metrics.weights[:2]) > 0).all()

@@ -40,7 +40,7 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 
     import fedvg_jax as fv
     from fedvg_jax.engine import schedule as schedules
-    from fedvg_jax.runs.assemble import simulation
+    from fedvg_jax.runs.assemble import tables
     from fedvg_jax.runs.placement.memory import num_bytes
 
     rng, size, rows = np.random.default_rng(0), SIZES[model], ROWS[model]
@@ -53,7 +53,7 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
         model=model, clients=cohort, normalise="half", weighting="fedvg", **settings, **PARTS[model][part]
     )
     sim = fv.simulation(config, data=(images, np.arange(len(images)) % 10), partition=partition)
-    plans = [schedules.stack([sim.schedule(r)], simulation.MAX_ROUNDS) for r in range(config.rounds)]
+    plans = [schedules.stack([sim.schedule(r)], tables.MAX_ROUNDS) for r in range(config.rounds)]
     compiled = sim.chunk.lower(sim.state, np.int32(1), plans[0], sim.data, sim.hyper).compile()
     state, seconds = sim.state, []
     for plan in plans:

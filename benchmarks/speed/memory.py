@@ -32,7 +32,7 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
     import fedvg_jax as fv
     from fedvg_jax.core import tree
     from fedvg_jax.engine import schedule as schedules
-    from fedvg_jax.runs.assemble import simulation
+    from fedvg_jax.runs.assemble import tables
 
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
     rows, points = np.split(np.arange(IMAGES), CLIENTS), []
@@ -40,7 +40,7 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
         settings = {"model": model, "clients": CLIENTS, "join_ratio": cohort / CLIENTS, "hold": hold, "lanes": "1"}
         config = fv.Config(**settings, weighting="fedvg", local_epochs=1, rounds=1)
         sim = fv.simulation(config, data=(images, np.arange(IMAGES) % 10), partition=rows)
-        plan = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        plan = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)
         compiled = sim.chunk.lower(sim.state, np.int32(0), plan, sim.data, sim.hyper).compile()
         size, of_model = compiled.memory_analysis().temp_size_in_bytes, 4 * tree.size(sim.state.variables)
         points.append({"cohort": cohort, "hold": hold, "bytes": size, "model_bytes": of_model})

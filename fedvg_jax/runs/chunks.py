@@ -15,14 +15,14 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import tree
+from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import processes
-from fedvg_jax.runs import client_models, compilation, evaluation_records
-from fedvg_jax.runs.assemble import communication, programs, simulation
+from fedvg_jax.runs import client_models
+from fedvg_jax.runs.assemble import communication, compilation, programs, simulation, tables
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
-from fedvg_jax.runs.record import history
+from fedvg_jax.runs.record import evaluations, history
 from fedvg_jax.runs.record.history import Record
 
 CHUNK_SECONDS = 2.0
@@ -53,10 +53,10 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
     start = time.perf_counter()
     with processes.together():
         _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
-        rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
+        rounds = schedules.stack(planned, tables.MAX_ROUNDS)
         data = pool_rows.shapes(sim.host_rows, sim.data)
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
-        program = programs.static_settings(sim.config), jax.tree.map(programs.abstract, (state, rounds, data))
+        program = programs.static_settings(sim.config), jax.tree.map(reuse.abstract, (state, rounds, data))
         assert sim.config.cache_dir is not None, "the check of the settings sets it"
         with compilation.announced(sim.config.cache_dir, program, say):
             chunk, evaluate_compiled = programs.compile_for(
@@ -64,8 +64,8 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
             )
         memory.refuse_unfitting(sim.config, memory.program_bytes(chunk))
         if sim.host_rows:
-            tables, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
-            evaluate_compiled = pool_rows.compile_read(sim.keep, sim.host_rows, sim.model, variables, tables)
+            evaluated, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
+            evaluate_compiled = pool_rows.compile_read(sim.keep, sim.host_rows, sim.model, variables, evaluated)
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -132,7 +132,7 @@ class Chunk(NamedTuple):
 def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> Chunk:
     """Returns a chunk of rounds; from a pool on the host, it starts to copy their rows to the devices."""
     clients, planned = client_memories.number_rows(sim.memories, planned)
-    rounds = schedules.stack(planned, simulation.MAX_ROUNDS)
+    rounds = schedules.stack(planned, tables.MAX_ROUNDS)
     return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
 
 
@@ -156,7 +156,7 @@ def plan_chunk(
         return None
     drawn += [sim.schedule(num_done + i, state) for i in range(len(drawn), num_rounds)]
     steps = np.cumsum([schedules.num_minibatches(s) for s in drawn[:num_rounds]])
-    count = min(simulation.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
+    count = min(tables.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
     planned = pool_rows.fit(sim.host_rows, drawn[:count])
     del drawn[: len(planned)]
     return prepare_chunk(sim, planned)
@@ -203,13 +203,13 @@ def evaluate(
     `store` holds the clients' memories where the host does.
     """
     data, variables = sim.data, sim.whole(state.variables)
-    tables = evaluation_tables(data).items()
-    sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in tables})
+    evaluated = evaluation_tables(data).items()
+    sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in evaluated})
     model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
     record = {name: _number(name, metric(model, data)) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))
-    record |= evaluation_records.entries(sim.config, sums["test"])
+    record |= evaluations.entries(sim.config, sums["test"])
     return record | client_models.entries(sim, state, store)
 
 

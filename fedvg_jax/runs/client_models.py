@@ -21,12 +21,12 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.models import pixels
-from fedvg_jax.runs import evaluation_records
-from fedvg_jax.runs.assemble import programs, simulation
+from fedvg_jax.runs.assemble import programs, simulation, tables
 from fedvg_jax.runs.assemble.registry import make_local
-from fedvg_jax.runs.evaluation_records import BY_CLIENT, FINETUNED, PERSONAL
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.placement.memory import num_bytes
+from fedvg_jax.runs.record import evaluations
+from fedvg_jax.runs.record.evaluations import BY_CLIENT, FINETUNED, PERSONAL
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
 
 PIECE_BYTES = 2**26
@@ -61,7 +61,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}
     for name, values in correct.items():
-        record |= evaluation_records.by_client(name, values / labels_per_row, sizes)
+        record |= evaluations.by_client(name, values / labels_per_row, sizes)
     return record
 
 
@@ -74,14 +74,14 @@ def _pieces(
     """
     config, arrays, parts = sim.config, sim.arrays, sim.partition
     test, train = client_rows.sizes(parts.test), client_rows.sizes(parts.train)
-    width = simulation.fitting_width(config.batch_size, int(train.max()))
+    width = tables.fitting_width(config.batch_size, int(train.max()))
     used = test + train * is_finetuned
     steps = config.finetune_epochs * -(-train // width)
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
     client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
     size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
     table_shape = (size, max(1, -(-int(test.max()) // evaluate.ROWS)) * evaluate.ROWS)
-    keep_single = simulation.keeps_single_rows(config, train, sim)
+    keep_single = tables.keeps_single_rows(config, train, sim.algorithm, sim.model.init)
     for begin in range(0, len(test), size):
         piece = np.arange(size) + min(begin, len(test) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])

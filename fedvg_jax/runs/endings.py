@@ -15,8 +15,7 @@ import numpy as np
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import stop_target
-from fedvg_jax.core.types import Task, Tree, UsageError, Variables
-from fedvg_jax.runs.assemble import contracts
+from fedvg_jax.core.types import Variables
 from fedvg_jax.runs.record.history import Record, primary_metric, quality
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
@@ -156,17 +155,6 @@ def stop_reason(config: Config, records: Sequence[Record]) -> str:
 def is_over(config: Config, records: Sequence[Record]) -> bool:
     """Returns whether a run ends after these records: it has all rounds, or a reason to stop."""
     return len(records) >= config.rounds or bool(stop_reason(config, records))
-
-
-def check_target(config: Config, task: Task, pool: Tree) -> None:
-    """Raises UsageError where evaluations of a task have no metric of the name in `stop_at`."""
-    wanted = stop_target(config)
-    if wanted is None:
-        return
-    sums = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), contracts.shapes_of_sums(task, pool))
-    names = [f"val_{name}" for name in task.metrics(sums)]
-    if wanted.metric not in names:
-        raise UsageError(f"stop_at {wanted.metric} is not measured by this task; use one of {', '.join(names)}")
 
 
 def _reached(config: Config, evaluated: Sequence[Record]) -> str:

@@ -25,10 +25,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED
+from fedvg_jax.core import reuse
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.assemble import population, programs, simulation
+from fedvg_jax.runs.assemble import checks, population, programs, simulation
 from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import checkpoint, digests, provenance
@@ -71,7 +72,7 @@ def compute(
     out: Path | None,
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
     given: Given = Given(),  # noqa: B008  a named tuple, never changed
-    keep: programs.Keep | None = None,
+    keep: reuse.Keep | None = None,
     retries: bool = True,
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
@@ -90,7 +91,7 @@ def compute(
     """
     if out and retries:
         sweep_folder.clear_failures(out, points)
-    work = Work(out, observers, given, keep or programs.keeper(), {}, {}, [])
+    work = Work(out, observers, given, keep or reuse.keeper(), {}, {}, [])
     pending = list(points)
     while pending:
         busy, groups = [], by_program(pending)
@@ -141,7 +142,7 @@ class Work(NamedTuple):
     observers: Observers
     given: Given
     """what takes the place of settings"""
-    keep: programs.Keep
+    keep: reuse.Keep
     """keeps the programs of what is given"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
@@ -205,7 +206,7 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
         key = data_key(config)
         if key not in work.data:
             work.data.clear()
-            work.data[key] = simulation.load_data(config)
+            work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
     sim = simulation.assemble(config, given, work.keep)
     return sim if is_given else sim._replace(given=sim.given - {"data"})  # the data set that the settings name
@@ -244,14 +245,14 @@ OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
 
 REPLACED = {
     "partition": ("holdout",),
-    "task": simulation.MODEL_SETTINGS,
+    "task": checks.MODEL_SETTINGS,
     "algorithm": ("method",),
     "weighting": ("method",),
 }
 """Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
 
 
-def check(points: Sequence[Point], given: Given = Given(), keep: programs.Keep | None = None) -> None:  # noqa: B008
+def check(points: Sequence[Point], given: Given = Given(), keep: reuse.Keep | None = None) -> None:  # noqa: B008
     """Checks the given objects, and the settings of tensors, before the first run.
 
     Args:
@@ -280,7 +281,7 @@ def check(points: Sequence[Point], given: Given = Given(), keep: programs.Keep |
         if are_given or any(SETTINGS[name].get(point.config) for name in OF_TENSORS):
             of_model = (SETTINGS[name].get(point.config) for name in OF_MODEL)
             first_of_each.setdefault((data_key(point.config), *of_model), point)
-    sim, work = None, Work(None, Observers(), given, keep or programs.keeper(), {}, {}, [])
+    sim, work = None, Work(None, Observers(), given, keep or reuse.keeper(), {}, {}, [])
     for point in reversed(first_of_each.values()):
         try:
             sim = simulation_of(work, point)
@@ -329,7 +330,7 @@ def run_sweep(
         check_config(point.config)
     if given.data is None:
         sweep_folder.check_sources(points)
-    keep = programs.keeper()
+    keep = reuse.keeper()
     check(points, given, keep)
     if out:
         sweep_folder.open_folder(out, sweep_folder.document(made, points, described))

@@ -17,7 +17,7 @@ from support import linear
 
 import fedvg_jax as fv
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.assemble import tables
 from fedvg_jax.weightings import basic
 
 RATE = 0.5
@@ -233,7 +233,7 @@ def test_whatever_a_call_is_given_is_traced_by_that_call(kind, monkeypatch):
     def program(rate: float) -> str:
         monkeypatch.setitem(globals(), "RATE", rate)
         sim = fv.simulation(SETTINGS_OF_RUN, **GIVEN | {"task": linear.TASK} | OWN[kind])
-        rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+        rounds = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)
         return str(sim.chunk.trace(sim.state, np.int32(1), rounds, sim.data, sim.hyper).jaxpr)
 
     assert program(0.5) == program(0.5) != program(0.75)

@@ -9,7 +9,7 @@ from jax.extend import core
 
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.assemble import simulation, tables
 from fedvg_jax.runs.placement import pool_rows
 
 
@@ -39,13 +39,13 @@ def trace_only(sim: simulation.Simulation, say=None) -> chunks.Programs:
     A round leaves the model as it is, every client is finite with weight 1, and every entry of a confusion matrix is 1.
     As a compiled program, it takes no arguments of other shapes.
     """
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    rounds = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)
     data = pool_rows.shapes(sim.host_rows, sim.data)
     first = sim.state, np.int32(1), rounds, data, sim.hyper
     _, metrics = _ones(sim.chunk, *first)
-    tables = chunks.evaluation_tables(sim.data).values()
+    evaluated = chunks.evaluation_tables(sim.data).values()
     variables = sim.whole(sim.state.variables)
-    sums = {rows.shape: _ones(sim.evaluate, variables, sim.data.pool, rows) for rows in tables}
+    sums = {rows.shape: _ones(sim.evaluate, variables, sim.data.pool, rows) for rows in evaluated}
 
     def chunk(*arguments):
         assert jax.tree.map(np.shape, arguments) == jax.tree.map(np.shape, first)

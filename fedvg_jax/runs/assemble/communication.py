@@ -22,11 +22,11 @@ import jax.numpy as jnp
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.departures import departs
-from fedvg_jax.core import tree
+from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.dependence import reads
 from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
-from fedvg_jax.runs.assemble.programs import Bound, Program, key_of_shapes
+from fedvg_jax.runs.assemble.programs import Bound, Program
 from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.placement.memory import num_bytes
 from fedvg_jax.runs.record.history import SENT, Record
@@ -59,7 +59,7 @@ def round_traffic(
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, data.pool, hyper, data.base)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     make = functools.partial(_traced, program.algorithm, program.bind, stats_too, shapes)
-    is_read, messages = program.keep(("traffic", *key_of_shapes(shapes)), make)
+    is_read, messages = program.keep(("traffic", *reuse.key_of_shapes(shapes)), make)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
     params = jax.tree.structure(state.variables.params)

@@ -1,21 +1,25 @@
-"""From the config: the partition, the shared validation set, and the rows of corrupt clients."""
+"""From the config: the data set, the partition, the shared validation set, and the rows of corrupt clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.departures import departs
-from fedvg_jax.config.options import choice
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.config.options import choice, columns
+from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
-from fedvg_jax.data.arrays import Arrays, is_features
+from fedvg_jax.data.arrays import Arrays, is_features, spaced
+from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import exchange, statistics
 from fedvg_jax.data.partitions.client_rows import Partition, joined, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.data.readers.hf import PREFIX, Columns
+from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
 from fedvg_jax.runs.assemble.registry import corrupt_clients
 
@@ -24,6 +28,19 @@ OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 
 LABEL_FREE = ("iid", "quantity", "group")
 """Kinds of partition that do not depend on labels."""
+
+
+class Population(NamedTuple):
+    """The data set, its partition, and the shared validation set."""
+
+    arrays: Arrays
+    partition: Partition
+    shared: Shared
+
+    @property
+    def pool(self) -> Batch:
+        """The rows that all tables are of."""
+        return Batch(self.shared.x, self.shared.y)
 
 
 def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
@@ -196,3 +213,17 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
         if not sizes(part).any():
             raise UsageError(f"{source}: leaves no {name} row; add at least one")
     return parts
+
+
+def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
+    """Returns the data set that the config names, or as many of its rows as the config allows."""
+    whole = datasets.load(
+        config.dataset,
+        config.data_dir,
+        config.cache_dir and config.cache_dir / "data",
+        size=parse_size(config.image_size),
+        splits=config.splits,
+        columns=Columns(**columns(config)) if config.dataset.startswith(PREFIX) else Columns(),
+        progress=reading,
+    )
+    return spaced(whole, config.max_rows)

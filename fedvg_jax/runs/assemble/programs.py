@@ -10,9 +10,9 @@ alpha or learning rate needs no compilation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.algorithms.kept import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.departures import listed
-from fedvg_jax.core import local_part, trained_part
+from fedvg_jax.core import local_part, reuse, trained_part
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -55,23 +55,6 @@ USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 
 NAMES_OF_TRACED = [n for n, s in SETTINGS.items() if s.scalars(Config()) and not s.facts.hyper]
 """Settings NAME:VALUE with a traced value, of which a program depends on the name."""
-
-TRACE_SETTINGS = (
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_enable_x64",
-    "jax_numpy_dtype_promotion",
-    "jax_threefry_partitionable",
-)
-"""Settings of jax, also of its context managers, that change what a program computes."""
-
-T = TypeVar("T")
-
-Keep = Callable[[Hashable, Callable[[], Any]], Any]
-"""(key, function without arguments) -> its result, which is kept under that key"""
-
-MOST_KEPT = 16
-"""Results that are kept; then the oldest is dropped."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 """A weighting, or a function that makes it for the task of the run."""
@@ -112,31 +95,11 @@ class Program(NamedTuple):
     """of the whole model"""
     bind: Callable[[Tree], Bound]
     """`Data.base` -> what depends on it"""
-    keep: Keep
+    keep: reuse.Keep
     """keeps what is compiled or traced of the program, by shapes, for the runs that share it"""
 
 
-def keeper() -> Keep:
-    """Returns a function that keeps results by key.
-
-    >>> keep = keeper()
-    >>> keep("a", lambda: 1), keep("a", lambda: 2)
-    (1, 1)
-    """
-    kept: dict[Hashable, Any] = {}
-
-    def keep(key: Hashable, make: Callable[[], T]) -> T:
-        if key not in kept:
-            result = make()
-            if len(kept) == MOST_KEPT:
-                del kept[next(iter(kept))]
-            kept[key] = result
-        return kept[key]
-
-    return keep
-
-
-_of_settings = keeper()
+_of_settings = reuse.keeper()
 """Programs that follow from settings alone, for all runs of the process."""
 
 
@@ -159,7 +122,7 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     devices: tuple | None = None,
-    keep: Keep | None = None,
+    keep: reuse.Keep | None = None,
 ) -> Program:
     """Returns the program of a run, a kept one if a run has equal static settings.
 
@@ -171,8 +134,8 @@ def make_program(
             any.
     """
     static, is_named = static_settings(config), isinstance(model, Images)
-    key = static, model if is_named else None, devices, trace_settings(), hw.current()
-    keep = _of_settings if is_named and algorithm is weighting is None else keep or keeper()
+    key = static, model if is_named else None, devices, reuse.trace_settings(), hw.current()
+    keep = _of_settings if is_named and algorithm is weighting is None else keep or reuse.keeper()
     return keep(key, lambda: _make(static, model, algorithm, weighting, devices))
 
 
@@ -223,7 +186,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
         bind,
-        keeper(),
+        reuse.keeper(),
     )
 
 
@@ -248,7 +211,7 @@ def _shapes_of_base(config: Config, task: Task) -> Variables | None:
 
 
 def compile_for(
-    keep: Keep, chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+    keep: reuse.Keep, chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
 ) -> tuple[Callable, Callable]:
     """Returns the two programs of a run compiled for its shapes, kept ones if equal shapes were compiled.
 
@@ -259,8 +222,8 @@ def compile_for(
         rounds: a stacked schedule.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    shapes = jax.tree.map(abstract, (state, np.int32(0), rounds, data, hyper))
-    return keep(("compiled", *key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes))
+    shapes = jax.tree.map(reuse.abstract, (state, np.int32(0), rounds, data, hyper))
+    return keep(("compiled", *reuse.key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes))
 
 
 def _compiled(
@@ -303,25 +266,3 @@ def _num_loops(jaxpr: core.Jaxpr) -> int:
 def _width(table: Any) -> tuple[int, ...]:
     """Returns the shape of a table of rows [..., V, B] without V."""
     return (*table.shape[:-2], table.shape[-1])
-
-
-# --- keys of what is kept
-
-
-def trace_settings() -> tuple[Hashable, ...]:
-    """Returns the values of `TRACE_SETTINGS` where it is called."""
-    return tuple(getattr(jax.config, name) for name in TRACE_SETTINGS)
-
-
-def key_of_shapes(arguments: Tree) -> tuple[Hashable, ...]:
-    """Returns a key of what is traced for arguments of these shapes, under the settings of jax where it is called."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple(map(abstract, leaves)), trace_settings()
-
-
-def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    is_placed = isinstance(leaf, jax.Array) and leaf.committed
-    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,17 +9,11 @@ import jax
 import numpy as np
 from jax.stages import Wrapped
 
-from fedvg_jax import data as datasets
-from fedvg_jax.config import Config, block_size, check, cohort_size, epochs_range, flatten
-from fedvg_jax.config.checks import problems_of_algorithm
-from fedvg_jax.config.departures import departs, listed
-from fedvg_jax.config.methods import AlgorithmFacts
-from fedvg_jax.config.options import choice, columns
-from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import trained_part, tree
+from fedvg_jax.config import Config, check
+from fedvg_jax.config.departures import departs
+from fedvg_jax.core import reuse, trained_part, tree
 from fedvg_jax.core.types import (
     Algorithm,
-    Batch,
     Data,
     Executor,
     Hyper,
@@ -36,30 +29,36 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays, spaced
-from fedvg_jax.data.images import Progress, parse_size
+from fedvg_jax.data.images import Progress
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.data.readers.hf import PREFIX, Columns
-from fedvg_jax.data.validation import Shared, halves
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, processes
-from fedvg_jax.models import layers, pretrained
-from fedvg_jax.models.task import MOST_COUNTED
-from fedvg_jax.runs import compilation, endings, evaluation_records
-from fedvg_jax.runs.assemble import cohorts, communication, contracts, privacy, programs, registry
+from fedvg_jax.models import pretrained
+from fedvg_jax.runs.assemble import (
+    checks,
+    cohorts,
+    communication,
+    compilation,
+    contracts,
+    privacy,
+    programs,
+    registry,
+    tables,
+)
 from fedvg_jax.runs.assemble.given import Given, traced_anew
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
-from fedvg_jax.runs.assemble.population import describe, make_partition, make_shared, take_partition
+from fedvg_jax.runs.assemble.population import (
+    Population,
+    describe,
+    load_data,
+    make_partition,
+    make_shared,
+    take_partition,
+)
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
 from fedvg_jax.runs.record import digests, provenance
-from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
-
-MAX_ROUNDS = 64
-"""R, rounds a chunk can hold."""
-
-MODEL_SETTINGS = ("precision", "normalise", "conv", "norm_layers", "lora")
-"""Settings that only the building of the config's model reads."""
 
 
 class Simulation(NamedTuple):
@@ -95,7 +94,7 @@ class Simulation(NamedTuple):
     """of the whole model: `task`, unless only a part is trained"""
     bind: Callable[[Tree], programs.Bound]
     """`data.base` -> task, weighting and round step with these frozen tensors"""
-    keep: programs.Keep
+    keep: reuse.Keep
     """keeps what is compiled of the program, by shapes"""
     given: frozenset[str]
     """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
@@ -129,7 +128,7 @@ class Simulation(NamedTuple):
         """
         if self.host_rows or self.memories.is_on_host:
             raise UsageError("sim.step needs rows and memories on the device; use placement device, or fv.run")
-        rounds = schedule.stack([self.schedule(round, state)], MAX_ROUNDS)
+        rounds = schedule.stack([self.schedule(round, state)], tables.MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
 
@@ -163,19 +162,6 @@ class Simulation(NamedTuple):
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
 
 
-class Population(NamedTuple):
-    """The data set, its partition, and the shared validation set."""
-
-    arrays: Arrays
-    partition: Partition
-    shared: Shared
-
-    @property
-    def pool(self) -> Batch:
-        """The rows that all tables are of."""
-        return Batch(self.shared.x, self.shared.y)
-
-
 def simulation(
     config: Config,
     *,
@@ -206,13 +192,13 @@ def simulation(
     ('digits', 4, (2,))
     """
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    return assemble(config, traced_anew(given), programs.keeper(), progress, reading)
+    return assemble(config, traced_anew(given), reuse.keeper(), progress, reading)
 
 
 def assemble(
     config: Config,
     given: Given,
-    keep: programs.Keep,
+    keep: reuse.Keep,
     progress: Progress | None = None,
     reading: Progress | None = None,
 ) -> Simulation:
@@ -223,48 +209,41 @@ def assemble(
         given: what the caller passed, with functions of this call; see `given.traced_anew`.
         keep: keeps the programs of what is given, for all simulations of the call.
     """
-    config = _check_settings(config)
+    config = _checked_settings(config)
     population = _make_population(config, given, progress, reading)
     program = _make_program(config, population, given, keep)
     own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name))
     hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.hyper, own)
-    arrays, parts, executor = population.arrays, population.partition, program.executor
-    is_on_host = pool_rows.is_chosen(config, population.shared.x.nbytes + population.shared.y.nbytes)
-    chosen = cohorts.choose_selection(config, given.selection, is_on_host)
     variables, base = _initial_model(config, program.model, given.initial)
     program = _bound(program, base)
-    tables = make_data(config, population, program.model, is_on_host)._replace(base=base)
-    host = pool_rows.make(config, tables, parts, executor, program.algorithm) if is_on_host else None
-    _check_own(config, given, program, population, host.resident if host else tables, hyper)
-    endings.check_target(config, program.task, population.pool)
-    evaluation_records.check_clients(config, parts, program.algorithm)
-    table = table_shape(config, len(arrays.y), int(client_rows.sizes(parts.train).max()), program.algorithm)
-    estimate = functools.partial(memory.estimate, config, pool_rows.on_device(host, tables), table, base=base)
-    state, memories = make_state(config, program, hyper, variables, estimate)
+    rows, host = _make_rows(config, population, program, base)
+    chosen = cohorts.choose_selection(config, given.selection, host is not None)
+    _check(config, given, program, population, host.resident if host else rows, hyper)
+    state, memories = _make_state(config, population, program, hyper, variables, pool_rows.on_device(host, rows), base)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
-    host, data = pool_rows.place(host, tables, executor)
-    program = _bound(program, data.base)
+    host, data = pool_rows.place(host, rows, program.executor)
+    program, parts = _bound(program, data.base), population.partition
     select = cohorts.make_cohorts(config, chosen, program, data, parts.train) if chosen else None
     return Simulation(
         config=config,
-        arrays=arrays,
+        arrays=population.arrays,
         partition=parts,
-        statistics=describe(config, arrays, parts, population.shared, "partition" in given.replaced),
+        statistics=describe(config, *population, "partition" in given.replaced),
         state=state,
         data=data,
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
-        schedule=make_schedule(config, arrays, parts, program, select=select),
+        schedule=tables.make_schedule(config, population.arrays, parts, program, select=select),
         selection=chosen,
         given=given.replaced,
         host_rows=host,
         memories=memories._replace(has_given=bool(config.init or given.initial)),
-        traffic=communication.round_traffic(config, program, state, tables, hyper, chosen),
-        account=_account(config, given, program, population, host.resident if host else tables, hyper),
+        traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
+        account=_account(config, given, program, population, host.resident if host else rows, hyper),
         **program._asdict(),
     )
 
 
-def _check_settings(config: Config) -> Config:
+def _checked_settings(config: Config) -> Config:
     """Returns the settings, checked, with the cache folder, also where that is the default."""
     config = check(config)
     assert config.cache_dir is not None, "the check sets it"
@@ -284,7 +263,7 @@ def _make_population(config: Config, given: Given, progress: Progress | None, re
     return Population(arrays, parts, make_shared(config, arrays, parts))
 
 
-def _make_program(config: Config, population: Population, given: Given, keep: programs.Keep) -> programs.Program:
+def _make_program(config: Config, population: Population, given: Given, keep: reuse.Keep) -> programs.Program:
     """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
     arrays, model = population.arrays, given.task
     if model is None:
@@ -292,7 +271,7 @@ def _make_program(config: Config, population: Population, given: Given, keep: pr
         model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     else:
         contracts.check_task(model, population.pool)
-        _check_settings_of_task(config, model, population.pool)
+        checks.check_settings_of_task(config, model, population.pool)
     return programs.make_program(config, model, given.algorithm, given.weighting, keep=keep)
 
 
@@ -309,121 +288,61 @@ def _bound(program: programs.Program, base: Tree) -> programs.Program:
     return program._replace(task=task, weighting=weighting)
 
 
-def _check_own(
-    config: Config, given: Given, program: programs.Program, population: Population, tables: Data, hyper: Hyper
+def _make_rows(
+    config: Config, population: Population, program: programs.Program, base: Tree
+) -> tuple[Data, pool_rows.HostRows | None]:
+    """Returns the pool with its tables and the frozen tensors, and the rows where the pool stays on the host."""
+    shared = population.shared
+    is_on_host = pool_rows.is_chosen(config, shared.x.nbytes + shared.y.nbytes)
+    rows = tables.make_data(config, population, program.model, is_on_host)._replace(base=base)
+    if not is_on_host:
+        return rows, None
+    options = registry.probe_ratio(config, program.algorithm), program.algorithm.single_batches
+    return rows, pool_rows.make(config, rows, population.partition, program.executor, *options)
+
+
+def _check(
+    config: Config, given: Given, program: programs.Program, population: Population, rows: Data, hyper: Hyper
 ) -> None:
-    """Raises UsageError if a given weighting or algorithm breaks its contract, or accuracies cannot be computed.
+    """Raises UsageError where what is given, or what is to be recorded, does not fit the data and the settings.
 
     Args:
-        tables: the rows that a round reads.
+        rows: those that a round reads.
     """
-    task, own_algorithm = given.task, given.algorithm
-    if given.weighting:
-        if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
-            raise UsageError(f"robust {rule} ignores weighting=; use clipped_mean, or leave one out")
-        in_blocks = block_size(config) < cohort_size(config)
-        arguments = program.weighting, program.task, tables, hyper
-        check = functools.partial(contracts.check_weighting, *arguments, in_blocks=in_blocks)
-        program.keep(("weighting", in_blocks, *programs.key_of_shapes(tables)), check)
-    algorithm = None if given.weighting else program.algorithm
-    _check_accuracies(config, algorithm, task and program.task, population.pool, population.arrays)
-    sees_minibatches = task is not None and program.algorithm.loss is not None
-    if sees_minibatches:
-        contracts.check_forward(program.task, tables.pool)
-    if own_algorithm or sees_minibatches:
-        messages = contracts.check_algorithm(
-            program.algorithm,
-            program.task,
-            tables.pool,
-            hyper,
-            num_clients=config.clients,
-            stats_too=departs(config, "server-stats"),
-        )
-        sends, keeps = bool(jax.tree.leaves(messages)), program.algorithm.personal is not None
-        facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
-        for message in problems_of_algorithm(config, "the algorithm", facts) if own_algorithm else ():
-            raise UsageError(message)
-    name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
-    key = "features", *programs.key_of_shapes((tables.pool, hyper))
-    check_features = functools.partial(contracts.check_features, program.algorithm, program.task)
-    program.keep(key, lambda: check_features(tables.pool, hyper, name))
+    checks.check_given(config, given, program, population.pool, population.arrays, rows, hyper)
+    checks.check_target(config, program.task, population.pool)
+    checks.check_clients(config, population.partition, program.algorithm)
 
 
 def _account(
-    config: Config, given: Given, program: programs.Program, population: Population, tables: Data, hyper: Hyper
+    config: Config, given: Given, program: programs.Program, population: Population, rows: Data, hyper: Hyper
 ) -> privacy.Account | None:
-    """Returns what the rounds cost in privacy; arguments as of `_check_own`."""
+    """Returns what the rounds cost in privacy; arguments as of `_check`."""
     if config.dp.clip == 0 or given.initial is not None:
         return None
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
-    own_reads = given.weighting and contracts.reads_rows(program.weighting, program.task, tables, hyper)
+    own_reads = given.weighting and contracts.reads_rows(program.weighting, program.task, rows, hyper)
     mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
     arrays, parts, _ = population
     earlier = privacy.earlier_rounds(config.init, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
     return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
 
 
-def _check_accuracies(
-    config: Config, algorithm: Algorithm | None, task: Task | None, pool: Batch, arrays: Arrays
-) -> None:
-    """Checks that accuracies can be computed where a named weighting or a record needs them.
-
-    Args:
-        config: settings.
-        algorithm: whose native weighting is used where the config names it; None for a user's weighting.
-        task: a user's task; None for the config's model, whose outputs are scores of the classes.
-        pool: the rows of all tables.
-        arrays: the data set.
-
-    Raises:
-        UsageError: the data have no class labels, or the task's outputs are not scores of the classes.
-    """
-    consumers = []
-    if algorithm:
-        is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
-        if is_native or "val_accuracy" in config.weighting:
-            consumers.append(("weighting val_accuracy", "use val_loss"))
-    recorded = [name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in listed(config.record)]
-    consumers += [(f"record {name}", "use client_val_loss") for name in recorded]
-    num_classes = len(arrays.class_names)
-    if evaluation_records.CONFUSION in listed(config.record) and num_classes > MOST_COUNTED:
-        raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")
-    for consumer, instead in consumers:
-        user_data.integer_labels(arrays, consumer, instead)
-        if task:
-            contracts.check_scores(task, pool, consumer, instead, len(arrays.class_names))
-
-
-def _check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
-    """Checks that a user's task does what the settings ask of it.
-
-    A resumed run keeps the settings that it started with, so those that have no effect are not refused there.
-
-    Raises:
-        UsageError: a setting would build the config's model and has no effect, or needs a sum that the task does not
-            have.
-    """
-    if config.resume is not None:
-        return
-    settings, defaults = flatten(config), flatten(Config())
-    for name in MODEL_SETTINGS:
-        if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
-            raise UsageError(f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task")
-    evaluation_records.check_sums(config, task, pool)
-
-
-def make_state(
+def _make_state(
     config: Config,
+    population: Population,
     program: programs.Program,
     hyper: Hyper,
     variables: Variables,
-    estimate: Callable[[SimState, Executor], dict[str, int]],
+    pools: Tree,
+    base: Tree,
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, and where the clients' memories are.
 
     Args:
         variables: before the first round, of the trained part.
-        estimate: (shapes of the state, executor) -> bytes of the run by part.
+        pools: what the devices hold of the rows, see `pool_rows.on_device`.
+        base: the frozen tensors.
 
     Raises:
         UsageError: the run would not fit in this machine's memory.
@@ -436,164 +355,13 @@ def make_state(
 
     one_client, divided = jax.eval_shape(init), program.executor.rows
     client_bytes = memory.num_bytes(one_client.clients)
-    memories = client_memories.choose(config, client_bytes, MAX_ROUNDS, divided)
+    memories = client_memories.choose(config, client_bytes, tables.MAX_ROUNDS, divided)
     shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, divided)
-    memory.refuse_unfitting(config, estimate(shapes, program.executor))
+    largest = int(client_rows.sizes(population.partition.train).max())
+    table = tables.table_shape(config, len(population.arrays.y), largest, program.algorithm)
+    memory.refuse_unfitting(config, memory.estimate(config, pools, table, shapes, program.executor, base=base))
     if memories.is_on_host:
         client_memories.refuse_unfitting(config, client_bytes)
     one = processes.place(init(), program.executor.placement)
     memories = memories._replace(fresh=one.clients)
     return client_memories.first_state(memories, one, config.clients), memories
-
-
-def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
-    """Returns the data set that the config names, or as many of its rows as the config allows."""
-    whole = datasets.load(
-        config.dataset,
-        config.data_dir,
-        config.cache_dir and config.cache_dir / "data",
-        size=parse_size(config.image_size),
-        splits=config.splits,
-        columns=Columns(**columns(config)) if config.dataset.startswith(PREFIX) else Columns(),
-        progress=reading,
-    )
-    return spaced(whole, config.max_rows)
-
-
-def make_data(config: Config, population: Population, task: Task, is_on_host: bool = False) -> Data:
-    """Returns the pool and the tables of rows; their shapes do not depend on the partition.
-
-    D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
-    the statistics of a single value, in train mode: there the published code raises, and otherwise it scores that row
-    too.
-
-    Args:
-        config: settings.
-        population: the rows.
-        task: the model that scores.
-        is_on_host: whether pool and tables stay NumPy arrays.
-    """
-    arrays, parts, shared = population
-    pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
-    max_test = int(len(arrays.y) * config.test_ratio)
-    is_split = config.best_on == "held_out"
-    scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
-    max_selected = shared.most // 2 if is_split else 0
-    max_scored = shared.most - max_selected
-    is_read_in_training = config.tuning.steps or "fltrust" in config.weighting
-    only_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None and not is_read_in_training
-    keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
-    if not keeps_lone_row:  # a model is traced only where it matters
-        keeps_lone_row = not layers.lone_row_is_undefined(task.init)
-
-    def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
-        num_rows = max(len(rows), max_rows)
-        batch_size = fitting_width(batch_size, num_rows)
-        made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
-        return made if is_on_host else jax.device_put(made)
-
-    return Data(
-        pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
-        table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
-        table(scored, max_scored),
-        table(client_rows.joined(parts.test), max_test),
-        table(selected, max_selected) if is_split else None,
-    )
-
-
-def fitting_width(batch_size: int, largest: int) -> int:
-    """Returns B, the columns of a table of minibatches: `batch_size`, or the next power of two of `largest`.
-
-    Powers of two keep the number of compiled programs small: another partition has another largest client.
-
-    Args:
-        largest: rows of the largest client.
-
-    >>> fitting_width(32, 1000), fitting_width(4294967295, 171), fitting_width(32, 20), fitting_width(32, 1)
-    (32, 256, 32, 2)
-    """
-    return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
-
-
-def table_shape(config: Config, num_rows: int, largest: int, algorithm: Algorithm) -> tuple[int, int]:
-    """Returns F and B of a chunk's table of minibatches, its rows and columns.
-
-    Args:
-        num_rows: T, rows of the data set.
-        largest: training rows of the largest client.
-        algorithm: whose probe may read further minibatches.
-    """
-    width = fitting_width(config.batch_size, largest)
-    epochs = epochs_range(config)[1] + (registry.probe_ratio(config, algorithm) > 0)
-    return schedule.capacity(max(num_rows, largest), cohort_size(config), epochs, width, largest), width
-
-
-def keeps_single_rows(config: Config, sizes: np.ndarray, program: programs.Program | Simulation) -> bool:
-    """Returns whether clients train on minibatches of a single row.
-
-    They skip them by the departure single-rows, and where BatchNorm would have undefined statistics.
-
-    Args:
-        config: the run's settings.
-        sizes: training rows of each client.
-        program: has the model that is trained, and the algorithm.
-
-    Raises:
-        UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
-    """
-    # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = registry.probe_ratio(config, program.algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
-    if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
-        return False
-    is_undefined = layers.lone_row_is_undefined(program.model.init)
-    if is_undefined and config.batch_size == 1:
-        raise UsageError("batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm")
-    return not is_undefined
-
-
-def make_schedule(
-    config: Config,
-    arrays: Arrays,
-    parts: Partition,
-    program: programs.Program | Simulation,
-    largest: int | None = None,
-    select: cohorts.Cohorts | None = None,
-) -> Callable[..., Schedule]:
-    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
-
-    Args:
-        program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
-        largest: rows of the largest client of all partitions that share a program; by default of `parts`.
-        select: the cohorts; by default those of the config.
-    """
-    sizes = client_rows.sizes(parts.train)
-    keep_single = keeps_single_rows(config, sizes, program)
-    size = cohort_size(config)
-    capacity, batch_size = table_shape(config, len(arrays.y), largest or int(sizes.max()), program.algorithm)
-    is_official = departs(config, "cohorts")
-    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
-    cohort_of = select or (lambda number, state: official(number) if official else None)
-
-    def schedule_of(number: int, state: SimState | None = None) -> Schedule:
-        made = schedule.make(
-            number,
-            parts.train,
-            seed=config.seed,
-            cohort_size=size,
-            local_epochs=epochs_range(config),
-            batch_size=batch_size,
-            num_lanes=program.executor.num_lanes,
-            lanes_together=program.executor.lanes_together,
-            capacity=capacity,
-            probe_ratio=registry.probe_ratio(config, program.algorithm),
-            keep_single=keep_single,
-            probe_apart=departs(config, "elastic-rows"),
-            single_batches=program.algorithm.single_batches,
-            dropout=config.dropout,
-            clients=cohort_of(number, state),
-            block_size=block_size(config),
-        )
-        noise_seed = config.dp.noise_seed
-        return made._replace(key=schedule.key(noise_seed, number)) if noise_seed else made
-
-    return schedule_of

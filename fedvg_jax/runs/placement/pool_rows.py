@@ -17,15 +17,13 @@ from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.departures import listed
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Data, Executor, Schedule, Task, Tree, Variables
+from fedvg_jax.core import reuse, tree
+from fedvg_jax.core.types import Data, Executor, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import evaluate, executors
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.host import processes
-from fedvg_jax.runs.assemble import programs
-from fedvg_jax.runs.assemble.registry import probe_ratio
 from fedvg_jax.runs.placement import training_rows
 
 CHUNK_BYTES = 2**28
@@ -78,7 +76,9 @@ def resident_data(config: Config, data: Data) -> Data:
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
 
-def make(config: Config, data: Data, parts: Partition, executor: Executor, algorithm: Algorithm) -> HostRows:
+def make(
+    config: Config, data: Data, parts: Partition, executor: Executor, probe_ratio: float, single_batches: bool
+) -> HostRows:
     """Returns the rows of a run whose pool stays on the host, before `place` puts some on the devices.
 
     Args:
@@ -86,7 +86,8 @@ def make(config: Config, data: Data, parts: Partition, executor: Executor, algor
         data: the whole pool and its tables, NumPy arrays.
         parts: the partition.
         executor: of the run.
-        algorithm: of the run, whose probe may read rows.
+        probe_ratio: share of a client's rows that the algorithm's probe reads.
+        single_batches: of the algorithm.
     """
     num_devices = evaluate.count_devices(executor)
     needed = training_rows.most_rows_of_round(
@@ -96,8 +97,8 @@ def make(config: Config, data: Data, parts: Partition, executor: Executor, algor
         local_epochs=epochs_range(config),
         num_devices=num_devices,
         block_size=block_size(config),
-        probe_ratio=probe_ratio(config, algorithm),
-        single_batches=algorithm.single_batches,
+        probe_ratio=probe_ratio,
+        single_batches=single_batches,
     )
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
@@ -210,7 +211,7 @@ def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) ->
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
 def compile_read(
-    keep: programs.Keep, host: HostRows, task: Task, variables: Variables, tables: Iterable[np.ndarray]
+    keep: reuse.Keep, host: HostRows, task: Task, variables: Variables, tables: Iterable[np.ndarray]
 ) -> Callable[[Variables, Tree, np.ndarray], Any]:
     """Returns a function like that of `evaluate.make_evaluate`, compiled once, for tables on the host.
 
@@ -227,8 +228,8 @@ def compile_read(
         return _piece(host, np.full((host.num_devices, _piece_length(host, width), width), -1, np.int32))
 
     pieces = {width: empty_piece(width) for width in sorted({np.shape(table)[1] for table in tables})}
-    shapes = jax.tree.map(programs.abstract, (variables, empty, pieces))
-    key = "read", *programs.key_of_shapes(shapes)
+    shapes = jax.tree.map(reuse.abstract, (variables, empty, pieces))
+    key = "read", *reuse.key_of_shapes(shapes)
     total, compiled = keep(key, lambda: _compiled(task, host.executor, *shapes))
 
     def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Any:

@@ -19,7 +19,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble import population, registry, simulation
+from fedvg_jax.runs.assemble import population, registry, tables
 from fedvg_jax.runs.assemble.programs import Images, make_program
 from fedvg_jax.views import display, labels
 
@@ -42,8 +42,8 @@ def elsewhere(tmp_path_factory):
 def tables_of(made, arrays, parts, task=None):
     """Returns the pool and the tables of rows, for the model of the settings by default."""
     shared = population.make_shared(made, arrays, parts)
-    whole = simulation.Population(arrays, parts, shared)
-    return simulation.make_data(made, whole, task or registry.make_task(made, arrays))
+    whole = population.Population(arrays, parts, shared)
+    return tables.make_data(made, whole, task or registry.make_task(made, arrays))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
 
 def test_max_rows_holds_for_named_and_for_given_data():
     settings_ = settings(max_rows=300)
-    named = simulation.load_data(settings_)
+    named = population.load_data(settings_)
     assert len(named.y) == 300
     given = fedvg_jax.simulation(settings_, data=DIGITS)
     whole = fedvg_jax.simulation(settings_)
@@ -259,7 +259,7 @@ def num_steps(task=None, **settings):
     *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
     program = make_program(made, task or Images(DIGITS.x.shape[1:], 10))
-    schedule = simulation.make_schedule(made, DIGITS, parts, program)(0)
+    schedule = tables.make_schedule(made, DIGITS, parts, program)(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 
 

@@ -17,11 +17,11 @@ import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.config.departures import departs
+from fedvg_jax.core import reuse
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs import compilation
-from fedvg_jax.runs.assemble import programs, registry, simulation
+from fedvg_jax.runs.assemble import compilation, programs, registry, simulation, tables
 from fedvg_jax.weightings import basic
 
 SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
@@ -55,7 +55,7 @@ def program_text(settings: Config) -> str:
     start = {"stats_too": departs(settings, "server-stats"), "variables": sim.state.variables}
     arguments = made.task, made.algorithm, settings.clients, hyper
     state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))
-    rounds = schedules.stack([sim.schedule(0)], simulation.MAX_ROUNDS)
+    rounds = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)
     return str(jax.make_jaxpr(made.chunk.__wrapped__)(state, np.int32(1), rounds, sim.data, hyper))
 
 
@@ -91,7 +91,7 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     with compilations() as compiled:
         shared = fedvg_jax.run(other)
     assert compiled == []
-    monkeypatch.setattr(programs, "_of_settings", programs.keeper())
+    monkeypatch.setattr(programs, "_of_settings", reuse.keeper())
     alone = fedvg_jax.run(other)
     assert_equal_runs(shared, alone)
 

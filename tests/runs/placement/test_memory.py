@@ -11,7 +11,7 @@ from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble import registry, simulation
+from fedvg_jax.runs.assemble import registry, simulation, tables
 from fedvg_jax.runs.placement import memory
 
 SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0, min_samples=2)
@@ -20,7 +20,7 @@ SETTINGS = Config(clients=4, join_ratio=0.5, rounds=2, local_epochs=1, alpha=1.0
 def test_estimate_counts_state_arrays_and_minibatches():
     settings = replace(SETTINGS, algorithm="scaffold", weighting="native")
     made = simulation.simulation(settings)
-    table = simulation.table_shape(
+    table = tables.table_shape(
         settings, len(made.arrays.y), max(map(len, made.partition.train)), fv.algorithms.scaffold()
     )
     actual = memory.estimate(settings, made.data.pool, table, made.state, registry.make_executor(settings))

@@ -15,34 +15,12 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.checks import require_personal_models
 from fedvg_jax.config.departures import listed
-from fedvg_jax.core.types import Algorithm, Task, UsageError
-from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.partitions.statistics import MAX_LISTED
-from fedvg_jax.runs.assemble import contracts
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
 CONFUSION = "confusion"
-
-
-def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> None:
-    """Raises UsageError where accuracies by client are recorded, and clients have no test rows or no such models."""
-    by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
-    if by_client and len(parts.test) != len(parts.train):
-        instead = "give those of each" if config.holdout == "client" else "use --holdout client"
-        raise UsageError(f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}")
-    require_personal_models(config, bool(algorithm.personal))
-
-
-def check_sums(config: Config, task: Task, pool: Any) -> None:
-    """Raises UsageError where the confusion matrix is recorded and a task does not count one."""
-    if CONFUSION not in listed(config.record):
-        return
-    sums = contracts.shapes_of_sums(task, pool)
-    if not isinstance(sums, dict) or CONFUSION not in sums:
-        raise UsageError(f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out")
 
 
 def entries(config: Config, sums: Any) -> Record:

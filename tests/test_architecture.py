@@ -30,6 +30,9 @@ ORDER = (
 )
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
 
+ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
+"""Within `runs`, a package imports itself and packages before it; the modules of `runs` itself import any."""
+
 ONLY_IN = {
     "flax": {"models"},
     "flwr": {"integrations"},
@@ -101,6 +104,15 @@ def test_packages_import_only_packages_before_them():
                 assert ORDER.index(package_of(other)) <= ORDER.index(package_of(module)), f"{module} imports {other}"
         else:
             assert not any(package_of(other) == "integrations" for other in imported_modules(module)), module
+
+
+def test_packages_of_runs_import_only_packages_before_them():
+    def rank(module: str) -> int:
+        return next(i for i, room in enumerate(ROOMS) if f"{module}/".startswith(f"{room}/"))
+
+    for module in sources():
+        for other in imported_modules(module) if module.startswith("runs/") else ():
+            assert not other.startswith("runs/") or rank(other) <= rank(module), f"{module} imports {other}"
 
 
 def test_no_command_imports_another():

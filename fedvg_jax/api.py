@@ -268,11 +268,9 @@ def make_schedule(
     cohort_size = num_clients if cohort_size is None else cohort_size
     counts = {"cohort_size": cohort_size, "local_epochs": local_epochs, "batch_size": batch_size}
     for name, value in {**counts, "number": number, "seed": seed}.items():
-        least = 1 if name in counts else 0
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-            raise UsageError(f"{name} must be a whole number >= {least}; got {value!r}")
-    if cohort_size > num_clients:
-        raise UsageError(f"cohort_size must be at most the number of clients, {num_clients}; got {cohort_size}")
+        least, most = int(name in counts), num_clients if name == "cohort_size" else float("inf")
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= value <= most:
+            raise UsageError(f"{name} must be a whole number from {least} to {most}; got {value!r}")
     if isinstance(probe_ratio, bool) or not isinstance(probe_ratio, numbers.Real) or not 0 <= probe_ratio <= 1:
         raise UsageError(f"probe_ratio must be a number from 0 to 1; got {probe_ratio!r}")
     executor = executor or executors.lanes(1)

@@ -1,6 +1,6 @@
 """Checks of pytrees from users. Each raises a one-line UsageError that names the leaf and what is expected.
 
-All checks except `distributions` use structures, shapes and dtypes only, so they also work while a program is traced.
+All checks use structures, shapes and dtypes only, so they also work while a program is traced.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def described(leaf: Any, any_float: bool = False) -> str:
     ('float32 of shape (2, 3)', 'floats of shape ()', 'a str')
     """
     try:
-        dtype = jnp.result_type(getattr(leaf, "dtype", type(leaf)))
+        dtype = jnp.result_type(leaf if hasattr(leaf, "dtype") else type(leaf))
     except TypeError:
         return f"a {type(leaf).__name__}"
     is_float = any_float and jnp.issubdtype(dtype, jnp.floating)
@@ -93,27 +93,6 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
 def floats(*shape: int) -> jax.ShapeDtypeStruct:
     """Returns an array of floats of this shape, for `expect`."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def distributions(weights: Tree, num_clients: int, what: str = "weights", tolerance: float = 1e-4) -> None:
-    """Raises UsageError for the first leaf that is not K numbers >= 0 with sum 1.
-
-    Args:
-        weights: concrete arrays [K].
-        num_clients: K.
-        what: name of `weights` in messages.
-        tolerance: largest deviation of the sum from 1.
-
-    >>> distributions({"w": jnp.array([0.75, 0.25])}, 2)
-    """
-    stacked(weights, what, num_clients, per_tensor=True)
-    for path, leaf in tree.by_path(weights).items():
-        values = np.asarray(leaf, np.float64)
-        if not ((values >= 0).all() and abs(values.sum() - 1) <= tolerance):  # which NaN is not
-            raise UsageError(
-                f"{what} leaf '{path}' has the sum {values.sum():.6g} and the least {values.min():.3g}; expected"
-                f" {num_clients} numbers >= 0 with sum 1"
-            )
 
 
 def in_range(parameter: Hyperparameter, value: Any) -> Any:

@@ -256,7 +256,10 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
         got = "none" if not states else "no floating tensor"
         raise UsageError(f"aggregate takes the state dicts of at least one client, with weights of tensors; got {got}")
     of_floats = {name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats}
-    checks.distributions(of_floats, len(states), tolerance=1e-2)  # weights may be of half precision
+    checks.stacked(of_floats, "weights", len(states), per_tensor=True)
+    for name, values in of_floats.items():
+        if not ((values >= 0).all() and abs(values.sum() - 1) <= 1e-2):  # of half precision; NaN is neither
+            raise UsageError(f"weights leaf '{name}' is {values.tolist()!r:.99}; expected numbers >= 0 with sum 1")
     mean_weight = np.mean(list(of_floats.values()), 0)
     mean_weight /= mean_weight.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}

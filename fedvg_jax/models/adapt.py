@@ -340,10 +340,10 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
     checks.takes(f, ("output", "y"), name)
     with checks.calling(what):
         values = jax.vmap(f)(outputs, y)
-    if not isinstance(values, jax.Array) or values.ndim != 1:
-        raise UsageError(f"{what} must be one scalar; got {[list(leaf.shape[1:]) for leaf in jax.tree.leaves(values)]}")
-    if name == "loss" and not jnp.issubdtype(values.dtype, jnp.floating):
-        raise UsageError(f"{what} must be a float, which has a gradient; got {values.dtype}")
+    is_number = isinstance(values, jax.Array) and values.ndim == 1
+    if not is_number or (name == "loss" and not jnp.issubdtype(values.dtype, jnp.floating)):
+        got = checks.described(jax.eval_shape(lambda v: v[0], values)) if isinstance(values, jax.Array) else values
+        raise UsageError(f"{what} must be one number, of a loss a float; got {got!r:.99}")
     return values
 
 

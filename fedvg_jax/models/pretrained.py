@@ -172,16 +172,12 @@ def find(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    if (path / FILE).is_file():
-        return path / FILE
-    if (path / f"{FILE}.index.json").is_file():
-        raise UsageError(f"{path} holds a model in several files, which is not read; save it as one {FILE}")
-    files = sorted(path.glob("*.safetensors"))
-    if len(files) == 1:
-        return files[0]
-    listed = f"it holds {', '.join(file.name for file in files[:5])}" if files else "it holds no .safetensors file"
-    advice = f"name a run, a folder with {FILE}, in the hub's cache one below snapshots, or the file itself"
-    raise UsageError(f"cannot read {path}: {listed}; {advice}")
+    found = [path / FILE] if (path / FILE).is_file() else sorted(path.glob("*.safetensors"))
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found[:5]) or "no .safetensors file"
+        advice = f"name a run, a folder with one {FILE}, in the hub's cache one below snapshots, or the file itself"
+        raise UsageError(f"cannot read {path}: it holds {names}; {advice}")
+    return found[0]
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -191,11 +187,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
         UsageError: the file cannot be read, has another format, holds unsupported dtypes, or is truncated.
     """
     path = find(path)
-    if not path.exists():
-        where = "" if path.is_absolute() else f" in {Path.cwd()}"
-        raise UsageError(f"cannot read {path}: no such file{where}; {_MAKE}")
     if not path.is_file():
-        raise UsageError(f"cannot read {path}: it is not a regular file; {_MAKE}")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        reason = "it is not a regular file" if path.exists() else f"no such file{where}"
+        raise UsageError(f"cannot read {path}: {reason}; {_MAKE}")
     try:
         with safetensors.safe_open(path, framework="np") as file:
             names = list(file.keys())

@@ -136,7 +136,6 @@ CASES = [
     ("a huge header", weights(content=(2**63 - 1).to_bytes(8, "little") + b"{}"), "model.safetensors"),
     ("a folder without weights", weights(["config.json"]), ".safetensors"),
     ("a folder of two files", weights(["a.safetensors", "b.safetensors"]), "a.safetensors, b.safetensors"),
-    ("a model in several files", weights(["model.safetensors.index.json"]), "several files"),
     ("two tensors of one name", saved({"a": {"kernel": jnp.ones(2), "scale": jnp.ones(2)}}), "two tensors"),
     ("a folder that is not there", saved({"a": jnp.ones(2)}, "no/such/folder.safetensors"), "folder.safetensors"),
 ]

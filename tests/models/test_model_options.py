@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax import commands, sim
+from fedvg_jax import sim
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
@@ -96,8 +95,3 @@ def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, 
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"resnet18.safetensors: no such file in {tmp_path};" in error
     assert "docs/how_to/pretrained_weights.md" in error and not (tmp_path / "out").exists()
-
-
-def test_relative_path_in_a_config_starts_from_the_working_directory(tmp_path):
-    (tmp_path / "mine.toml").write_text('model = "resnet18"\ninit = "weights.safetensors"')
-    assert commands.parse(["--config", str(tmp_path / "mine.toml")]).init == Path("weights.safetensors")

@@ -54,17 +54,6 @@ def test_a_lone_row_is_undefined_where_its_own_statistics_normalise_it(layer, ex
     assert lone_row_is_undefined(init) is expected
 
 
-def test_a_model_without_statistics_is_not_traced_again_for_lone_rows():
-    calls = []
-
-    def init(key):
-        calls.append(key)
-        return Variables({"w": jnp.ones(1)}, {})
-
-    jax.eval_shape(init, jax.random.key(0))
-    assert not lone_row_is_undefined(init) and len(calls) == 1
-
-
 def test_initialisation_is_the_identity_for_any_batch():
     arrays = worlds.jit(lambda x: NORM.init(jax.random.key(0), x, jnp.ones(3, bool), True))(7 * jnp.ones((3, 4)))
     expected = {"params": {"scale": np.ones(4), "bias": np.zeros(4)}}

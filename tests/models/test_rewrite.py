@@ -14,7 +14,7 @@ from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models.conv import laid, rewrite
+from fedvg_jax.models.conv import rewrite
 
 
 def drawn_convolution(seed):
@@ -169,21 +169,6 @@ def test_hardware_decides_what_auto_replaces():
         assert bool(remaining) == is_left
 
 
-def test_images_stay_innermost_until_they_are_flattened(monkeypatch):
-    ordered = []
-    array = laid.Laid.array
-    monkeypatch.setattr(laid.Laid, "array", lambda self: ordered.append(self.shape) or array(self))
-
-    def network(x, w):
-        for _ in range(2):
-            x = nn.Conv(3, (3, 3)).apply({"params": {"kernel": w, "bias": w[0, 0, 0]}}, x)
-            x = nn.max_pool(nn.relu(x), (2, 2), (2, 2))
-        return x.reshape(len(x), -1)
-
-    jax.eval_shape(rewrite.fast_convolutions(network), jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 3)))
-    assert ordered == [(2, 2, 2, 3)]
-
-
 def test_nested_functions_are_evaluated_by_the_rules(x64):
     """jit, checkpoint, scan, cond, while and vmap around a convolution; functions with own derivatives stay whole."""
     w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3, 2, 2)))
@@ -207,21 +192,6 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
     assert all(name in text for name in ("scan", "cond", "while", "remat"))
     for actual, expected in zip(jax.jit(jax.vmap(fast))(x[None]), jax.jit(jax.vmap(nested))(x[None]), strict=True):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
-
-
-def test_a_function_without_convolutions_is_called_once_and_keeps_its_operations():
-    calls = []
-
-    def plain(x, flag, nothing=None):
-        assert flag is True and nothing is None
-        calls.append(x)
-        return {"y": jnp.sin(x)}
-
-    fast = rewrite.fast_convolutions(plain)
-    x = jnp.ones(3)
-    traced = str(jax.make_jaxpr(lambda x: fast(x, True))(x))
-    assert len(calls) == 1
-    assert traced == str(jax.make_jaxpr(lambda x: plain(x, True))(x))
 
 
 Conv = functools.partial(nn.Conv, param_dtype=float)

@@ -81,8 +81,9 @@ def run(
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
-            only. Where the host holds them, `state.clients` has rows for sampled clients only, and
-            `state.memory_clients` are their numbers. Where several devices divide them, the last rows may be padding.
+            only. One that raises `StopRun` ends the run after its round, as `stop_at` does. Where the host holds
+            memories, `state.clients` has rows for sampled clients only, and `state.memory_clients` are their numbers.
+            Where several devices divide them, the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round; NumPy arrays under `--placement host`.
         progress: whether to show what the command line shows: settings, a progress bar, and a table of results.

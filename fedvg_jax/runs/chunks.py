@@ -18,7 +18,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.host import processes
+from fedvg_jax.host import hardware, processes
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import communication, compilation, programs, simulation, tables
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
@@ -58,7 +58,9 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
         program = programs.static_settings(sim.config), jax.tree.map(reuse.abstract, (state, rounds, data))
         assert sim.config.cache_dir is not None, "the check of the settings sets it"
-        with compilation.announced(sim.config.cache_dir, program, say):
+        is_guessed = hardware.current().is_cpu and "task" not in sim.given
+        guess = compilation.first_seconds(sim.config.model) if is_guessed else None
+        with compilation.announced(sim.config.cache_dir, program, say, guess):
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )

@@ -130,6 +130,8 @@ class Run(NamedTuple):
     """of all rounds so far; grows"""
     warnings: list[str]
     """about the first chunk with a round that averages no client, once there is one"""
+    endings: list[str]
+    """why a callback ended the run, once one has"""
 
 
 def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History:
@@ -150,7 +152,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     def read_clock() -> tuple[float, float]:
         return compiling, earlier + time.perf_counter() - begin
 
-    run, agreed = Run(sim, recorder, observers, read_clock, list(start.records), []), stop_signals.Requests([], [])
+    run, agreed = Run(sim, recorder, observers, read_clock, list(start.records), [], []), stop_signals.Requests([], [])
     with _caught_signals(run) as requests, hardware.single_lapack_thread():
         with contextlib.ExitStack() as tracing:
             if config.profile and processes.is_first():
@@ -163,7 +165,9 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     if len(run.records) - num_done > len(new):  # the first chunk is one round
                         tracing.close()
                 agreed = stop_signals.agree(requests, processes.largest)
-                is_over = "test_loss" in new[-1] and bool(endings.stop_reason(config, run.records))
+                if is_single and processes.largest([bool(run.endings)])[0]:
+                    run.endings[:] = run.endings or ["callback"]  # of another process
+                is_over = bool(run.endings or ("test_loss" in new[-1] and endings.stop_reason(config, run.records)))
                 if agreed.stop or is_over:
                     break
                 save_checkpoint(run, state, is_requested=bool(agreed.save))
@@ -198,7 +202,10 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
     for callback in run.observers.callbacks:
-        callback(copy.deepcopy(recorded[-1]), state)
+        try:
+            callback(copy.deepcopy(recorded[-1]), state)
+        except history.StopRun as stop:
+            run.endings.append(f"callback: {stop}" if str(stop) else "callback")
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
     if not run.warnings and (message := endings.no_client_warning(recorded)):
@@ -262,6 +269,8 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
     config, recorder = run.sim.config, run.recorder
     summary = _summary(config, run.records, recorder.start, run.read_clock(), stopped_by)
+    if run.endings:
+        summary["stopped_early"] = run.endings[0]
     if run.sim.account:  # of the model, which may be of a later round than the last record
         epsilon = run.sim.account.epsilon(int(state.round))
         summary |= {"epsilon": history.number(epsilon), "delta": config.dp.delta}

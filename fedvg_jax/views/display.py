@@ -22,7 +22,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
-from fedvg_jax.runs.assemble import registry, simulation
+from fedvg_jax.runs.assemble import compilation, registry, simulation
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.dry_run import Prediction
@@ -30,7 +30,7 @@ from fedvg_jax.views.labels import SELECTED_ON, partition_label
 from fedvg_jax.views.output import say
 
 DEMONSTRATION = (
-    "This is the digits demonstration: real images, seconds on a laptop. For the paper's sets give a config and the"
+    "This is the digits demonstration: real images, {time} on a laptop. For the paper's sets give a config and the"
     " folder of the raw files, e.g.\n  python -m fedvg_jax.sim --config configs/cifar10_lenet5.toml --data-dir DIR"
 )
 
@@ -93,7 +93,10 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         + (f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.account else ""),
         *([f"unused  {unused}"] if unused else []),
     ]
-    return "\n".join(lines + [DEMONSTRATION] * (config.dataset == "digits" and "data" not in sim.given))
+    if config.dataset == "digits" and "data" not in sim.given:
+        seconds = 0 if "task" in sim.given else compilation.first_seconds(config.model)
+        lines.append(DEMONSTRATION.format(time="minutes" if seconds > 30 else "seconds"))
+    return "\n".join(lines)
 
 
 def _model_text(sim: simulation.Simulation) -> str:

@@ -359,6 +359,20 @@ def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(whole, tmp
     assert_same(out, whole)
 
 
+def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
+    def stop(record, state):
+        if record["round"] == 3:
+            raise fedvg_jax.StopRun("enough")
+
+    first = simulate(tmp_path / "run", callbacks=[stop])
+    assert len(first.records) == 3 and first.best_variables is not None
+    assert (first.summary["stopped_early"], first.summary["stopped_by"]) == ("callback: enough", None)
+    before = contents(tmp_path / "run")
+    again = simulate(tmp_path / "run", resume=str(tmp_path / "run"))
+    assert contents(tmp_path / "run") == before and again.records == history.read(tmp_path / "run")
+    assert len(simulate(tmp_path / "run", resume=str(tmp_path / "run"), rounds=7).records) == 7
+
+
 def test_save_signal_writes_a_checkpoint_and_the_run_continues(whole, tmp_path):
     logged, ask = [], functools.partial(signal.raise_signal, signal.SIGUSR1)
     with default_signals():

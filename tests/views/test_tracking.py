@@ -1,5 +1,6 @@
 """Trackers: what they are given, resumed runs, and failures. Real packages are tried where they are installed."""
 
+import dataclasses
 import sys
 import types
 
@@ -168,13 +169,13 @@ def test_mlflow_stores_one_run_of_both_parts(tmp_path, monkeypatch):
     config, lines = settings(tmp_path, track="mlflow"), []
     with pytest.raises(KeyboardInterrupt):
         a_run(monkeypatch, config, last=3, error=KeyboardInterrupt(), log=lines.append)
-    a_run(monkeypatch, config, first=3, last=5, log=lines.append)
+    a_run(monkeypatch, dataclasses.replace(config, rounds=9), first=3, last=5, log=lines.append)
     assert not [line for line in lines if "failed" in line]
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("fedvg_jax").experiment_id])
     assert (run.info.run_name, run.info.status, run.data.tags["sweep"]) == ("alpha=1", "FINISHED", "sweep")
     assert [m.step for m in client.get_metric_history(run.info.run_id, "train/loss")] == [1, 2, 3, 4, 5]
-    assert run.data.params["rounds"] == "4"
+    assert run.data.tags["rounds"] == "9" and "rounds" not in run.data.params
 
 
 @pytest.mark.slow

@@ -210,6 +210,12 @@ def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[],
     return functools.cache(read_model)
 
 
+class StopRun(Exception):
+    """Raised by a callback to end the run after its round; the message is the reason, in `summary["stopped_early"]`."""
+
+    __module__ = "fedvg_jax"
+
+
 class DivergedError(UsageError):
     """A client's model, loss, score, weight or probe is not finite, and `nonfinite` is "raise"."""
 

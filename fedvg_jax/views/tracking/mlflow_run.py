@@ -46,8 +46,10 @@ def open_writer(run: TrackedRun) -> Writer:
         log({num_rounds: {f"summary/{name}": value for name, value in summary.items()}})
         client.set_terminated(identity, STATUS[status])
 
+    texts = {name: str(value)[:LONGEST] for name, value in run.settings.items()}
     if identity != run.stored.get("run_id"):
-        send("params", [Param(name, str(value)[:LONGEST]) for name, value in run.settings.items()])
+        send("params", [Param(name, text) for name, text in texts.items() if name != "rounds"])
+    client.set_tag(identity, "rounds", texts["rounds"])  # a resumed run may have more, and parameters cannot change
     return Writer(f"{mlflow.get_tracking_uri()}, run {identity}", {"run_id": identity}, log, close)
 
 

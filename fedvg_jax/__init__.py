@@ -1,18 +1,43 @@
 """Federated learning with validation-gradient weights (FedVG) in JAX and Flax.
 
-Public names are imported when they are first used, so that `import fedvg_jax` stays light. `__init__.pyi` lists them.
+Public names are imported when they are first used, so that `import fedvg_jax` stays light. Type checkers read them in
+`__init__.pyi`.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 
 __version__ = "0.1.0"
 
-with open(f"{__file__}i", encoding="utf-8") as _stub:
-    _HOMES = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", _stub.read(), re.M)}
-"""Public name -> the module that defines it; a namespace is a module of a package."""
+_NAMES = {
+    "fedvg_jax": "algorithms compression data executors models weightings",
+    "fedvg_jax.api": "evaluate make_schedule run run_sweep",
+    "fedvg_jax.config": "Config",
+    "fedvg_jax.core": "norms tree",
+    "fedvg_jax.core.local_part": "local_part",
+    "fedvg_jax.core.trained_part": "trained_part",
+    "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Schedule Selection Send SimState Task "
+    "UsageError Variables Weighting",
+    "fedvg_jax.data.arrays": "Arrays",
+    "fedvg_jax.engine": "selection",
+    "fedvg_jax.engine.differentiable": "hypergradient max_steps over_rounds stack_schedules unrolled",
+    "fedvg_jax.engine.federated_round": "init_state make_round",
+    "fedvg_jax.engine.local_training": "sgd",
+    "fedvg_jax.models.adapt": "linen_task nnx_task",
+    "fedvg_jax.models.adapters": "lora",
+    "fedvg_jax.runs.assemble.contracts": "check_task check_weighting",
+    "fedvg_jax.runs.assemble.simulation": "Simulation simulation",
+    "fedvg_jax.runs.record.checkpoint": "best_variables final_variables",
+    "fedvg_jax.runs.record.history": "DivergedError History",
+    "fedvg_jax.study.sweep_folder": "Failure",
+    "fedvg_jax.study.sweeps": "SweepResult",
+    "fedvg_jax.weightings": "aggregate fisher_trace generalised_weights gradient_norms inverse_norm_weights "
+    "joint_fisher sampled_joint_fisher validation_gradients",
+}
+"""Module -> its public names. A name that the module does not define is a module below it."""
+
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,4 +1,4 @@
-"""The public names, each once: what type checkers see, and the table that `__init__.py` imports from."""
+"""The public names as type checkers see them; `__init__.py` imports them when they are used."""
 
 from fedvg_jax import algorithms as algorithms
 from fedvg_jax import compression as compression

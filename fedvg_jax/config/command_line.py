@@ -15,7 +15,7 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions, setting, table
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, SYNONYMS, Config, registered
-from fedvg_jax.config.suggestions import closest, several_values
+from fedvg_jax.config.suggestions import closest
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host.files import user_path
 
@@ -190,23 +190,13 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
         UsageError: a flag is unknown, with the one that is probably meant, or lacks its value.
     """
     words = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
-    found, unknown = parser.parse_known_args(_with_pairs(words))
+    found, unknown = parser.parse_known_args(words)
     if unknown:
         word = unknown[0]
         close = closest(word.lstrip("-").partition("=")[0], ALL, SYNONYMS)
         hint = f"did you mean {' or '.join(map(flag_of, close))}?" if close else f"{parser.prog} --help-all lists all"
         raise UsageError(f"unknown argument {word[:100]}; {hint if word.startswith('-') else no_flag}")
     return vars(found)
-
-
-def _with_pairs(words: list[str]) -> list[str]:
-    """Returns the words with a flag that takes a name and a number, as --stop-at val_loss 0.1, and both in one word."""
-    paired = {flag_of(name) for name, option in SETTINGS.items() if " " in option.facts.word}
-    joined = list(words)
-    for i, (flag, first, second) in reversed([*enumerate(zip(words, words[1:], words[2:]))]):  # noqa: B905  of two less
-        if flag in paired and not re.search("[ <>]", first) and not second.startswith("--"):
-            joined[i : i + 3] = [f"{flag}={first} {second}"]
-    return joined
 
 
 def value_of(name: str, text: str, prog: str) -> Any:
@@ -221,10 +211,9 @@ def value_of(name: str, text: str, prog: str) -> Any:
             return registered(name, kind(text))
         except ValueError:
             continue
-    several = several_values(text, lambda part: part.replace(".", "", 1).isdecimal())
     expected = next(NUMBERS[kind] for kind in kinds if kind in NUMBERS)
     shown = f"a text of {len(text):,} characters" if len(text) > 100 else repr(text)
-    raise UsageError(f"{flag_of(name)} must be {expected}; got {shown} ({several or f'{prog} --help'})")
+    raise UsageError(f"{flag_of(name)} must be {expected}; got {shown} ({prog} --help)")
 
 
 def parse_path(text: str) -> Path:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import Range, UsageError
 
 T = TypeVar("T")
 
@@ -51,31 +51,14 @@ def as_name(text: str) -> str:
     return text if ":" in text else re.sub(r"\s*\+\s*", "+", text.lower())
 
 
-class Range(NamedTuple):
-    """The finite numbers that a setting may be."""
-
-    words: str
-    low: float = -math.inf
-    high: float = math.inf
-    excludes_low: bool = False
-    """Whether `low` itself is not allowed, as in (0, 1]."""
-    excludes_high: bool = False
-
-    def holds(self, value: float) -> bool:
-        """Returns whether a number is in the range."""
-        above = value > self.low if self.excludes_low else value >= self.low
-        below = value < self.high if self.excludes_high else value <= self.high
-        return above and below and abs(value) < math.inf
-
-
-ABOVE_0 = Range("> 0", 0, excludes_low=True)
-FROM_0 = Range(">= 0", 0)
-COUNT = Range(">= 1", 1)
-FRACTION = Range("in (0, 1]", 0, 1, excludes_low=True)
-BETWEEN_0_AND_1 = Range("in (0, 1)", 0, 1, excludes_low=True, excludes_high=True)
-BELOW_1 = Range("in [0, 1)", 0, 1, excludes_high=True)
-SEED = Range("in [0, 2**32)", 0, 2**32, excludes_high=True)
-UNIT = Range("in [0, 1]", 0, 1)
+ABOVE_0 = Range(0, excludes_low=True)
+FROM_0 = Range(0)
+COUNT = Range(1)
+FRACTION = Range(0, 1, excludes_low=True)
+BETWEEN_0_AND_1 = Range(0, 1, excludes_low=True, excludes_high=True)
+BELOW_1 = Range(0, 1, excludes_high=True)
+SEED = Range(0, 2**32, excludes_high=True, text="in [0, 2**32)")
+UNIT = Range(0, 1)
 
 
 class Value(NamedTuple):

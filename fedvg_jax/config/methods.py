@@ -20,7 +20,6 @@ from fedvg_jax.config.declare import (
     FROM_0,
     UNIT,
     Condition,
-    Range,
     Reference,
     group,
     is_not,
@@ -31,7 +30,7 @@ from fedvg_jax.config.declare import (
     weighs_by,
 )
 from fedvg_jax.config.departures import departs
-from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.core.types import Hyperparameter, Range
 
 T = TypeVar("T")
 
@@ -136,7 +135,7 @@ class Methods:
     class Generalised:
         """The family of weightings that FedVG's is one of."""
 
-        exponent: float = setting(1.0, Range("a finite number"), hyper="exponent")
+        exponent: float = setting(1.0, Range(), hyper="exponent")
         """Exponent of the inverse norm. 1 is published, 0 gives uniform weights; below 0, clients with large norms
         weigh more."""
         temperature: float = setting(1.0, ABOVE_0, hyper="temperature")
@@ -356,7 +355,7 @@ def hyperparameters(*names: str) -> tuple[Hyperparameter, ...]:
     [('server_lr', 0.1, 'fedopt.lr'), ('dyn_alpha', 0.1, 'feddyn.alpha'), ('clip', 10.0, 'feddyn.clip')]
     """
     return tuple(
-        Hyperparameter(declared.facts.hyper, declared.default, range.low, range.high, dotted, *range[3:])
+        Hyperparameter(declared.facts.hyper, declared.default, range.low, range.high, dotted, *range[2:4])
         for dotted, declared in SETTINGS.items()
         if (range := declared.range)
         and declared.facts.hyper

@@ -27,7 +27,6 @@ from fedvg_jax.config.declare import (
     SEED,
     UNIT,
     Condition,
-    Range,
     Value,
     as_name,
     group,
@@ -42,7 +41,7 @@ from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import method_of
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import Range, UsageError
 
 PARTITIONS = {
     **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
@@ -63,7 +62,7 @@ CORRUPTIONS = {
 RULES = {
     "mean": None,
     "median": None,
-    "trimmed_mean": Value(0.1, Range("in [0, 0.5)", 0, 0.5, excludes_high=True)),
+    "trimmed_mean": Value(0.1, Range(0, 0.5, excludes_high=True)),
     "krum": Value((1, 1), FROM_0),
     "clipped_mean": Value(10.0, ABOVE_0, hyper="clip_norm"),
 }
@@ -143,7 +142,7 @@ class Privacy:
 class Tuning:
     """The server's own training steps on the shared validation set, after every round."""
 
-    steps: int = setting(0, Range(">= 0 and below 2**31", 0, 2**31, excludes_high=True))
+    steps: int = setting(0, Range(0, 2**31, excludes_high=True, text=">= 0 and below 2**31"))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
     lr: float = setting(0.01, ABOVE_0, hyper="tuning_lr", used=(_SERVER_STEPS,))
     """Learning rate of the plain SGD."""
@@ -161,7 +160,7 @@ class Validation:
     in a file, whose class names are matched."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
     """Folder or file of the external set."""
-    size: int = setting(0, Range(">= 2, or 0 for all", 0), "data")
+    size: int = setting(0, Range(0, text=">= 2, or 0 for all"), "data")
     """Number of images kept, selected at random; 0 keeps all."""
     rho: float = setting(0.0, UNIT, "data")
     """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
@@ -230,7 +229,7 @@ class Config(Shorthands):
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
     NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
-    max_rows: int = setting(0, Range(">= 0, where 0 is all", 0), "data", also="max_samples num_samples")
+    max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data", also="max_samples num_samples")
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
@@ -274,7 +273,7 @@ class Config(Shorthands):
     file:FILE, the rows of a file .npz or .json."""
     alpha: float = setting(
         0.05,
-        Range("> 0 and at most 1e30; 0.05 is very skewed, 100 almost even", 0, 1e30, excludes_low=True),
+        Range(0, 1e30, excludes_low=True, text="> 0 and at most 1e30; 0.05 is very skewed, 100 almost even"),
         "data",
         used=(is_one("partition", "dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity"),),
         is_common=True,
@@ -298,7 +297,7 @@ class Config(Shorthands):
     test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data", also="test_split")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
-        0.1, Range("in [0, 1); 0 only with an external D_val", 0, 1, excludes_high=True), "data", also="val_split"
+        0.1, Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"), "data", also="val_split"
     )
     """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
     best_on: str = setting("shared", ("shared", "held_out"), "data")
@@ -354,8 +353,8 @@ class Config(Shorthands):
     eval_every: int = setting(5, COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated. The interval of a data set's preset becomes a
     tenth of the rounds where it would leave no other evaluation than the last."""
-    stop_at: str = setting("", kind="data", word="METRIC VALUE", also="target_accuracy")
-    """Metric of D_val and the value at which the run ends, e.g. val_accuracy 0.9. Names in loss, error, mae, mse,
+    stop_at: str = setting("", kind="data", word="'METRIC VALUE'", also="target_accuracy")
+    """Metric of D_val and the value at which the run ends, e.g. "val_accuracy 0.9". Names in loss, error, mae, mse,
     perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" or "val_x > 0.1" says which.
     A task's own metrics have val_ before their name."""
     patience: int = setting(0, FROM_0, "data", also="early_stopping")

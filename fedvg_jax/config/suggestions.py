@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 MOST_LISTED = 40
 """A message lists all allowed names where there are fewer than this."""
@@ -25,8 +24,6 @@ def suggestion(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = 
     "; did you mean 'fedvg'? (allowed: fedvg, samples)"
     """
     names = list(allowed)
-    if several := several_values(name, lambda part: part in names):
-        return f"; {several}"
     close = closest(name, names, synonyms)
     listed = (
         f"allowed: {', '.join(names)}" if len(names) < MOST_LISTED else "python -m fedvg_jax.sim --help-all lists all"
@@ -35,22 +32,6 @@ def suggestion(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = 
         return f"; {listed}"
     meant = " or ".join(f"'{known}'" for known in close)
     return f"; did you mean {meant}?" + (f" ({listed})" if len(names) < 10 else "")
-
-
-def several_values(text: str, is_value: Callable[[str], bool]) -> str:
-    """Returns what to do with values that are joined by commas, or a range of seeds; "" for another text.
-
-    >>> several_values("0.1,0.5", str.isdecimal), several_values("3,4", str.isdecimal)
-    ('', 'several values are for python -m fedvg_jax.sweep, separated by spaces: 3 4')
-    >>> several_values("0-3", str.isdecimal)
-    'a range is for seeds of python -m fedvg_jax.sweep, without its end: 0:3'
-    """
-    if re.fullmatch(r"\d{1,9}[-:]\d{1,9}", text, re.ASCII):
-        return f"a range is for seeds of python -m fedvg_jax.sweep, without its end: {text.replace('-', ':')}"
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) < 2 or not all(map(is_value, parts)):
-        return ""
-    return f"several values are for python -m fedvg_jax.sweep, separated by spaces: {' '.join(parts)[:100]}"
 
 
 def closest(name: str, allowed: Iterable[str], synonyms: Mapping[str, str] = {}) -> list[str]:

@@ -112,22 +112,9 @@ def in_range(parameter: Hyperparameter, value: Any) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    above = number > parameter.low if parameter.excludes_low else number >= parameter.low
-    below = number < parameter.high if parameter.excludes_high else number <= parameter.high
-    if not (math.isfinite(number) and above and below):
-        raise UsageError(f"hyperparameter '{parameter.name}' must be in {interval(parameter)}; got {value}")
+    if not parameter.range.holds(number):
+        raise UsageError(f"hyperparameter '{parameter.name}' must be {parameter.range.words}; got {value}")
     return number
-
-
-def interval(parameter: Hyperparameter) -> str:
-    """The range in mathematical notation.
-
-    >>> interval(Hyperparameter("eps", 1e-3, 0, excludes_low=True))
-    '(0, inf)'
-    """
-    opening = "(" if parameter.excludes_low or math.isinf(parameter.low) else "["
-    closing = ")" if parameter.excludes_high or math.isinf(parameter.high) else "]"
-    return f"{opening}{parameter.low:g}, {parameter.high:g}{closing}"
 
 
 def num_rows(pytree: Tree, what: str) -> int:

@@ -1,4 +1,4 @@
-"""The contracts of the package: named tuples and aliases of functions. No logic, and no import of jax at run time.
+"""The contracts of the package: named tuples and aliases of functions. No import of jax at run time.
 
 The general rule of a round, with all symbols used in this file:
 
@@ -12,6 +12,7 @@ of a minibatch, `V` validation batches, `G` groups of tensors, `C` classes, `T` 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,37 @@ Hyper = Mapping[str, Any]
 """Continuous hyperparameters by name, float scalars []. They are traced values: another value compiles nothing."""
 
 
+class Range(NamedTuple):
+    """The finite numbers that a setting or a hyperparameter may be."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    excludes_low: bool = False
+    """Whether `low` itself is not allowed, as in (0, 1]."""
+    excludes_high: bool = False
+    text: str = ""
+    """Words for it, where its ends say too little."""
+
+    @property
+    def words(self) -> str:
+        """What a number must be, as messages say it.
+
+        >>> Range(0, 1, excludes_low=True).words, Range(0).words, Range().words
+        ('in (0, 1]', '>= 0', 'a finite number')
+        """
+        if self.text or self.high == math.inf:
+            at_least = f"{'>' if self.excludes_low else '>='} {self.low:g}"
+            return self.text or (at_least if self.low > -math.inf else "a finite number")
+        opening = "(" if self.excludes_low or math.isinf(self.low) else "["
+        return f"in {opening}{self.low:g}, {self.high:g}{')' if self.excludes_high else ']'}"
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a number is in the range."""
+        above = value > self.low if self.excludes_low else value >= self.low
+        below = value < self.high if self.excludes_high else value <= self.high
+        return above and below and abs(value) < math.inf
+
+
 class Hyperparameter(NamedTuple):
     """A continuous hyperparameter that an algorithm or a weighting declares.
 
@@ -49,6 +81,11 @@ class Hyperparameter(NamedTuple):
     excludes_low: bool = False
     """whether `low` itself is not allowed, as in (0, 1]"""
     excludes_high: bool = False
+
+    @property
+    def range(self) -> Range:
+        """The allowed values."""
+        return Range(self.low, self.high, self.excludes_low, self.excludes_high)
 
 
 def compiled(pattern: str, name: str) -> re.Pattern[str]:

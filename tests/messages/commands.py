@@ -41,8 +41,6 @@ CASES = [
     ("an unknown command", command(fedvg, "smi"), "sim"),
     ("a setting of a subcommand", command(fedvg, "sim --alpha 0"), "alpha"),
     ("several values", command(sim, "--alpha 0.05 0.5"), "fedvg_jax.sweep"),
-    ("several values with commas", command(sim, "--method fedavg,fedprox"), "fedvg_jax.sweep"),
-    ("a range", command(sim, "--seed 0-3"), "0:3"),
     ("a method that is nearly known", command(sim, "--method fedvgg"), "fedvg"),
     ("a method of three parts", command(sim, "--method uniform+fedvg+samples"), "uniform+fedvg+samples"),
     ("a flag without its value", command(sim, "--method"), "--method"),

@@ -77,7 +77,7 @@ def test_a_target_ends_a_run_on_the_side_that_is_better_or_written():
         assert reason.endswith(f"in round {round}") if round else not reason
 
 
-@pytest.mark.parametrize("words", [["--stop-at", "val_accuracy", "0.9"], ["--stop-at=val_accuracy 0.9"]])
+@pytest.mark.parametrize("words", [["--stop-at", "val_accuracy 0.9"], ["--stop-at=val_accuracy 0.9"]])
 def test_the_command_line_takes_a_metric_and_a_value(words):
     assert parse([*words, "--lr", "0.1"], "sim") == {"stop_at": "val_accuracy 0.9", "lr": 0.1}
     assert split_flags([*words, "--lr", "0.1"])["stop_at"] == ["val_accuracy 0.9"]

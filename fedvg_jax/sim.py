@@ -54,43 +54,38 @@ def _run_command(words: Sequence[str]) -> int:
     values, others = launch.split(words)
     processes = launch.parse(values)
     config, unused, is_dry = commands.read_command_line(others)
+    commands.set_environment(config)
     if processes is None:
-        return simulate(config, unused, is_dry=is_dry)
+        return simulate(config, unused, is_dry)
     if is_dry:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
-    commands.set_environment(config)
-    return launch.run(processes, lambda: simulate(config, unused, is_shared=True), lambda: lost_message(config))
+    return launch.run(processes, lambda: simulate(config, unused), lambda: lost_message(config))
 
 
 # --- running
 
 
-def simulate(config: Config, unused: str = "", *, is_dry: bool = False, is_shared: bool = False) -> int:
+def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
     """Runs or plans a simulation, shows it, and returns the exit code.
 
     Args:
         config, unused, is_dry: as `read_command_line` returns them.
-        is_shared: whether several processes run it, which `launch.run` has connected.
     """
     from rich.console import Console
 
-    commands.set_environment(config)
-    console = Console()
+    from fedvg_jax.host import processes
+    from fedvg_jax.runs import shared_start
+
+    console = Console(quiet=not processes.is_first())
     log = functools.partial(output.say, console)
     with contextlib.ExitStack() as reserved:
-        choose, together = functools.partial(_choose_folder, log=log, reserved=reserved), contextlib.nullcontext()
-        if is_shared:
-            from fedvg_jax.host import processes
-            from fedvg_jax.runs import shared_start
-
-            console.quiet, together = not processes.is_first(), processes.together()
-            choose = functools.partial(shared_start.choose_folder, choose=choose)
-        with together:
+        with processes.together():
             files.check_exports(config)
             tracking.require(config, has_folder=True)
         if is_dry:
             return _show_plan(run_folder.resolve(config), console, unused)
-        config = choose(config)
+        choose = functools.partial(_choose_folder, log=log, reserved=reserved)
+        config = shared_start.choose_folder(config, choose)
         assert config.out is not None, "it is chosen"
         return _train(config, config.out, console, log, unused)
 

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.config import mapping, method_title
+from fedvg_jax.config import method_title
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import CHOICES, Cell, Choice, Run, Scenario, Study
 from fedvg_jax.study.effects import compare_all
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, spread
-from fedvg_jax.study.scenarios import OF_BASE, base_name
 from fedvg_jax.views import labels
 
 NAMES = ("accuracy", "choices", "clients", "effects", "cost", "runs")
@@ -68,19 +67,13 @@ def options(
 
 
 def _method_named(study: Study, text: str) -> str:
-    """Returns the method of the study that a text names.
+    """Returns the method of the study that a text names, as `--method` or as the tables print it.
 
     Raises:
         UsageError: there is none.
     """
-    name, comma, details = text.partition(", ")
-    try:
-        method = mapping.meaning({"method": name})
-        canonical = f"{base_name(**{name: method[name] for name in OF_BASE if name in method})}{comma}{details}"
-    except UsageError:
-        canonical = text
     for known in study.methods:
-        if known in (text, canonical) or method_title(known).casefold() == text.casefold():
+        if text.casefold() in (known.casefold(), method_title(known).casefold()):
             return known
     listed = ", ".join(map(repr, study.methods))
     raise UsageError(f"no method {text[:100]!r} to compare with; the runs have {listed}")
@@ -168,14 +161,12 @@ def _majority_entry(study: Study, scenario: Scenario | None) -> Entry:
 
 
 def _counts(study: Study, choice: Choice) -> str:
-    """Returns a line with the number of runs with a result per cell."""
+    """Returns a line with the number of runs with a result per cell, and when one is bold."""
     counts = sorted({len(cells.results(study, cell, choice)) for cell in study.cells.values()})
     text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    lost = any(marks(cell) for cell in study.cells.values())
-    whole = " of the cells that have all their runs" if lost else ""
     return (
-        f"n = {text} runs per cell. Bold{whole}: ahead of every other method, paired t tests after Holm's correction,"
-        f" p < {statistics.LEVEL:g}."
+        f"n = {text} runs per cell. Bold: ahead of every other method with all its runs, paired t tests after Holm's"
+        f" correction, p < {statistics.LEVEL:g}."
     )
 
 

@@ -52,7 +52,7 @@ def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(study
         drawing, *_ = FIGURES[name](study._replace(methods=(*new.values(),), cells=cells), WIDE)
         base.save(drawing, tmp_path, WIDE, ("png",))
         shown = texts(drawing.figure)
-    assert {method_title(method) for method in methods} <= shown
+    assert all(any(method_title(method) in text for text in shown) for method in methods)
     assert set(methods) <= {row["method"] for row in rows(drawing)}
 
 
@@ -90,11 +90,11 @@ def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
 def test_twenty_methods_differ_in_grey():
     """By dashes or marker; every pair of methods shares its colour and marker."""
     names = [f"method{i}" for i in range(10)]
-    methods = [*names, *map(base.with_fedvg, names)]
+    methods = [*names, *(f"{name}+fedvg" for name in names)]
     looks = base.line_styles(methods)
     assert len({(look["ls"], look["marker"]) for look in looks.values()}) == 20
     for name in names:
-        alone, both = looks[name], looks[base.with_fedvg(name)]
+        alone, both = looks[name], looks[f"{name}+fedvg"]
         assert [alone[key] == both[key] for key in ("color", "marker", "ls")] == [True, True, False]
     singles = base.line_styles([f"method{i}" for i in range(24)]).values()
     assert len({(look["ls"], look["marker"]) for look in singles}) == 24
@@ -125,22 +125,14 @@ def test_partition_has_a_panel_per_alpha_with_a_bubble_for_every_client_and_clas
         write_run(tmp_path / f"{alpha}-{rho}", method="fedvg", seed=0, alpha=alpha, validation={"rho": rho})
     (drawing,) = draw(collect([tmp_path]), "partitions")
     panels, table = {axes.get_title(): axes for axes in drawing.figure.axes if axes.get_visible()}, rows(drawing)
-    assert list(panels) == list(dict.fromkeys(r["setting"] for r in table)) == ["alpha 0.05", "alpha 0.5"]
-    for alpha in (0.05, 0.5):
-        counts = np.array(partition(alpha)["counts"])
-        mine = [(int(r["client"]), r["class"], int(r["rows"])) for r in table if r["setting"] == f"alpha {alpha}"]
+    names = {f"dirichlet, alpha {alpha}": np.array(partition(alpha)["counts"]) for alpha in (0.05, 0.5)}
+    assert list(panels) == list(dict.fromkeys(r["setting"] for r in table)) == list(names)
+    for name, counts in names.items():
+        mine = [(int(r["client"]), r["class"], int(r["rows"])) for r in table if r["setting"] == name]
         assert mine == [(k, "abc"[c], counts[k, c]) for k, c in np.ndindex(*counts.shape)]
-        (bubbles,) = panels[f"alpha {alpha}"].collections
+        (bubbles,) = panels[name].collections
         assert bubbles.get_offsets().tolist() == np.argwhere(counts).tolist()
         assert bubbles.get_sizes() / 150 * 10 == pytest.approx(counts[counts > 0])  # of at most 10 rows
-
-
-def test_panel_is_named_by_one_of_its_settings_if_those_they_share_are_also_another_panels():
-    low, high = ("alpha", 0.05), ("alpha", 0.5)
-    slow, fast = ("lr", 0.1), ("lr", 0.2)
-    runs = [((low, slow), "a"), ((high, fast), "a"), ((low, fast), "b"), ((high, slow), "c")]
-    settings = [setting for setting, _ in clients._distinct_runs(runs, str)]
-    assert settings == ["alpha 0.05, lr 0.1", "alpha 0.05, lr 0.2", "alpha 0.5, lr 0.1"]
 
 
 def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):

@@ -41,9 +41,6 @@ MARKER_SHIFT = 3
 
 GREY = "0.45"
 
-FEDVG = "+fedvg"
-"""End of the names of methods with FedVG's weights."""
-
 LABEL_WIDTH = 34
 """Characters of a line of a label."""
 
@@ -79,30 +76,20 @@ class Drawing(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-def with_fedvg(method: str) -> str:
-    """Returns the name of a method's combination with FedVG; settings that vary stand behind the first comma.
-
-    >>> with_fedvg("fedprox"), with_fedvg("fedprox, mu 0.1")
-    ('fedprox+fedvg', 'fedprox+fedvg, mu 0.1')
-    """
-    name, comma, details = method.partition(", ")
-    return f"{name}{FEDVG}{comma}{details}"
-
-
-def without_fedvg(method: str) -> str:
+def base_of(method: str) -> str:
     """Returns the name of the method that a combination with FedVG adds FedVG's weights to, with the same settings.
 
-    >>> without_fedvg("fedprox+fedvg, mu 0.1"), without_fedvg("fedvg")
+    >>> base_of("fedprox+fedvg, mu 0.1"), base_of("fedvg")
     ('fedprox, mu 0.1', 'fedvg')
     """
     name, comma, details = method.partition(", ")
-    return f"{name.removesuffix(FEDVG)}{comma}{details}"
+    return f"{name.removesuffix('+fedvg')}{comma}{details}"
 
 
 def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns Matplotlib's options of every method's line: X and X+fedvg share a colour, X dashed and X+fedvg solid.
 
-    Up to 24 methods differ without the colour, too. With more than eight colours, the next pairs have other dashes.
+    Up to 24 methods differ without the colour, too: with every eight colours, dashes and markers change.
 
     >>> styles = line_styles(["fedprox", "fedprox+fedvg", "fedvg"])
     >>> [styles[method]["ls"] for method in styles]
@@ -110,14 +97,13 @@ def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     >>> styles["fedprox"]["color"] == styles["fedprox+fedvg"]["color"] != styles["fedvg"]["color"]
     True
     """
-    bases = list(dict.fromkeys(map(without_fedvg, methods)))
+    bases = list(dict.fromkeys(map(base_of, methods)))
+    has_pair = {base_of(method) for method in methods if base_of(method) != method}
     styles = {}
     for method in methods:
-        base = without_fedvg(method)
-        cycle, index = divmod(bases.index(base), len(COLOURS))
-        dashed = base == method and with_fedvg(base) in methods
-        marker = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
-        look = {"color": COLOURS[index], "ls": DASHES[cycle % len(DASHES)][dashed], "marker": marker}
+        cycle, index = divmod(bases.index(base_of(method)), len(COLOURS))
+        look = {"color": COLOURS[index], "ls": DASHES[cycle % len(DASHES)][method in has_pair]}
+        look["marker"] = MARKERS[(index + MARKER_SHIFT * cycle) % len(MARKERS)]
         styles[method] = {**look, "label": plain(method_title(method))}
     return styles
 

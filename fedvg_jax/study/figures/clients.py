@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,33 +62,24 @@ def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np
 def client_weights(study: Study, style: Style) -> list[Drawing] | str:
     """Returns a figure of every client's weight times cohort size over rounds, a panel per method.
 
-    Each panel has a run of a method in the first scenario of its group: of the smallest seed that all of them share,
-    or else the method's own smallest, which the panel's title then names.
+    Each panel has the run of a method's smallest seed in the first scenario of its group.
     """
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         with_runs = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
-        shown = with_runs[:MAX_PANELS]
+        shown = [(cell.method, *min(cell.runs.items())) for cell in with_runs[:MAX_PANELS]]
         if not shown:
             continue
-        shared = set.intersection(*(set(cell.runs) for cell in shown))
-        chosen = [min(shared or cell.runs) for cell in shown]
-        names = [
-            ", ".join([method_title(cell.method), *([] if shared else [replicate_text(replicate)])])
-            for cell, replicate in zip(shown, chosen, strict=True)
-        ]
-        records = [cell.runs[replicate].records for cell, replicate in zip(shown, chosen, strict=True)]
-        figure, values = _weights_of_runs(names, records, style)
+        names = [f"{method_title(method)}, {replicate_text(replicate)}" for method, replicate, _ in shown]
+        figure, values = _weights_of_runs(names, [run.records for *_, run in shown], style)
         where, rows = scenario_text(scenarios[0]), []
-        for cell, replicate, (ids, sizes, shares) in zip(shown, chosen, values, strict=True):
-            rounds = [record["round"] for record in cell.runs[replicate].records]
+        for (method, replicate, run), (ids, sizes, shares) in zip(shown, values, strict=True):
             rows += [
-                (where, cell.method, *replicate, int(ids[k]), int(sizes[k]), rounds[r], shares[k, r])
+                (where, method, *replicate, int(ids[k]), int(sizes[k]), run.records[r]["round"], shares[k, r])
                 for k, r in np.argwhere(np.isfinite(shares))
             ]
         part = f"first {len(shown)} of {len(with_runs)} methods" if len(with_runs) > len(shown) else ""
-        seeds = replicate_text(chosen[0]) if shared else ""
-        title = ", ".join(filter(None, ("Weights of clients", where, seeds, part)))
+        title = ", ".join(filter(None, ("Weights of clients", where, part)))
         drawn.append(Drawing("weights" if i == 0 else f"weights-{i + 1}", title, figure, WEIGHTS, rows))
     return drawn or "no method has runs in the first scenario"
 
@@ -98,7 +89,8 @@ def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]], sty
     from matplotlib.colors import LogNorm
 
     values = [weight_shares(records) for records in runs]
-    limit = _colour_limit(np.concatenate([shares.ravel() for *_, shares in values]))
+    cohort = max(len(record["clients"]) for records in runs for record in records)
+    limit = _colour_limit(np.concatenate([shares.ravel() for *_, shares in values]), cohort)
     figure, axes = base.grid(style, len(runs))
     image = None
     for panel, name, (ids, _, shares) in zip(axes, names, values, strict=True):
@@ -117,38 +109,44 @@ def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]], sty
     assert image is not None, "there is a run"
     label = "weight × cohort size (1 is an equal weight, grey is absent)"
     bar = figure.colorbar(image, ax=axes, location="bottom", extend="both", shrink=0.8, aspect=40, label=label)
-    bar.set_ticks([1 / limit, 1, limit], labels=[f"{value:.2g}" for value in (1 / limit, 1, limit)])
+    bar.set_ticks([1 / limit, 1, limit], labels=[f"{1 / limit:.2g}", "1", f"{limit:g}"])
     bar.minorticks_off()
     return figure, values
 
 
-def _colour_limit(shares: np.ndarray) -> float:
-    """Returns the smallest c of `LIMITS` such that 1/c to c holds 98 % of the positive shares."""
+def _colour_limit(shares: np.ndarray, cohort: int) -> float:
+    """Returns the smallest c of `LIMITS` such that 1/c to c holds 98 % of the positive shares, about K at most."""
     positive = shares[np.isfinite(shares) & (shares > 0)]
     reach = np.exp(np.quantile(np.abs(np.log(positive)), 0.98)) if positive.size else 1
-    return next((limit for limit in LIMITS if limit >= reach), LIMITS[-1])
+    return next((limit for limit in LIMITS if limit >= min(reach, cohort)), LIMITS[-1])
 
 
 # --- classes of clients
 
 
 def partitions(study: Study, style: Style) -> list[Drawing] | str:
-    """Returns a figure of training rows by client and class, a panel per partition."""
-    runs = [(scenario, run) for scenario, run in _first_runs(study) if run.partition.get("counts")]
+    """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds."""
+    runs: dict[str, tuple[Scenario, Run]] = {}
+    for scenario in study.scenarios:
+        cells = (study.cell(method, scenario) for method in study.methods)
+        run = next((cell.runs[min(cell.runs)] for cell in cells if cell.runs), None)
+        if run and run.partition.get("counts"):
+            runs.setdefault(str(run.partition["counts"]), (scenario, run))
     if not runs:
         return "no run has a partition.json with the classes of its clients"
-    different = _distinct_runs(runs, lambda run: run.partition["counts"])
-    figure, axes = base.grid(style, len(different), 1.05)
-    all_counts = [np.array(run.partition["counts"]) for _, run in different]
+    texts = [partition_label(run.config) for _, run in runs.values()]
+    if len({*texts}) < len(texts):
+        texts = [scenario_text(scenario) for scenario, _ in runs.values()]
+    figure, axes = base.grid(style, len(runs), 1.05)
+    all_counts = [np.array(run.partition["counts"]) for _, run in runs.values()]
     largest = max(int(counts.max()) for counts in all_counts)
     rows = []
-    for panel, (setting, run), counts in zip(axes, different, all_counts, strict=True):
+    for panel, text, (_, run), counts in zip(axes, texts, runs.values(), all_counts, strict=True):
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
         draw_counts(panel, counts, largest, names if len(names) <= 12 else ())
-        panel.set_title(base.plain(setting or partition_label(run.config), 40))
-        rows += [(setting, k, names[c], int(counts[k, c])) for k, c in np.ndindex(*counts.shape)]
-    shown = " or ".join(sorted({"area" if counts.size <= MAX_BUBBLES else "darkness" for counts in all_counts}))
-    title = f"Training rows by client and class; {shown} shows the number of rows, at most {largest:,}"
+        panel.set_title(base.plain(text, 40))
+        rows += [(text, k, names[c], int(counts[k, c])) for k, c in np.ndindex(*counts.shape)]
+    title = f"Training rows by client and class; area or darkness shows their number, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
 
 
@@ -195,30 +193,3 @@ def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[st
     base.whole_numbers(axes.xaxis)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-
-
-def _first_runs(study: Study) -> list[tuple[Scenario, Run]]:
-    """Returns the run of the smallest seed in every scenario, of the first method that has one."""
-    first = []
-    for scenario in study.scenarios:
-        cells = [study.cell(method, scenario) for method in study.methods]
-        if runs := next((cell.runs for cell in cells if cell.runs), None):
-            first.append((scenario, runs[min(runs)]))
-    return first
-
-
-def _distinct_runs(runs: Sequence[tuple[Scenario, Run]], key: Callable[[Run], Any]) -> list[tuple[str, Run]]:
-    """Returns the runs that differ in a key, each with the settings that it stands for.
-
-    These are the settings that all scenarios of one key share, if no scenario of another key has all of them, too.
-    Otherwise they are those of the first scenario.
-    """
-    different: list[tuple[str, Run]] = []
-    for scenario, run in runs:
-        alike = [other for other, its_run in runs if key(its_run) == key(run)]
-        if scenario != alike[0]:
-            continue
-        shared = tuple(pair for pair in scenario if all(pair in other for other in alike))
-        is_unique = sum(set(shared) <= set(other) for other, _ in runs) == len(alike)
-        different.append((scenario_text(shared if is_unique else scenario), run))
-    return different

@@ -114,15 +114,10 @@ def run(command: CommandLine) -> int:
 
 
 def opening_lines(command: CommandLine) -> list[str]:
-    """Returns what is printed first: the size of the sweep, and combinations that repeat a point."""
-    sweep, points, merged = command.points
+    """Returns what is printed first: the size of the sweep, and of its tuning."""
+    sweep, points = command.points
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
-    if merged:
-        repeated, kept = next(iter(merged.items()))
-        combinations = "1 combination repeats" if len(merged) == 1 else f"{len(merged)} combinations repeat"
-        lines.append(f"{combinations} the settings of another point, such as")
-        lines.append(f"  {repeated} = {kept}")
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")

@@ -93,20 +93,12 @@ def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     """Returns lines on scenarios in which seeds share a partition; they come before all other notes."""
     drawn: dict[Scenario, set[tuple[int, Any]]] = {}
     for (_, scenario), cell in cells.items():
-        pairs = (
-            (run.config.seed, run.manifest.get("partition", run.config.partition_seed)) for run in cell.runs.values()
-        )
+        pairs = {(r.config.seed, r.manifest.get("partition", r.config.partition_seed)) for r in cell.runs.values()}
         drawn.setdefault(scenario, set()).update(pairs)
-    number = {scenario: len({partition for _, partition in pairs}) for scenario, pairs in drawn.items()}
-    lines = []
-    for is_one, who, outcome in (
-        (True, "all seeds{} share one partition", "hold for that partition only"),
-        (False, "several seeds{} share a partition", "are not of independent partitions"),
-    ):
-        shared = [s for s, pairs in drawn.items() if number[s] < len(pairs) and (number[s] == 1) == is_one]
-        where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
-        lines += [f"{who.format(where)}, so that differences and intervals {outcome}"] if shared else []
-    return lines
+    shared = [s for s, pairs in drawn.items() if len({partition for _, partition in pairs}) < len(pairs)]
+    where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
+    line = f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"
+    return [line] if shared else []
 
 
 def _tuned(sweeps: Sequence[Stored]) -> list[str]:

@@ -116,8 +116,8 @@ def document(
         {"name": p.name, "values": uses.plain(p.values), "settings": _without(of_points[p.name], base)} for p in points
     ]
     axes = [uses.plain(axis.as_json()) for axis in made.sweep.axes]
-    content = {"title": made.sweep.title, "axes": axes, "base": base, "points": listed, "merged": made.merged}
-    return content | {"given": dict(given)} | ({"tuning": dict(tuning)} if tuning else {})
+    content = {"title": made.sweep.title, "axes": axes, "base": base, "points": listed, "given": dict(given)}
+    return content | ({"tuning": dict(tuning)} if tuning else {})
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -119,18 +119,15 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
 
 
 def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
-    """Returns the axes that a call from Python gives: a tuple of settings goes together, hyperparameters come last.
+    """Returns the axes that a call from Python gives: a tuple of settings goes together.
 
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
     """
     if not isinstance(axes, Mapping):
         raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
-    parsed, own = [], []
+    parsed = []
     for names, values in axes.items():
-        if isinstance(names, str) and names.startswith(HYPER):
-            own.append(_hyper_axis(names, values))
-            continue
         if not isinstance(names, tuple):
             parsed += cross({names: values}, "axes")
             continue
@@ -138,16 +135,7 @@ def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
         if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
             raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
         parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
-    return (*parsed, *own)
-
-
-def _hyper_axis(name: str, values: Any) -> Axis:
-    """Returns an axis of a hyperparameter, each of whose values is there once; 1 and 1.0 are one."""
-    is_list = isinstance(values, Iterable) and not isinstance(values, (str, Mapping))
-    listed = [python_scalar(value) for value in values] if is_list and getattr(values, "ndim", 1) == 1 else []
-    if not listed:
-        raise UsageError(f"axes: {name} must be a list of numbers; got {values!r}")
-    return Axis((name,), tuple({_text_of(value): (value,) for value in listed}.values()))
+    return tuple(parsed)
 
 
 def read_file(path: Path) -> SweepFile:
@@ -181,10 +169,15 @@ def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
 
 
 def _values(name: str, given: Any, source: str) -> list[Any]:
-    """Returns the values of a setting on an axis; ranges of seeds as their numbers."""
-    check_name(name, source)
+    """Returns the values of a setting on an axis: of a hyperparameter numbers, ranges of seeds as their numbers."""
     given = python_scalar(given)
     many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
+    if name.startswith(HYPER) and source == "axes":
+        try:
+            return [float(value) for value in (given if many else [given])]
+        except (TypeError, ValueError):
+            raise UsageError(f"axes: {name} must be numbers; got {given!r:.100}") from None
+    check_name(name, source)
     listed = [v for value in (given if many else [given]) for v in seeds(name, registered(name, python_scalar(value)))]
     if not listed:
         raise UsageError(f"{source}: {name} has no value; give one or more")
@@ -273,12 +266,10 @@ class Point(NamedTuple):
 
 
 class Points(NamedTuple):
-    """A sweep with its points, and the combinations that repeat another one."""
+    """A sweep with its points."""
 
     sweep: Sweep
     points: list[Point]
-    merged: dict[str, str]
-    """name of a combination -> the point that has the same settings"""
 
 
 def make_points(sweep: Sweep) -> Points:
@@ -291,11 +282,8 @@ def make_points(sweep: Sweep) -> Points:
         UsageError: a setting cannot work at some point, or no point uses it; or there are too many points.
 
     >>> axes = (Axis(("method",), (("fedavg",), ("fedprox",))), Axis(("fedprox.mu",), ((0.1,), (1.0,))))
-    >>> made = make_points(Sweep(axes))
-    >>> [point.name for point in made.points]
+    >>> [point.name for point in make_points(Sweep(axes)).points]
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
-    >>> made.merged
-    {'method=fedavg,fedprox.mu=1': 'method=fedavg'}
     """
     on_axes = collections.Counter(name for axis in sweep.axes for name in axis.names)
     if repeated := [name for name, number in on_axes.items() if number > 1]:
@@ -307,7 +295,6 @@ def make_points(sweep: Sweep) -> Points:
     labels = label_names(sweep.axes)
     varying = [name for name in varying_names(sweep.axes) if name in labels]
     points: dict[str, Point] = {}
-    merged: dict[str, str] = {}
     for given in combinations(sweep.axes):
         own = {name: value for name, value in given.items() if name.startswith(HYPER)}
         settings = {name: value for name, value in given.items() if name not in own}
@@ -316,11 +303,8 @@ def make_points(sweep: Sweep) -> Points:
         used = {name: value for name, value in values.items() if not _is_unused(config, name)}
         point = Point(name_of(_only(used, varying)), used, config)
         meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
-        kept = points.setdefault(repr((meant, own)), point)
-        repeated = name_of(_only(values, varying))
-        if kept is not point and kept.name != repeated:
-            merged[repeated] = kept.name
-    made = Points(sweep, list(points.values()), merged)
+        points.setdefault(repr((meant, own)), point)
+    made = Points(sweep, list(points.values()))
     _refuse_never_used(made)
     return made
 
@@ -442,7 +426,7 @@ def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
 
 def _refuse_never_used(made: Points) -> None:
     """Raises UsageError for a setting of the last layer, or of an axis, that no point uses."""
-    sweep, points, _ = made
+    sweep, points = made
     last = sweep.layers[-1].settings if sweep.layers and sweep.start is None else {}
     for name in (*last, *(name for axis in sweep.axes for name in axis.names)):
         if all(_is_unused(point.config, name) for point in points):

@@ -60,7 +60,6 @@ def test_native_beside_a_method_is_the_weighting_of_the_method():
         "method=fedavg,weighting=uniform": "uniform",
         "method=fedvg,weighting=native": "fedvg",
     }
-    assert points.merged == {"method=fedvg,weighting=uniform": "method=fedavg,weighting=uniform"}
 
 
 @pytest.mark.parametrize("where", ["file", "axis"])

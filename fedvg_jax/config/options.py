@@ -133,7 +133,7 @@ class Privacy:
     aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
     delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
-    noise_seed: int = setting(0, Range("in [0, 2**63)", 0, 2**63, excludes_high=True), "host", used=(_PRIVATE,))
+    noise_seed: int = setting(0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,))
     """Seed of what is drawn on the device, the noise above all; 0: that of seed. It is written nowhere: to resume the
     run, give it again."""
 

@@ -54,10 +54,10 @@ import hashlib
 import numpy as np
 from fedvg_jax import Config
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs.assemble import population, registry, simulation as build
+from fedvg_jax.runs.assemble import tables, simulation as build
 images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
 sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1"), data=images)
-rounds = schedule.stack([sim.schedule(0)], build.MAX_ROUNDS)
+rounds = schedule.stack([sim.schedule(0)], tables.MAX_ROUNDS)
 chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
 evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
 digests = [hashlib.sha256(program.as_text().encode()).hexdigest() for program in (chunk, evaluate)]

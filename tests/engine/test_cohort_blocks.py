@@ -162,28 +162,12 @@ def test_memory_depends_on_the_block_and_not_on_the_cohort():
     assert 5 < ten < 20
 
 
-# --- what cannot come in blocks
-
-
-@pytest.mark.parametrize("hold", [0, 2, 3])
-def test_rules_that_need_all_models_work_on_a_cohort_in_one_block(hold):
-    for weighting, rule in (("permuted(fedvg)", "mean"), ("fltrust", "mean"), ("uniform", "median")):
-        config.check(config.Config(clients=4, hold=hold, weighting=weighting, robust=rule))
-
-
 @pytest.mark.parametrize("name", config.WEIGHTINGS)
 def test_streamable_names_are_the_rules_with_terms(name):
     rule = worlds.weighting(name, worlds.algorithm("fedavg"))
     assert bool(rule.terms) == config.streams(name)
     assert bool(basic.mix(basic.samples(), rule).terms) == config.streams(f"samples+{name}")
     assert not baselines.permuted(rule).terms
-
-
-def test_make_round_refuses_rules_without_terms_when_traced():
-    start, algorithm = worlds.state(world(), worlds.algorithm("fedavg"), TASK), worlds.algorithm("fedavg")
-    step = worlds.round_step(world(), algorithm, baselines.permuted(basic.samples()))
-    with pytest.raises(fedvg_jax.UsageError, match=r"--hold needs a weighting with terms"):
-        jax.eval_shape(step, start, schedule_of(0, 3), world().data(), {})
 
 
 # --- runs

@@ -1,7 +1,6 @@
 """Every executor gives what a Python loop gives."""
 
 import contextlib
-import dataclasses
 import functools
 
 import jax
@@ -11,11 +10,9 @@ import optax
 import pytest
 from support import worlds
 
-from fedvg_jax.config import Config
-from fedvg_jax.core.types import Client, UsageError
+from fedvg_jax.core.types import Client
 from fedvg_jax.engine import differentiable, executors, local_training
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble import registry
 
 WORLD = worlds.ragged()
 K = WORLD.cohort_size
@@ -147,20 +144,3 @@ def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}
     products = worlds.jit(lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given))(jnp.int32(3), xs)
     assert products.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(K)]
-
-
-FEW = Config(clients=6, join_ratio=0.5)
-"""A cohort of 3, on a CPU that here has four devices."""
-
-
-@pytest.mark.parametrize(
-    ("changes", "double", "message"),
-    [
-        ({"devices": "5"}, False, "devices 5, and jax has 4 cpu device"),
-        ({"devices": "4"}, False, "devices 4 is more than a cohort of 3; use --devices 3 or fewer$"),
-        ({"devices": "2"}, True, "float64 on several CPU devices may be wrong; use --devices 1"),
-    ],
-)
-def test_unavailable_devices_are_refused(changes, double, message):
-    with jax.enable_x64(double), pytest.raises(UsageError, match=message):
-        registry.num_devices(dataclasses.replace(FEW, **changes))

@@ -410,17 +410,6 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_o
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
 
-def test_a_round_refuses_a_cohort_of_more_clients_than_it_has():
-    """Their memories would be dropped."""
-    algorithm = worlds.algorithm("scaffold")
-    step = federated_round.make_round(
-        TASK, algorithm, basic.uniform(), worlds.TWO_LANES, local_training.sgd, num_clients=1
-    )
-    start = federated_round.init_state(TASK, algorithm, 1, worlds.hyper())
-    with pytest.raises(UsageError, match=r"schedule has \d clients a round, make_round 1 in all"):
-        jax.eval_shape(step, start, schedule_of(0), WORLD.data(), worlds.hyper())
-
-
 def test_memories_keep_their_dtypes_where_the_model_has_several():
     def mixed(arrays):
         (*others, last), structure = jax.tree.flatten(arrays)
@@ -436,16 +425,6 @@ def test_memories_keep_their_dtypes_where_the_model_has_several():
         after, _ = jax.eval_shape(step, start, schedule_of(0), WORLD.data(), worlds.hyper())
     assert {leaf.dtype for leaf in jax.tree.leaves(theta.params)} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
-
-
-def test_a_cohort_in_blocks_refuses_parameters_of_half_precision():
-    """Its running mean would round away the clients of a block."""
-    start = worlds.state(WORLD, worlds.algorithm("fedavg"), TASK)
-    start = start._replace(variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), start.variables))
-    with pytest.raises(UsageError, match="in float32 or float64; got bfloat16: use --hold 0"):
-        worlds.make_round(WORLD, worlds.algorithm("fedavg"), "uniform")(
-            start, schedule_of(0, block_size=2), WORLD.data(), worlds.hyper()
-        )
 
 
 def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():

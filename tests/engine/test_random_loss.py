@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from support import worlds
 
-from fedvg_jax.core.types import ClientReturn, UsageError
+from fedvg_jax.core.types import ClientReturn
 from fedvg_jax.engine import executors
 from fedvg_jax.weightings import signals
 
@@ -79,11 +78,3 @@ def test_scoring_does_not_depend_on_the_key():
         worlds.jit(signals.validation_gradient(task, True, 1))({}, client, data) for task in (TASK, worlds.QUADRATIC)
     )
     jax.tree.map(np.testing.assert_array_equal, score, expected)
-
-
-def test_a_key_without_the_default_none_is_refused():
-    task = TASK._replace(loss=lambda params, stats, batch, mask, train, key: (0.0, stats))
-    with pytest.raises(UsageError, match="key=None"):
-        worlds.round_step(WORLD, ALGORITHM, "samples", task)(
-            worlds.state(WORLD, ALGORITHM, TASK), WORLD.schedule(0, 2), WORLD.data(), worlds.hyper()
-        )

@@ -193,23 +193,6 @@ def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
     assert not np.array_equal(models[0].params["a"], model.params["a"])
 
 
-# --- in rounds
-
-
-WORLD = worlds.uneven()
-
-
-def after_two_rounds(seed=0, values=None, **hooks):
-    """State and metrics under `uniform` weights."""
-    plan = [WORLD.schedule(number, 2, seed=seed) for number in range(2)]
-    return worlds.play(WORLD, plan, worlds.algorithm("fedavg"), "uniform", values=values, **hooks)[-1]
-
-
-def test_the_default_settings_leave_a_round_as_it_is_to_the_bit():
-    hooks = registry.round_options(config.Config(), worlds.QUADRATIC)
-    jax.tree.map(np.testing.assert_array_equal, after_two_rounds(), after_two_rounds(**hooks))
-
-
 # --- settings
 
 

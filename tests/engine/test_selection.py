@@ -7,7 +7,6 @@ import types
 
 import jax
 import numpy as np
-import pytest
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -110,17 +109,3 @@ def test_a_function_of_ones_own_selects():
     in_turn = fv.Selection(lambda population: (np.arange(2) + 2 * population.round) % 8)
     records = fv.run(CONFIG, selection=in_turn).records
     assert [record["clients"] for record in records] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
-@pytest.mark.parametrize("ids", [[0, 0], [0], [0, 8], [0.0, 1.0]])
-def test_a_wrong_cohort_is_refused(ids):
-    with pytest.raises(fv.UsageError, match="must return 2 different clients from 0 to 7; got"):
-        fv.run(CONFIG, selection=fv.Selection(lambda population: np.array(ids)))
-
-
-def test_a_selection_must_be_one_and_ask_for_few_losses():
-    with pytest.raises(fv.UsageError, match=r"selection must be a fedvg_jax\.Selection of a function; got str"):
-        fv.run(CONFIG, selection="size")  # pyright: ignore[reportArgumentType]
-    greedy = fv.Selection(lambda population: np.argsort(population.losses(np.arange(8)))[:2], 3)
-    with pytest.raises(fv.UsageError, match="asks for 8 losses; at most num_candidates, 3, are allowed"):
-        fv.run(CONFIG, selection=greedy)

@@ -77,19 +77,3 @@ def test_bytes_up_count_what_is_sent(kind):
     sim = simulation.simulation(config)
     assert sim.traffic == (2 * 4 * SIZE, BYTES[kind] + 4 * SIZE, 0, 0)  # c goes down, its change up
     assert f", updates sent by {config.send}\n" in display.start_text(sim)
-
-
-WRONG = {
-    "both": (None, "both compress"),
-    "delta": (lambda hyper, key, delta, memory: ({}, memory), "delta has no leaf"),
-    "memory": (lambda hyper, key, delta, memory: (delta, delta), "memory"),
-    "pair": (lambda hyper, key, delta, memory: delta, r"expected \(delta, memory\)"),
-}
-
-
-@pytest.mark.parametrize(("apply", "message"), WRONG.values(), ids=WRONG)
-def test_a_send_that_breaks_its_contract_is_one_line(apply, message):
-    own = fv.algorithms.fedavg()._replace(send=fv.Send(lambda hyper, params: (), apply, lambda params: 1))
-    config = CONFIG if apply else dataclasses.replace(CONFIG, send="topk:0.1")
-    with pytest.raises(fv.UsageError, match=rf"algorithm.send.*{message}"):
-        simulation.simulation(config, algorithm=own)

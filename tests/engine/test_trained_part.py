@@ -137,12 +137,3 @@ def test_every_algorithm_and_weighting_runs_on_a_part_of_which_updates_are_compr
 def test_every_algorithm_with_a_loss_or_models_of_its_own_runs_on_a_part(algorithms, names):
     task, trained, _ = parts()
     check_rounds(task, trained, algorithms, names, WORLD)
-
-
-# --- mistakes
-
-
-@pytest.mark.parametrize("pattern", ["^nothing/", "[", "/mean$"])
-def test_a_pattern_that_chooses_no_parameter_is_one_line(pattern):
-    with pytest.raises(fv.UsageError, match=r"train .*(not a regular expression|there are bn1/bias, bn1/scale)"):
-        fv.trained_part(worlds.TASK, worlds.variables(), pattern)

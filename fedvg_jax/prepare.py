@@ -210,21 +210,17 @@ def class_table(arrays: Arrays) -> Table:
     from fedvg_jax.views import labels
 
     num_classes, first = len(arrays.class_names), arrays.num_train
-    train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
-    largest = np.sort(np.argsort(-(train + others), kind="stable")[:MAX_CLASSES])
-    table = Table(show_footer=True)
-    table.add_column("class", "all", overflow="fold")
-    totals = {"training": f"{train.sum():,}", "other splits": f"{others.sum():,}"}
-    totals |= {labels.unit(arrays): f"{arrays.y.size:,}", "share": ""}
-    for column, total in totals.items():
-        width = max(len(column), len(total))
-        table.add_column(column, total, justify="right", no_wrap=True, min_width=width)
-    for c in largest:
-        count = train[c] + others[c]
-        row = (f"{train[c]:,}", f"{others[c]:,}", f"{count:,}", f"{count / arrays.y.size:.1%}")
-        table.add_row(Text(arrays.class_names[c]), *row)  # a string would be read as markup
-    if num_classes > MAX_CLASSES:
-        table.add_row(f"... {num_classes - MAX_CLASSES} smaller ones")
+    counts = np.array([np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:])])
+    largest = np.sort(np.argsort(-counts.sum(0), kind="stable")[:MAX_CLASSES])
+    table = Table()
+    table.add_column("class", overflow="fold")
+    for title in ("training", "other splits", labels.unit(arrays), "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    shown = [(arrays.class_names[c], counts[:, c]) for c in largest]
+    more = [(f"... {num_classes - MAX_CLASSES} smaller ones", counts.sum(1) - counts[:, largest].sum(1))]
+    for name, (train, others) in [*shown, *more[: num_classes > MAX_CLASSES], ("all", counts.sum(1))]:
+        numbers = (f"{train:,}", f"{others:,}", f"{train + others:,}", f"{(train + others) / arrays.y.size:.1%}")
+        table.add_row(Text(name), *numbers)
     return table
 
 

@@ -44,7 +44,7 @@ def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     assert rows[:5] == [
         *([str(c), "30", "0", "30", "25.0%"] for c in range(3)),
         ["3", "0", "30", "30", "25.0%"],
-        ["all", "90", "30", "120"],
+        ["all", "90", "30", "120", "100.0%"],
     ]
     assert (tmp_path / "out" / "clients.png").read_bytes().startswith(b"\x89PNG")
 

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -62,47 +61,26 @@ def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_p
     assert (plans[0].rounds, plans[0].evaluations) == (5, 3)  # after rounds 4, 6 and 8
     assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
     assert "0 of 3 rounds are left" in capsys.readouterr().out
-    assert sim.main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2
-    assert "ran with other settings: lr" in capsys.readouterr().err and len(plans) == 1
+    assert sim.main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2 and len(plans) == 1
     assert sim.main(["--resume", str(out), "--rounds", "8", "--stop-at", "val_accuracy 0.01", "--dry-run"]) == 0
     assert "none of them would run: val_accuracy" in capsys.readouterr().out and len(plans) == 1
     assert sorted(path for path in out.rglob("*")) == before
     with (out / "history.jsonl").open("ab") as file:
         file.write(bytes(9) + b"\n")  # after the newest checkpoint, as a power failure may leave it
     assert sim.main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0 and plans[1].rounds == 5
-    shutil.rmtree(out / "checkpoints")
-    assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and "0 of 3 rounds are left" in capsys.readouterr().out
-    lines = (out / "history.jsonl").read_bytes()
-    (out / "history.jsonl").write_bytes(lines.replace(b"1", b"2", 1))
-    assert sim.main(["--resume", str(out), "--dry-run"]) == 2 and "is damaged" in capsys.readouterr().err
-    (out / "summary.json").unlink()
-    (out / "history.jsonl").unlink()
-    assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and plans[2].rounds == 3
-    ended = tmp_path / "ended"
-    assert sim.main([*SHORT, "--eval-every", "1", "--keep", "0", "--patience", "1", "--out", str(ended)]) == 0
-    assert sim.main(["--resume", str(ended), "--dry-run"]) == 0 and len(plans) == 3
-    assert "none of them would run: val_accuracy" in capsys.readouterr().out
 
 
 def test_run_folder_has_its_files_and_keys(folder):
     always = {"config.json", "manifest.json", "partition.json", "history.jsonl", "summary.json", "checkpoints"}
     pictures = {"curves.png", "weights.png"} if importlib.util.find_spec("matplotlib") else set()
     assert always | pictures <= {path.name for path in folder.iterdir()}
-    records = history.read(folder)
-    always = {"round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds"}
-    judged = {f"{p}_{m}" for p in ("val", "test") for m in ("loss", "accuracy", "balanced_accuracy", "macro_f1")}
-    assert [r["round"] for r in records] == [1, 2, 3] and all(always <= set(r) for r in records)
-    assert [judged <= set(r) for r in records] == [False, True, True]
+    records, summary = history.read(folder), json.loads((folder / "summary.json").read_text())
+    assert [r["round"] for r in records] == [1, 2, 3] and ["test_loss" in r for r in records] == [False, True, True]
     assert all(len(r[name]) == 10 for r in records for name in ("clients", "weights", "scores", "num_samples"))
-    summary = json.loads((folder / "summary.json").read_text())
-    names = "test_accuracy_final test_accuracy_at_best_val test_accuracy_max majority_accuracy compile_seconds"
-    names += " run_seconds rounds_per_second backend device versions"
-    assert set(names.split()) <= set(summary)
     assert summary["test_accuracy_final"] == records[-1]["test_accuracy"]
     partition = json.loads((folder / "partition.json").read_text())
     assert sum(partition["samples"]) == 1185 and len(partition["counts"]) == 20 and partition["size_min"] > 0
-    layers = json.loads((folder / "layers.json").read_text())
-    shares = records[0]["layer_shares"]
+    shares, layers = records[0]["layer_shares"], json.loads((folder / "layers.json").read_text())
     assert {len(row) for row in shares} == {len(layers)} and "classifier/kernel" in layers
     for rows in (*shares, *(r["weights"] for r in records)):
         assert sum(rows) == pytest.approx(1, abs=1e-6)

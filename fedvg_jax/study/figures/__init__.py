@@ -10,7 +10,6 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.cells import Cell, Run, Study
 from fedvg_jax.study.figures import base, clients, curves, differences
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.study.scenarios import base_name
 from fedvg_jax.views.labels import run_label
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
@@ -48,8 +47,7 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     """
     config, style = history.config, base.STYLES["wide"]
     assert config is not None, "a run has settings"
-    method = base_name(config.algorithm, config.weighting, config.local)
-    replicate = config.seed, config.partition_seed
+    method, replicate = config.method, (config.seed, config.partition_seed)
     cell = Cell(method, (), {replicate: Run(folder, history, {}, {}, ())})
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     study = Study(run_label(config), (method,), ((),), {(method, ()): cell}, metric, {})

@@ -109,7 +109,7 @@ def run(
     config = _with_trackers(Config() if config is None else config, track)
     settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
     _check_flags(settings)
-    config = shared_start.choose_folder(settings, run_folder.resolve)
+    config = shared_start.choose_folder(settings, run_folder.settings_to_resume)
     if settings.resume and config.out is None:
         raise UsageError(
             "Config: resume auto finds no run below runs/, and without out a new one is not stored; set out"

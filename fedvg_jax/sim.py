@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config
-from fedvg_jax.host import collection, files
+from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import launch, stop_signals
 from fedvg_jax.runs.record import digests, history
@@ -83,7 +83,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
             files.check_exports(config)
             tracking.require(config, has_folder=True)
         if is_dry:
-            return _show_plan(run_folder.resolve(config), console, unused)
+            return _show_plan(run_folder.settings_to_resume(config), console, unused)
         choose = functools.partial(_choose_folder, log=log, reserved=reserved)
         config = shared_start.choose_folder(config, choose)
         assert config.out is not None, "it is chosen"
@@ -98,7 +98,7 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
         log: called with a line about the run to resume.
         reserved: removes a folder that is made here, if nothing is written to it.
     """
-    wants_resume, config = config.resume, run_folder.resolve(config)
+    wants_resume, config = config.resume, run_folder.settings_to_resume(config)
     if config.resume:
         log(f"resuming {config.out}")
         return config
@@ -120,7 +120,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
     from fedvg_jax.host import processes
 
     with contextlib.ExitStack() as starting:
-        starting.enter_context(collection.paused())
+        starting.enter_context(extras.paused())
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
             commands.start_jax(config)

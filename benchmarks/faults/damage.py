@@ -82,7 +82,9 @@ def resume_damaged(run: Path, template: SimState, truth: list) -> tuple[str, str
 
     logged: list[str] = []
     try:
-        settings = run_folder.resolve(dataclasses.replace(run_folder.read_config(run), out=run, resume=str(run)))
+        settings = run_folder.settings_to_resume(
+            dataclasses.replace(run_folder.read_config(run), out=run, resume=str(run))
+        )
         with opened(settings, template, logged) as recorder:
             start = recorder.start
     except UsageError as error:

@@ -1,8 +1,11 @@
-"""Optional packages, each behind an extra of fedvg_jax; slow to import, so they are imported where they are used."""
+"""Imports: of optional packages where they are used, and without Python's search for reference cycles."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 from fedvg_jax.host import files
@@ -31,3 +34,23 @@ def load(package: str, extra: str, consumer: str) -> Any:
         is_absent = error.name in (package, package.partition(".")[0])
         reason = "" if is_absent else f", which cannot be imported ({files.reason(error)})"
         raise UsageError(f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'") from None
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Pauses the search within the context.
+
+    The objects that imports and traces make live on. Searching them took 0.5 of the 2.9 CPU seconds of a start on the
+    digits, and 1.4 of the 12 of ResNet-18.
+
+    >>> with paused():
+    ...     gc.isenabled()
+    False
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -11,7 +11,7 @@ import platform
 import stat
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ LOCK = ".lock"
 
 def replace(path: Path, text: str) -> None:
     """Replaces the content of `path` by `text`; a crash at any instant leaves the old or the new content."""
-    replace_bytes(path, [text.encode()], path.with_name(f".{path.name}.draft"))
+    replace_bytes(path, [text.encode()])
 
 
 def check_exports(config: Any) -> None:
@@ -60,23 +60,17 @@ def export_target(path: Path, setting: str = "export") -> Path:
     return target
 
 
-def replace_bytes(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
-    """Replaces the content of `path` by `pieces`; a crash at any instant leaves the old or the new content.
-
-    Args:
-        path: the file to write.
-        pieces: its new content, piece by piece.
-        draft: temporary file in the same folder; by default a name unique to this process.
-    """
-    with drafting(path, draft) as target, target.open("wb") as file:
+def replace_bytes(path: Path, pieces: Iterable[bytes]) -> None:
+    """Replaces the content of `path` by `pieces`; a crash at any instant leaves the old or the new content."""
+    with drafting(path) as target, target.open("wb") as file:
         file.writelines(pieces)
 
 
 @contextlib.contextmanager
-def drafting(path: Path, draft: Path | None = None) -> Iterator[Path]:
-    """Yields a file to write, which then takes the place of `path`; arguments as in `replace_bytes`."""
-    # The checksum keeps the default name within the file system's limit.
-    draft = draft or path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")
+def drafting(path: Path) -> Iterator[Path]:
+    """Yields a file of this process to write, which then takes the place of `path`."""
+    # the checksum keeps its name within the file system's limit
+    draft = path.with_name(f".{zlib.crc32(os.fsencode(path.name)):08x}.{os.getpid()}.draft")
     try:
         yield draft
         flush([draft])
@@ -114,32 +108,6 @@ def flush(paths: Iterable[Path]) -> None:
             os.fsync(number)
         finally:
             os.close(number)
-
-
-def seal(path: Path) -> list[int]:
-    """Returns [size in bytes, CRC-32] of a file, read in pieces of 16 MiB."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            size, crc = size + len(piece), zlib.crc32(piece, crc)
-    return [size, crc]
-
-
-def damaged(folder: Path, sealed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Returns the names of files that are missing, cannot be read or differ from their seals.
-
-    Args:
-        folder: folder of the files.
-        sealed: file name -> its `seal`.
-    """
-    return [name for name, value in sealed.items() if not _is_sealed(folder / name, value)]
-
-
-def _is_sealed(path: Path, value: Sequence[int]) -> bool:
-    try:
-        return path.is_file() and seal(path) == value
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

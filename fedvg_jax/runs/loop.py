@@ -113,7 +113,7 @@ def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) 
     start, folder = recorder.start, recorder.folder
     best = sim.whole(recorder.best.variables) if recorder.best else None
     finished = History(start.records, start.summary or {}, sim.whole(start.state.variables), folder, best, sim.config)
-    if start.has_state or folder is None:
+    if start.history or folder is None:
         return finished
     return History.load(folder)._replace(records=start.records, summary=finished.summary, config=sim.config)
 

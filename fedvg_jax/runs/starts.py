@@ -22,7 +22,7 @@ from fedvg_jax.host import files, processes
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, digests, history, provenance
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record.recorder import BestModel, Destination, Recorder, Start, as_usage_error
+from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start, as_usage_error
 
 Log = Callable[[str], None]
 """Takes a line for the user."""
@@ -72,7 +72,7 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
                 pending = (rewind if config.resume else write_new)(config, start, described, pool, log)
-                recorder = Recorder(config, start, Destination(folder, pool), pending)
+                recorder = Recorder(config, start, pool, pending)
         yield recorder
 
 
@@ -101,7 +101,7 @@ def find_start(config: Config, state: SimState, described: Described, log: Log) 
     if start and not manifest:
         raise UsageError(f"{folder} has lost its manifest.json; restore the file, or start a new run")
     if run_folder.is_finished(folder, config):
-        return finished(config, start or Start(state, [], has_state=False))
+        return finished(config, start or Start(state, []))
     return start or Start(state, [], parts=parts, resumed_from=0)
 
 
@@ -137,7 +137,7 @@ def finished(config: Config, start: Start) -> Start:
     folder = config.out
     assert folder is not None, "of a run to resume"
     summary = files.read_object(folder / "summary.json")
-    if start.has_state and len(start.records) < summary["rounds"]:
+    if start.history and len(start.records) < summary["rounds"]:
         return start
     records = history.read(folder, summary["rounds"])
     return start._replace(records=records, resumed_from=len(records), summary=summary)

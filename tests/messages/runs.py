@@ -26,7 +26,7 @@ def resume(**changes):
             (folders["sweep"] / "sweep.json").write_text("{}")
             settings = {"resume": "run", **changes}
             settings["resume"] = str(Path(scratch, settings["resume"]))
-            run_folder.resolve(dataclasses.replace(SMALL, **settings))
+            run_folder.settings_to_resume(dataclasses.replace(SMALL, **settings))
 
     return call
 

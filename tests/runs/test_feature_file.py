@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from support import worlds
 
-import fedvg_jax as fv
 from fedvg_jax import data, prepare
-from fedvg_jax.config import Config, check
+from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import external
 from fedvg_jax.data.arrays import Arrays
@@ -93,12 +92,6 @@ def test_interrupted_call_leaves_no_file(images, tmp_path):
     assert not list(folder.iterdir())
 
 
-def test_features_that_16_bits_cannot_hold_are_refused(tmp_path):
-    arrays = Arrays("table", np.full((3, 2), 1e6, np.float32), np.arange(3, dtype=np.int32), NAMES, 3)
-    with pytest.raises(UsageError, match=r"rows 0 to 2 exceed float16; use --float32"):
-        feature_file.write(tmp_path / "f.npz", Config(model="linear"), arrays)
-
-
 # --- a task on features
 
 
@@ -126,27 +119,12 @@ def test_external_rows_of_another_kind_are_refused(features, images):
 
 
 @pytest.mark.parametrize("source", ["npz", "digits"])
-def test_images_of_any_set_are_resized_for_the_model(images, tmp_path, capsys, source):
+def test_images_of_any_set_are_resized_for_the_model(images, tmp_path, source):
     """Whether or not its reader has a size."""
     folder = ["--data-dir", str(images[0])] if source == "npz" else ["--max-rows", "20"]
     flags = ["features", "--dataset", source, *folder, "--model", "linear", "--out", str(tmp_path / "f.npz")]
     assert prepare.main([*flags, "--image-size", "16x8"]) == 0
     assert json.loads(str(np.load(tmp_path / "f.npz")["manifest"]))["shape"] == [16, 8, 1]
-    assert prepare.main([*flags, "--image-size", "0"]) == 2
-    assert "image_size must be a number of pixels" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("traced")
-def test_weights_of_a_run_are_not_said_to_be_random(tmp_path, capsys):
-    run = fv.run(Config(model="linear", rounds=1, clients=2, local_epochs=1, max_rows=200, out=tmp_path / "run"))
-    flags = ["features", "--dataset", "digits", "--max-rows", "20", "--model", "linear", "--init", str(run.folder)]
-    assert prepare.main([*flags, "--out", str(tmp_path / "f.npz")]) == 0
-    assert "random" not in capsys.readouterr().out
-
-
-def test_groups_of_a_set_are_written_whatever_the_partition_is():
-    config = Config(dataset="hf:set", columns="group=writer")
-    assert check(config).columns == "group=writer"
 
 
 def test_features_of_another_network_are_no_validation_set(features, tmp_path):
@@ -172,19 +150,3 @@ def test_features_of_another_network_are_no_validation_set(features, tmp_path):
     for name, member in {"x": "x_train", "y": "y_train", "class_names": "class_names"}.items():
         np.save(mapped / f"{name}.npy", members[member])
     simulation.simulation(Config(**settings | {"data_dir": mapped}, validation={"source": "npz", "data_dir": third}))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lr", "0.1"], "--lr is not an option of prepare features"),
-        (["--model", "gru"], "features of characters"),
-    ],
-)
-def test_command_that_cannot_work_is_refused_in_one_line(images, tmp_path, capsys, flags, message):
-    assert call(images[0], tmp_path / "f.npz", *flags) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line and not (tmp_path / "f.npz").exists()
-    (tmp_path / "f.npz").write_bytes(b"mine")
-    assert call(images[0], tmp_path / "f.npz") == 2
-    assert "exists" in capsys.readouterr().err and (tmp_path / "f.npz").read_bytes() == b"mine"

@@ -47,7 +47,7 @@ def tiny() -> simulation.Simulation:
 
 def simulate(out, callbacks=(), log=pytest.fail, **changes):
     """Runs the simulation with a run folder; `changes` are settings."""
-    settings = run_folder.resolve(replace(tiny().config, out=out, **changes))
+    settings = run_folder.settings_to_resume(replace(tiny().config, out=out, **changes))
     return loop.run_simulation(tiny()._replace(config=settings), callbacks=callbacks, log=log)
 
 
@@ -409,19 +409,22 @@ def unfinished(tmp_path, monkeypatch):
 
 def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished):
     auto = replace(SMALL, resume="auto")
-    assert run_folder.resolve(auto).out == Path("runs/b") and run_folder.resolve(auto).resume == "runs/b"
+    assert (
+        run_folder.settings_to_resume(auto).out == Path("runs/b")
+        and run_folder.settings_to_resume(auto).resume == "runs/b"
+    )
     run_folder.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
-    assert run_folder.resolve(auto).out == Path("runs/a")
-    assert run_folder.resolve(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
-    assert run_folder.resolve(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
+    assert run_folder.settings_to_resume(auto).out == Path("runs/a")
+    assert run_folder.settings_to_resume(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
+    assert run_folder.settings_to_resume(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
     elsewhere = replace(SMALL, data_dir=Path("elsewhere"))
-    assert run_folder.resolve(replace(elsewhere, resume="auto")) == elsewhere
+    assert run_folder.settings_to_resume(replace(elsewhere, resume="auto")) == elsewhere
     with pytest.raises(UsageError, match="resume auto finds no run below runs/"):
         fedvg_jax.run(replace(auto, lr=0.5))
-    assert run_folder.resolve(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
-    assert run_folder.resolve(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
+    assert run_folder.settings_to_resume(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
+    assert run_folder.settings_to_resume(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
     with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
-        run_folder.resolve(replace(auto, out=Path("runs/b")))
+        run_folder.settings_to_resume(replace(auto, out=Path("runs/b")))
 
 
 @pytest.mark.parametrize(
@@ -443,10 +446,10 @@ def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
             changed = config.apply(SMALL, {name: other}, "test")
             changed = replace(changed, resume="runs/a", out=None)
             if name in run_folder.RESUMABLE_CHANGES:
-                assert run_folder.resolve(changed).out == Path("runs/a")
+                assert run_folder.settings_to_resume(changed).out == Path("runs/a")
             else:
                 with usage_error(f"{name} {value} -> {other}"):
-                    run_folder.resolve(changed)
+                    run_folder.settings_to_resume(changed)
 
 
 def test_rounds_are_fixed_with_a_cosine_schedule():

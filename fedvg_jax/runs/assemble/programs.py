@@ -40,7 +40,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.host import collection
+from fedvg_jax.host import extras
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import contracts, privacy, registry
@@ -230,7 +230,7 @@ def _compiled(
     chunk: Wrapped, evaluate: Wrapped, state: SimState, count, rounds: Schedule, data: Data, hyper: Hyper
 ) -> tuple[Callable, Callable]:
     tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
-    with collection.paused(), futures.ThreadPoolExecutor(1) as pool:
+    with extras.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
         # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
         variables = trained_part.whole(state.variables, data.base)

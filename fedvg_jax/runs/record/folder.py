@@ -32,9 +32,6 @@ from fedvg_jax.runs.record import digests
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
 
-NO_SETTINGS = ("unused", "config", "dry_run")
-"""Entries of config.json that are no settings; the last two are of earlier versions."""
-
 
 def move_aside(path: Path, why: str) -> str:
     """Renames NAME.SUFFIX to NAME.WHY-N.SUFFIX, with the first unused N; returns the new name."""
@@ -107,7 +104,7 @@ def config_from_json(settings: dict, source: str) -> Config:
     if not isinstance(settings, dict):
         raise UsageError(f"{source} is damaged (it has no settings); the run cannot be resumed")
     try:
-        flat = configs.dotted({name: value for name, value in settings.items() if name not in NO_SETTINGS})
+        flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
     except RecursionError:
         raise UsageError(f"{source} is damaged (nested too deeply); the run cannot be resumed") from None
     return configs.apply(Config(), flat, source)
@@ -182,7 +179,7 @@ that is extended keeps the one of its former last round.
 """
 
 
-def resolve(config: Config) -> Config:
+def settings_to_resume(config: Config) -> Config:
     """Returns the settings with `out` and `resume` set to the folder of the run to resume.
 
     Args:

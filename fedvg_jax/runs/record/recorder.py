@@ -60,18 +60,8 @@ class Start(NamedTuple):
     resumed_from: int | None = None
     summary: dict[str, Any] | None = None
     """of a finished run"""
-    has_state: bool = True
-    """False for a finished run without a checkpoint, whose final state is lost"""
     history: Digest | None = None
-    """digest of history.jsonl up to the start"""
-
-
-class Destination(NamedTuple):
-    """A run folder that belongs to this process."""
-
-    folder: Path
-    pool: ThreadPoolExecutor
-    """writes checkpoints, one at a time"""
+    """digest of history.jsonl up to the checkpoint; None without one"""
 
 
 class Recorder:
@@ -84,11 +74,18 @@ class Recorder:
     """
 
     def __init__(
-        self, config: Config, start: Start, destination: Destination | None = None, pending: Future | None = None
+        self, config: Config, start: Start, pool: ThreadPoolExecutor | None = None, pending: Future | None = None
     ):
-        """Args: pending: what the destination's pool is writing."""
-        self.folder, self._config, self._destination = config.out, config, destination
-        self._documents = digests.of_files(destination.folder, digests.DOCUMENTS) if destination else {}
+        """Makes a recorder.
+
+        Args:
+            config: its `out` is the run folder.
+            start: of the run.
+            pool: a thread that writes checkpoints, one at a time; None where this process does not write the folder.
+            pending: what the thread is writing.
+        """
+        self.folder, self._config, self._pool = config.out, config, pool
+        self._documents = digests.of_files(self.folder, digests.DOCUMENTS) if pool and self.folder else {}
         self._history: Digest = start.history or [0, 0]
         self._pending = pending or Future()  # the newest checkpoint
         if pending is None:
@@ -100,15 +97,15 @@ class Recorder:
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether the run writes checkpoints."""
-        return self._destination is not None and self._config.keep > 0
+        return self._pool is not None and self._config.keep > 0
 
     def add(self, records: Sequence[Record], state: SimState) -> None:
         """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
         self._round = records[-1]["round"]
         self.best = update_best(self.best, records[-1], state.variables)
-        if self._destination:
-            with as_usage_error(self._destination.folder):
-                new = history.append(self._destination.folder, records, is_first=not self._history[0])
+        if self._pool and self.folder:
+            with as_usage_error(self.folder):
+                new = history.append(self.folder, records, is_first=not self._history[0])
             self._history = digests.extended(self._history, new)
 
     def is_checkpoint_due(self, is_last: bool = False, is_requested: bool = False) -> bool:
@@ -140,13 +137,12 @@ class Recorder:
             stored: see `client_memories.save`.
             seconds: of compiling and of running, over all parts.
         """
-        if self._destination is None or not self.keeps_checkpoints:
+        if not self.keeps_checkpoints or self._pool is None:
             return
         best = self.best.variables if self.best else None
         content = {"state": stored, "best": best, "seconds": np.array(seconds)}
         of_run = {digests.HISTORY: self._history, **self._documents}
-        arguments = (self._destination.folder, self._round, content, of_run, self._config.keep)
-        self._pending = self._destination.pool.submit(_save, *arguments)
+        self._pending = self._pool.submit(_save, self.folder, self._round, content, of_run, self._config.keep)
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:
@@ -155,12 +151,12 @@ class Recorder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json, then the digests of all files that describe the run."""
-        if self._destination:
-            folder = self._destination.folder
+        if self._pool and self.folder:
             self.wait()
-            with as_usage_error(folder):
-                run_folder.write_json(folder / "summary.json", summary)
-                digests.write(folder, digests.of_files(folder, digests.OF_RUN) | {digests.HISTORY: self._history})
+            with as_usage_error(self.folder):
+                run_folder.write_json(self.folder / "summary.json", summary)
+                of_run = digests.of_files(self.folder, digests.OF_RUN)
+                digests.write(self.folder, of_run | {digests.HISTORY: self._history})
 
     def _is_due(self, is_last: bool) -> bool:
         if is_last:

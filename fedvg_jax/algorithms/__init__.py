@@ -1,5 +1,8 @@
 """Federated algorithms: a module for each, with a factory that returns an `Algorithm`; parts for one's own."""
 
+from fedvg_jax.algorithms.base import features_of as features_of
+from fedvg_jax.algorithms.base import forward as forward
+from fedvg_jax.algorithms.base import mean_over_rows as mean_over_rows
 from fedvg_jax.algorithms.base import no_correction as no_correction
 from fedvg_jax.algorithms.base import no_memory as no_memory
 from fedvg_jax.algorithms.base import no_probe as no_probe
@@ -17,8 +20,5 @@ from fedvg_jax.algorithms.fedopt import fedadam as fedadam
 from fedvg_jax.algorithms.fedopt import fedavgm as fedavgm
 from fedvg_jax.algorithms.fedopt import fedyogi as fedyogi
 from fedvg_jax.algorithms.fedprox import fedprox as fedprox
-from fedvg_jax.algorithms.losses import features_of as features_of
-from fedvg_jax.algorithms.losses import forward as forward
-from fedvg_jax.algorithms.losses import mean_over_rows as mean_over_rows
 from fedvg_jax.algorithms.moon import moon as moon
 from fedvg_jax.algorithms.scaffold import scaffold as scaffold

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Probe, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Outputs, Probe, Task, Tree, UsageError, Variables
 
 
 def no_memory(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
@@ -33,3 +39,88 @@ def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tup
 
 PLAIN = Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples")
 """The algorithm that adds nothing: FedAvg. Others replace some of its parts."""
+
+
+# --- an algorithm whose clients keep the models that they trained
+
+
+class WithModel(NamedTuple):
+    """A client's memory under `keeping_models`."""
+
+    memory: Tree
+    """The algorithm's own."""
+    kept_model: Variables
+    """The model after the newest local training, without the running statistics that the server averages."""
+
+
+def keeping_models(base: Algorithm) -> Algorithm:
+    """Returns an algorithm with the rounds of `base` whose clients also remember their trained models."""
+
+    def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
+        server, memory = base.init(hyper, params)
+        return server, WithModel(memory, _variables(params))
+
+    def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement: Array) -> tuple[Tree, Tree, Tree]:
+        memory, *messages = base.report(hyper, params, _of_base(anchor), displacement)
+        return WithModel(memory, _variables(params)), *messages
+
+    def of_base(function: Callable[..., Any] | None) -> Any:
+        return function and (lambda *arguments: function(*arguments[:-1], _of_base(arguments[-1])))
+
+    loss, correct, personal = map(of_base, (base.loss, base.correct, base.personal))
+    return base._replace(init=init, report=report, loss=loss, correct=correct, personal=personal)
+
+
+def _of_base(anchor: Anchor) -> Anchor:
+    return anchor._replace(client=anchor.client.memory)
+
+
+def _variables(params: Tree) -> Variables:
+    return params if isinstance(params, Variables) else Variables(params, {})
+
+
+# --- losses of their own
+
+
+def forward(
+    task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array | None = None
+) -> tuple[Outputs, Tree]:
+    """Returns loss, outputs and features of a minibatch in training, and the new running statistics.
+
+    Args:
+        task: the model and its loss.
+        params, stats: the model's arrays, e.g. `anchor.params` of the global model.
+        batch, mask: the minibatch and its real rows.
+        key: of the local step; None for a model without randomness, such as one that is compared with.
+
+    Raises:
+        UsageError: the task has no `forward`.
+    """
+    if task.forward is None:
+        raise UsageError(
+            "this algorithm needs task.forward, which this task lacks; use fedvg_jax.linen_task or nnx_task, or add it"
+        )
+    return task.forward(params, stats, batch, mask, True, key)
+
+
+def features_of(outputs: Outputs) -> Array:
+    """Returns the features of the rows, flattened to [B, F], in at least float32.
+
+    Raises:
+        UsageError: they are not known.
+    """
+    if outputs.features is None:
+        raise UsageError(
+            "this algorithm needs features; task.forward must return the inputs of the last layer as Outputs.features"
+        )
+    return tree.wide(outputs.features).reshape(len(outputs.features), -1)
+
+
+def mean_over_rows(values: Array, mask: Array) -> Array:
+    """Returns the mean [] of values [B, ...] over the real rows; 0 without any.
+
+    >>> float(mean_over_rows(jnp.array([1.0, 3.0, 100.0]), jnp.array([True, True, False])))
+    2.0
+    """
+    real = jnp.broadcast_to(mask.reshape(len(mask), *[1] * (values.ndim - 1)), values.shape)
+    return jnp.where(real, values, 0).sum() / jnp.maximum(real.sum(), 1).astype(values.dtype)

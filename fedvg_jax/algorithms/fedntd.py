@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.algorithms.losses import forward, mean_over_rows
+from fedvg_jax.algorithms.base import PLAIN, forward, mean_over_rows
 from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree, UsageError
 

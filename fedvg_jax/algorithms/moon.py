@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.algorithms.losses import features_of, forward, mean_over_rows
+from fedvg_jax.algorithms.base import PLAIN, features_of, forward, mean_over_rows
 from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree
 

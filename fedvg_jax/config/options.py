@@ -323,8 +323,8 @@ class Config(Shorthands):
         "none",
         {
             "none": None,
-            "topk": Value(0.01, FRACTION, make="compression.top_k:top_k"),
-            "qsgd": Value(4, COUNT, make="compression.qsgd:qsgd"),
+            "topk": Value(0.01, FRACTION, make="compression:top_k"),
+            "qsgd": Value(4, COUNT, make="compression:qsgd"),
         },
         also="compression sparsification quantization",
     )

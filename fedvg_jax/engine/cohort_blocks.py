@@ -28,7 +28,7 @@ from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageE
 from fedvg_jax.engine import lane_plan, robust
 from fedvg_jax.engine import round_steps as steps
 from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
-from fedvg_jax.weightings import streaming
+from fedvg_jax.weightings import aggregation
 
 
 class RunningCohort(NamedTuple):
@@ -79,9 +79,9 @@ def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     returned = steps.server_view(inputs, table)
     shares = [term.share(inputs.hyper, table.measured, returned) for term in terms]
     averages = Averages(
-        streaming.combine_terms(shares, weights),
-        streaming.combine_terms(shares, running.models),
-        streaming.combine_terms(parts.algorithm_part(shares), running.messages),
+        aggregation.combine_terms(shares, weights),
+        aggregation.combine_terms(shares, running.models),
+        aggregation.combine_terms(parts.algorithm_part(shares), running.messages),
         running.message_sums,
         running.extremes,
     )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.scopes import EVALUATION
+from fedvg_jax.core.tree import EVALUATION
 from fedvg_jax.core.types import Executor, Task, Tree, Variables
 from fedvg_jax.weightings import signals
 

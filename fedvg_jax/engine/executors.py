@@ -17,9 +17,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
-from fedvg_jax.core.scopes import LOCAL_STEPS, SEGMENTS
+from fedvg_jax.core.tree import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
 from fedvg_jax.host.hardware import choices
 
@@ -153,7 +152,7 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
     if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
         plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
     untrained = jax.eval_shape(client.init, jnp.int32(0))
-    packing = packings.packing_of(untrained) if choices().is_packed else packings.UNPACKED
+    packing = tree.packing_of(untrained) if choices().is_packed else tree.UNPACKED
 
     def train(s, k, begin, on_lanes: Tree) -> Tree:
         with jax.named_scope(LOCAL_STEPS):

@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from fedvg_jax.core import local_part, tree
 from fedvg_jax.core.local_part import LocalPart
-from fedvg_jax.core.scopes import ROUNDS
+from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,

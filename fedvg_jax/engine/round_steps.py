@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import no_report, no_residual
-from fedvg_jax.core import packing as packings
 from fedvg_jax.core import tree
 from fedvg_jax.core.local_part import LocalPart
 from fedvg_jax.core.types import (
@@ -211,7 +210,7 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, pr
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
     if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
-    packing = packings.packing_of(signals)
+    packing = tree.packing_of(signals)
     packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
     return jax.vmap(packing.unpack)(packed)
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, groups, tree
-from fedvg_jax.core.dependence import reads
+from fedvg_jax.core.checks import reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.host import files
 from fedvg_jax.models.task import recorded_features

@@ -2,6 +2,9 @@
 
 from fedvg_jax.weightings import signals as signals
 from fedvg_jax.weightings.aggregation import aggregate as aggregate
+from fedvg_jax.weightings.aggregation import mean_terms as mean_terms
+from fedvg_jax.weightings.aggregation import select_terms as select_terms
+from fedvg_jax.weightings.aggregation import single_term as single_term
 from fedvg_jax.weightings.baselines import fitted as fitted
 from fedvg_jax.weightings.baselines import fltrust as fltrust
 from fedvg_jax.weightings.baselines import inverse_samples as inverse_samples
@@ -25,6 +28,3 @@ from fedvg_jax.weightings.fisher import joint_fisher as joint_fisher
 from fedvg_jax.weightings.fisher import sampled_joint_fisher as sampled_joint_fisher
 from fedvg_jax.weightings.signals import gradient_norms as gradient_norms
 from fedvg_jax.weightings.signals import validation_gradients as validation_gradients
-from fedvg_jax.weightings.streaming import mean_terms as mean_terms
-from fedvg_jax.weightings.streaming import select_terms as select_terms
-from fedvg_jax.weightings.streaming import single_term as single_term

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Tree, UsageError
+from fedvg_jax.core.types import Hyper, ServerView, Term, Tree, UsageError, Variables, Weigh
 
 
 def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None) -> Tree:
@@ -56,3 +60,67 @@ def _refuse_unstacked(params: Tree, client_params: Tree, weights: Tree) -> None:
             f"weights is one array of shape {jnp.shape(weights)}; expected a pytree like params with leaves [K]; use"
             " jax.tree.map(lambda _: weights, params)"
         )
+
+
+# --- sums of terms
+
+
+def single_term(weigh: Weigh) -> tuple[Term, ...]:
+    """Returns the term, c = 1, of weights raw_k / sum_j raw_j whose raw_k >= 0 depends on client k's signals only."""
+
+    def share_of_one(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), view.variables)
+
+    return (Term(weigh, share_of_one),)
+
+
+def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Returns the terms of the mean of two weightings, whose signals are a pair; () if either has no terms."""
+
+    def half_of(i: int, term: Term) -> Term:
+        share = with_signal(i, term.share)
+        return Term(with_signal(i, term.weigh), lambda *args: jax.tree.map(lambda c: c / 2, share(*args)))
+
+    return tuple(half_of(i, term) for i, rule in enumerate(rules) for term in rule) if all(rules) else ()
+
+
+def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function (hyper, signals, ...) of a weighting whose signals are entry `i` of a tuple."""
+    return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[i], *rest))
+
+
+def select_terms(
+    weigh: Weigh, otherwise: Weigh, takes_first: Callable[[Hyper, Tree, ServerView], Variables]
+) -> tuple[Term, ...]:
+    """Returns the terms of a weighting that uses `weigh` for some tensors and `otherwise` for the rest.
+
+    Args:
+        weigh: weights of the first term.
+        otherwise: weights of the second term.
+        takes_first: (hyper, signals, view) -> bool [] for every tensor: whether the first term's weights apply.
+    """
+
+    def share(first: bool, hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+        is_first = takes_first(hyper, measured, view)
+        return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, view.variables)
+
+    return Term(weigh, functools.partial(share, True)), Term(otherwise, functools.partial(share, False))
+
+
+def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
+    """Returns sum_t c_t x^t over the terms t. A single term has c = 1.
+
+    Args:
+        shares: c_t, a tree per term; may be a prefix of the trees of `of_terms`.
+        of_terms: x^t, a tree per term; may be ().
+
+    >>> combine_terms([{"w": 0.25}, {"w": 0.75}], [{"w": jnp.array([4.0])}, {"w": jnp.array([8.0])}])["w"].tolist()
+    [7.0]
+    """
+
+    def weighted_sum(*both: Tree) -> Tree:
+        shares, trees = both[: len(both) // 2], both[len(both) // 2 :]
+        return jax.tree.map(lambda *x: sum(c * leaf for c, leaf in zip(shares, x, strict=True)), *trees)
+
+    is_one = len(of_terms) == 1 or not jax.tree.leaves(of_terms)
+    return of_terms[0] if is_one else jax.tree.map(weighted_sum, *shares, *of_terms)

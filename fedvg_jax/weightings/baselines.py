@@ -23,7 +23,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.weightings import signals, streaming
+from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, refuse_negative, shares
 
@@ -71,7 +71,7 @@ def val_loss(task: Task) -> Weighting:
         weigh,
         lambda loss: loss,
         no_detail,
-        streaming.single_term(weigh),
+        aggregation.single_term(weigh),
         hyperparameters("fedvg"),
     )
 

@@ -8,7 +8,7 @@ from jax import Array
 from jax.core import Tracer
 
 from fedvg_jax.core.types import Hyper, Hyperparameter, ServerView, Signal, Tree, UsageError, Variables, Weighting
-from fedvg_jax.weightings import signals, streaming
+from fedvg_jax.weightings import aggregation, signals
 
 GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, in the order of the cohort")
 
@@ -70,7 +70,7 @@ def by_scalar(signal: Signal) -> Weighting:
         refuse_negative(raw, "weighting.signal: by_scalar")
         return broadcast_weights(shares(raw, view.present), view)
 
-    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=streaming.single_term(weigh))
+    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=aggregation.single_term(weigh))
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
@@ -88,7 +88,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         weigh=weigh,
         score=lambda measured: second.score(measured[1]),
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
-        terms=streaming.mean_terms(first.terms, second.terms),
+        terms=aggregation.mean_terms(first.terms, second.terms),
         defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
     )
 

@@ -33,7 +33,7 @@ from fedvg_jax.core.types import (
     Weighting,
     compiled,
 )
-from fedvg_jax.weightings import signals, streaming
+from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
 FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
@@ -176,9 +176,9 @@ def inverse_norms(parts: NormParts) -> Weighting:
 
     # Which groups are above the noise depends on the whole cohort. A single group always is, or all its norms are 0.
     if parts.grouping is groups.modelwise:
-        terms = streaming.single_term(weigh)
+        terms = aggregation.single_term(weigh)
     else:
-        terms = streaming.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
+        terms = aggregation.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
     return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, hyperparameters("fedvg"))
 
 

@@ -11,7 +11,7 @@ import optax
 from jax import Array
 
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, Signal, Task, Term, Tree, Weighting
-from fedvg_jax.weightings import signals, streaming
+from fedvg_jax.weightings import aggregation, signals
 
 
 def client_fisher_trace(task: Task) -> Signal:
@@ -64,7 +64,7 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
         own = weighting.signal(hyper, client, data)
         return own, {name: measure(hyper, client, data) for name, measure in measures.items()}
 
-    of_own = functools.partial(streaming.with_signal, 0)
+    of_own = functools.partial(aggregation.with_signal, 0)
     return weighting._replace(
         signal=signal,
         weigh=of_own(weighting.weigh),

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend import core
 
 from fedvg_jax.core import checks, norms, tree
-from fedvg_jax.core.scopes import SCORING_PASSES
+from fedvg_jax.core.tree import SCORING_PASSES
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, Norm, Signal, Task, Tree, UsageError, Variables
 from fedvg_jax.host import hardware as hw
 

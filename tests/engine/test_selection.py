@@ -12,7 +12,7 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs.assemble import cohorts
+from fedvg_jax.runs.assemble import tables
 
 CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear")
 POWER = dataclasses.replace(CONFIG, selection="power_of_choice:5")
@@ -63,7 +63,7 @@ def test_power_of_choice_takes_clients_without_rows_last():
     task = types.SimpleNamespace(metrics=lambda sums: {"loss": -1.0})
     program, state = types.SimpleNamespace(evaluate=lambda *_: {}, task=task), types.SimpleNamespace(variables=None)
     rows, data = [np.arange(0), *np.arange(7).reshape(7, 1)], types.SimpleNamespace(base=None, pool=None)
-    cohort = cohorts.make_cohorts(POWER, fv.selection.power_of_choice(8), program, data, rows)
+    cohort = tables.make_cohorts(POWER, fv.selection.power_of_choice(8), program, data, rows)
     assert all(0 not in cohort(round, state) for round in range(20))
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 
-from fedvg_jax.core import scopes
+from fedvg_jax.core import tree
 
 KINDS = "all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute|collective-broadcast"
 INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ({KINDS}|[\w-]+)(?:-start)?\((.*?)\)(.*)", re.M)
@@ -20,7 +20,7 @@ def of_round(text):
     shapes = {name: shape for name, shape, *_ in instructions}
     size = Counter()
     for _, _, kind, operands, attributes in instructions:
-        if re.fullmatch(KINDS, kind) and f"/{scopes.ROUNDS}/while/body/" in attributes:
+        if re.fullmatch(KINDS, kind) and f"/{tree.ROUNDS}/while/body/" in attributes:
             names = re.findall(r"[\w.-]+", operands)
             size[kind] += sum(num_bytes(shapes[name]) for name in names if name in shapes)
     return size

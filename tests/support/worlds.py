@@ -34,7 +34,7 @@ from fedvg_jax.engine import executors, federated_round, local_training, schedul
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import BatchNorm, dense
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.weightings import streaming
+from fedvg_jax.weightings import aggregation
 from support import oracle, xla_flags
 
 IMAGE, HIDDEN, CLASSES = (1, 2, 3), 5, 3
@@ -349,7 +349,7 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
             chosen = jnp.asarray(hyper.get("rule", 0) == number)
             return jax.tree.map(lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, view))
 
-        return streaming.Term(own(term.weigh), share)
+        return aggregation.Term(own(term.weigh), share)
 
     streams = all(rule.terms for rule in weightings)
     terms = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import checks, tree, types
-from fedvg_jax.core.dependence import reads
+from fedvg_jax.core.checks import reads
 from fedvg_jax.core.types import Algorithm, Data, Hyper, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.engine import local_training
 from fedvg_jax.host import hardware as hw

@@ -20,7 +20,7 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.methods import WEIGHTINGS, WeightingFacts
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.weighting_grammar import rule_names
-from fedvg_jax.core import dependence, tree
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
 from fedvg_jax.engine import privacy
 from fedvg_jax.host import extras, files
@@ -73,7 +73,7 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
         raise UsageError("dp does not account for what clients keep, as errors of send topk; use qsgd or none")
     weights = jax.tree.map(lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params)
-    read, _ = dependence.reads(residual, weights, params, state.server, hyper)
+    read, _ = checks.reads(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):
         raise UsageError(f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}")
     if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":

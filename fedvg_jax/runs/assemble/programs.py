@@ -20,7 +20,7 @@ from jax.extend import core
 from jax.stages import Compiled, Traced, Wrapped
 
 from fedvg_jax import config as configs
-from fedvg_jax.algorithms.kept import keeping_models
+from fedvg_jax.algorithms.base import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.departures import listed
 from fedvg_jax.core import local_part, reuse, trained_part

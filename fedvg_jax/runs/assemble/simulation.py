@@ -36,17 +36,7 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble import (
-    checks,
-    cohorts,
-    communication,
-    compilation,
-    contracts,
-    privacy,
-    programs,
-    registry,
-    tables,
-)
+from fedvg_jax.runs.assemble import checks, communication, compilation, contracts, privacy, programs, registry, tables
 from fedvg_jax.runs.assemble.given import Given, traced_anew
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.assemble.population import (
@@ -217,13 +207,13 @@ def assemble(
     variables, base = _initial_model(config, program.model, given.initial)
     program = _bound(program, base)
     rows, host = _make_rows(config, population, program, base)
-    chosen = cohorts.choose_selection(config, given.selection, host is not None)
+    chosen = tables.choose_selection(config, given.selection, host is not None)
     _check(config, given, program, population, host.resident if host else rows, hyper)
     state, memories = _make_state(config, population, program, hyper, variables, pool_rows.on_device(host, rows), base)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
     host, data = pool_rows.place(host, rows, program.executor)
     program, parts = _bound(program, data.base), population.partition
-    select = cohorts.make_cohorts(config, chosen, program, data, parts.train) if chosen else None
+    select = tables.make_cohorts(config, chosen, program, data, parts.train) if chosen else None
     return Simulation(
         config=config,
         arrays=population.arrays,

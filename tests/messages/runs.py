@@ -5,9 +5,14 @@ import tempfile
 from pathlib import Path
 
 import fedvg_jax as fv
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.runs import launch
+from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.record import digests, history
 from fedvg_jax.runs.record import folder as run_folder
 
+BY_HAND = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
+ADDRESSES = ("localhost", "a:\u0669\u0669", "localhost:99999", "::1:9911", "http://a:99", ":99", "a:0")
 SMALL = fv.Config(clients=7, rounds=6)
 
 
@@ -37,7 +42,32 @@ def unreadable_checkpoints():
         digests.checkpoints(Path(scratch))
 
 
+def launched(**values):
+    """Returns the call that reads these options of several processes."""
+    return lambda: launch.parse(BY_HAND | values)
+
+
+def shared(num_devices, num_processes, **settings):
+    """Returns the call that divides a run among the devices of several processes."""
+
+    def call():
+        machine = hw.Hardware("gpu", "H100", num_devices, cores=16, memory_bytes=None, num_processes=num_processes)
+        with hw.assumed(machine):
+            registry.make_executor(fv.Config(**{"clients": 10, "join_ratio": 1.0} | settings))
+
+    return call
+
+
 CASES = [
+    ("a process without the others", lambda: launch.parse({"process": "0"}), "--distributed"),
+    ("processes without a number", lambda: launch.parse({"distributed": "localhost:9911"}), "--process"),
+    *((f"the address {a}", launched(distributed=a), "HOST:PORT") for a in ADDRESSES),
+    ("a process that is none of them", launched(process="2"), "process must be"),
+    ("processes that are no number", launched(processes="two"), "processes"),
+    ("devices that processes cannot share", shared(8, 2, devices="3"), "devices"),
+    ("more devices than there are", shared(8, 2, devices="10", clients=20), "devices 10"),
+    ("all lanes in several processes", shared(8, 2, lanes="all"), "lanes all"),
+    ("more processes than clients", shared(3, 3, clients=2), "3 processes"),
     ("fewer rounds than are done", resume(rounds=1), "--rounds must be 3"),
     ("as many rounds as are done, of which the last was not evaluated", resume(rounds=2), "--rounds must be 3"),
     ("two folders", resume(out=Path("elsewhere")), "--out"),

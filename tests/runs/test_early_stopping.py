@@ -8,11 +8,9 @@ import pytest
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
-from fedvg_jax.config.command_line import parse
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.study.sweep_arguments import split_flags
 
 CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples", model="linear")
 
@@ -75,9 +73,3 @@ def test_a_target_ends_a_run_on_the_side_that_is_better_or_written():
     for target, round in ends.items():
         reason = endings.stop_reason(fv.Config(stop_at=target), records)
         assert reason.endswith(f"in round {round}") if round else not reason
-
-
-@pytest.mark.parametrize("words", [["--stop-at", "val_accuracy 0.9"], ["--stop-at=val_accuracy 0.9"]])
-def test_the_command_line_takes_a_metric_and_a_value(words):
-    assert parse([*words, "--lr", "0.1"], "sim") == {"stop_at": "val_accuracy 0.9", "lr": 0.1}
-    assert split_flags([*words, "--lr", "0.1"])["stop_at"] == ["val_accuracy 0.9"]

@@ -80,19 +80,13 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             draft = Path(folder) / target.name
             write(draft)
             files.flush(draft.iterdir() if draft.is_dir() else [draft])  # so that the name appears after the bytes
-            _replace(draft, target)
+            if target.is_dir():  # which no rename replaces
+                shutil.rmtree(target, ignore_errors=True)
+            os.replace(draft, target)
     except OSError as error:
+        if target.exists():  # another process has written the same content
+            return
         _log.warning("cannot write to the cache folder %s (%s): continuing without it", target.parent, error)
-
-
-def _replace(draft: Path, target: Path) -> None:
-    if target.is_dir():  # which no rename replaces
-        shutil.rmtree(target, ignore_errors=True)
-    try:
-        os.replace(draft, target)
-    except OSError:
-        if not target.exists():  # otherwise another process has written the same content
-            raise
 
 
 def _digest(part: object) -> str:

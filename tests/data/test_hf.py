@@ -151,6 +151,8 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
     elif kind in ("missing label", "pixels"):
         labels = [0, None if kind == "missing label" else 1]
         library.Dataset.from_dict({"x": [[[1]]] * 2, "y": labels}).save_to_disk(folder)
+    elif kind == "texts":
+        library.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).save_to_disk(folder)
     elif kind == "empty":
         folder.mkdir()
     elif kind == "truncated":
@@ -161,39 +163,32 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "parts"),
+    ("kind", "name"),
     [
-        ("two labels", ["--columns label=NAME", "fine, writer, coarse"]),
-        ("no bytes", ["train row 0", "holds no bytes"]),
-        ("missing label", ["column y misses the value of row 1"]),
-        ("pixels", ["column x holds no image files"]),
-        ("empty", ["holds no set", "save_to_disk", ".parquet"]),
-        ("truncated", ["not a complete set"]),
-        ("missing", ["no such folder", "--download"]),
+        ("two labels", "--columns label=NAME"),
+        ("no bytes", "train row 0"),
+        ("missing label", "column y"),
+        ("pixels", "column x"),
+        ("texts", "--columns image=NAME"),
+        ("empty", "save_to_disk"),
+        ("truncated", "set"),
+        ("missing", "--download"),
     ],
 )
-def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind, parts):
-    with usage_error(*parts):
+def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind, name):
+    with usage_error(name):
         load(write_unreadable(tmp_path, kind))
 
 
-def test_error_of_an_unknown_column_lists_the_columns(saved):
-    for option in ("image", "label", "group"):
-        with usage_error("no column 'nosuch'", "label, writer"):
-            load(saved / "saved", **{option: "nosuch"})
+@pytest.mark.parametrize("role", ["image", "label", "group"])
+def test_unknown_column_is_named(saved, role):
+    with usage_error("nosuch"):
+        load(saved / "saved", **{role: "nosuch"})
 
 
 def test_error_without_the_library_names_the_extra_to_install(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with usage_error("hf:FOLDER needs datasets; pip install 'fedvg_jax[hf]'"):
-        load(saved / "saved")
-
-
-def test_error_names_the_import_that_an_installed_library_misses(saved, tmp_path, monkeypatch):
-    (tmp_path / "datasets.py").write_text("import no_such_package\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "datasets")
-    with usage_error("needs datasets, which cannot be imported (No module named 'no_such_package'); pip install"):
         load(saved / "saved")
 
 
@@ -225,9 +220,3 @@ def test_columns_of_arrays_are_images(tmp_path, depth):
     content = {"pixels": list(x), "label": [0, 1, 2, 0]}
     library.Dataset.from_dict(content, features=features).save_to_disk(tmp_path / "set")
     np.testing.assert_array_equal(load(tmp_path / "set").x, x if depth else x[..., None])
-
-
-def test_a_set_without_images_is_refused_with_the_way_in(tmp_path):
-    library.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).save_to_disk(tmp_path / "set")
-    with usage_error("--columns image=NAME: text, label;", "data=(x, y)"):
-        load(tmp_path / "set")

@@ -110,16 +110,17 @@ def draw_partition(
     [13, 13, 2, 2, 5, 5]
     """
     s, labels = Settings(**settings), np.asarray(labels, np.int32)
-    s = s._replace(alpha=float(s.alpha))
     groups = _groups(s, groups, len(labels)) if "group" in (s.kind, s.held_out) else None
     _refuse_too_few_rows(s, len(labels))
-    entry = None
-    if cache_dir is not None:
+    inputs = DealInputs(labels, groups, client_rows.random_stream(s.kind, s.seed), progress)
+    if cache_dir is None:
+        partition = _draw(s, inputs)
+    else:
         entry = Path(cache_dir) / f"partition-{cache.digest(VERSION, labels, groups, *s)}.npz"
-    partition = _load(entry)
-    if partition is None:
-        partition = _draw(s, DealInputs(labels, groups, client_rows.random_stream(s.kind, s.seed), progress))
-        if entry is not None:
+        try:
+            partition: Any = exchange.read(entry)
+        except UsageError:  # missing, or damaged
+            partition = _draw(s, inputs)
             cache.publish(entry, lambda draft: np.savez(draft, **client_rows.as_members(partition)))  # pyright: ignore[reportArgumentType]
     _refuse_empty_part(partition, s, len(labels))
     return partition
@@ -167,12 +168,3 @@ def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> N
                 f"{name} ratio {ratio} of {num_samples} samples over {s.num_clients} clients leaves no {name} row: "
                 f"use a larger ratio{further.get(s.held_out, '')}"
             )
-
-
-def _load(entry: Path | None) -> Partition | None:
-    """Returns the partition of a cache entry, or None if it is missing or damaged."""
-    try:
-        stored = exchange.read(entry) if entry else None
-    except UsageError:
-        return None
-    return stored if isinstance(stored, Partition) else None

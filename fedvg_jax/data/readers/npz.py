@@ -87,14 +87,13 @@ def find(path: Path, layout: str) -> Path:
     """
     if path.is_file():
         return path
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such file or folder; --data-dir must be a .npz file with {layout}")
     candidates = sorted(path.glob("*.npz"))
-    if len(candidates) == 1:
-        return candidates[0]
+    if len(candidates) > 1:
+        named = ", ".join(file.name for file in candidates)
+        raise UsageError(f"{path}: holds {named}; give the one to read as --data-dir FILE")
     if not candidates:
         raise UsageError(f"{path}: holds no .npz file; put one there with {layout}{_AS_ARRAYS}")
-    raise UsageError(f"{path}: holds {', '.join(f.name for f in candidates)}; give the one to read as --data-dir FILE")
+    return candidates[0]
 
 
 def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:

@@ -110,6 +110,16 @@ def no_use(config: Config, name: str) -> str:
     return f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out"
 
 
+def replaced_with(passed: Collection[str]) -> set[str]:
+    """Returns the settings that have no effect beside objects from Python, because only what these replace reads them.
+
+    >>> "fedvg.norm" in replaced_with(["weighting"]), "fedvg.norm" in replaced_with(["algorithm"])
+    (True, False)
+    """
+    replaced = {PASSED[name] for name in passed if name in PASSED}
+    return {n for n, s in SETTINGS.items() if any(condition.setting in replaced for condition in s.facts.used)}
+
+
 def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[str, Any]:
     """Returns settings as they name a run: "own weighting" for a weighting that came from Python, and so on.
 

@@ -146,8 +146,10 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored
             raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
             sweeps.append(sweep := _read_sweep(folder))
-            tuned, given = sweep.tuning.get("settings", ()), PASSED.keys() & sweep.given
+            tuned = sweep.tuning.get("settings", ())
             for name, (values, config) in sweep.points.items():
+                on_axes = {argument for argument in PASSED if f"{argument} {values.get(argument)}" in sweep.given}
+                given = (PASSED.keys() & sweep.given) | on_axes
                 read = _read_run(sweep_folder.point_folder(folder, name), values, tuned, given)
                 is_lost = isinstance(read, str)
                 runs.append(_Folder(make_point(config, values, tuned, given), missing=read) if is_lost else read)

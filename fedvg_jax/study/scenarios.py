@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, declare, flatten, presets
 from fedvg_jax.config.methods import PERSONAL
-from fedvg_jax.config.uses import unused, used_departures, with_passed
+from fedvg_jax.config.uses import PASSED, replaced_with, unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import HYPER, PLACES
@@ -59,9 +59,10 @@ def make_point(
         tuned: see `Point`.
         given: names of the objects that Python passed in place of settings, of those in `PASSED`.
     """
-    ignored = NO_RESULT.union(unused(config), ["departures"])
+    ignored = NO_RESULT.union(unused(config), ["departures"], replaced_with(given))
     settings = {name: value for name, value in flatten(config).items() if name not in ignored}
     settings = with_passed(settings | used_departures(config), given)
+    settings |= {PASSED[name]: values[name] for name in given if name in values}
     settings |= {name: value for name, value in values.items() if name.startswith(HYPER) or name in PLACES}
     return Point(settings, values.get("fidelity"), tuned)
 

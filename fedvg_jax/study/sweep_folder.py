@@ -93,7 +93,7 @@ class Stored(NamedTuple):
     points: dict[str, StoredPoint]
     """by name"""
     given: dict[str, str]
-    """object that Python passed in place of a setting -> what identifies it"""
+    """object that Python passed in place of a setting, or "weighting NAME" of one on an axis -> what identifies it"""
     tuning: dict[str, Any]
     """see `tuning.as_json`; {} without it"""
 

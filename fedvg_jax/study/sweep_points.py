@@ -25,9 +25,10 @@ from fedvg_jax.config import mapping, presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.declare import flatten, python_scalar
 from fedvg_jax.config.io import dotted, read_toml
+from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, name_hint, registered
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.uses import refuse_unused, unmet
+from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet
 from fedvg_jax.config.uses import used as used_settings
 from fedvg_jax.core.types import UsageError
 
@@ -36,6 +37,9 @@ HYPER = "hyper."
 
 RANGED = ("seed", "partition_seed")
 """Settings whose values may be ranges such as 0:5."""
+
+OBJECTS = ("weighting", "algorithm", "task", "selection")
+"""Arguments of a run that take objects from Python, which may be values of axes."""
 
 MAX_SEEDS = 100_000
 """Longest range of seeds."""
@@ -118,14 +122,47 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     return axis
 
 
+def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, dict[str, Any]]]:
+    """Returns axes with names in place of objects, and argument -> name -> object.
+
+    The values of an axis of `OBJECTS` are a dict, name -> object or setting, or a list, in which a function has its own
+    name.
+
+    Raises:
+        UsageError: an object has no name, the name of another one, or that of a setting's value.
+
+    >>> def root(task): ...
+    >>> named_objects({"weighting": ["fedvg", root], "seed": "0:2"})[0]
+    {'weighting': ['fedvg', 'root'], 'seed': '0:2'}
+    """
+    if not isinstance(axes, Mapping):
+        raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
+    plain, objects = dict(axes), {}
+    for argument in OBJECTS:
+        given = axes.get(argument, "")
+        if isinstance(given, str) or (isinstance(given, (list, tuple)) and all(isinstance(v, str) for v in given)):
+            continue
+        listed = given if isinstance(given, list) else [given]
+        named = given if isinstance(given, Mapping) else [(getattr(value, "__name__", ""), value) for value in listed]
+        plain[argument], objects[argument] = [], {}
+        for name, value in named.items() if isinstance(named, Mapping) else named:
+            if isinstance(value, str):
+                plain[argument].append(value)
+                continue
+            if not name or not isinstance(name, str) or name == "<lambda>":
+                raise UsageError(f"axes: an object of {argument} has no name; give a dict, name -> object")
+            if name in (*ALGORITHMS, *WEIGHTINGS) or objects[argument].setdefault(name, value) is not value:
+                raise UsageError(f"axes: {argument} {name} is the name of another {argument}; give it one of its own")
+            plain[argument].append(name)
+    return plain, objects
+
+
 def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
     """Returns the axes that a call from Python gives: a tuple of settings goes together.
 
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
     """
-    if not isinstance(axes, Mapping):
-        raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
     parsed = []
     for names, values in axes.items():
         if not isinstance(names, tuple):
@@ -187,7 +224,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
-    if name not in known:
+    if name not in known and (name, source) != ("task", "axes"):
         raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{name_hint(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
@@ -252,6 +289,8 @@ class Sweep(NamedTuple):
     start: Config | None = None
     """settings below all layers; by default the preset of the data set"""
     title: str = ""
+    objects: Mapping[str, Mapping[str, Any]] = {}
+    """argument -> name on its axis -> object from Python"""
 
 
 class Point(NamedTuple):
@@ -296,13 +335,14 @@ def make_points(sweep: Sweep) -> Points:
     varying = [name for name in varying_names(sweep.axes) if name in labels]
     points: dict[str, Point] = {}
     for given in combinations(sweep.axes):
-        own = {name: value for name, value in given.items() if name.startswith(HYPER)}
+        own = {n: v for n, v in given.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
         settings = {name: value for name, value in given.items() if name not in own}
         config = point_config(sweep, settings, name_of(_only(given, varying)))
-        values = _only(_typed_values(config, settings), labels) | own
-        used = {name: value for name, value in values.items() if not _is_unused(config, name)}
+        values = {name: ({**_typed_values(config, settings), **own})[name] for name in given if name in labels}
+        used = {name: value for name, value in values.items() if name in own or not _is_unused(config, name, own)}
         point = Point(name_of(_only(used, varying)), used, config)
         meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
+        meant = {name: value for name, value in meant.items() if name not in replaced_with(own)}
         points.setdefault(repr((meant, own)), point)
     made = Points(sweep, list(points.values()))
     _refuse_never_used(made)
@@ -409,8 +449,9 @@ def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept.get(name, flat.get(name)) for name in values}
 
 
-def _is_unused(config: Config, name: str) -> bool:
-    return name not in presets.SHORTHANDS and unmet(config, name) is not None
+def _is_unused(config: Config, name: str, own: Mapping[str, Any]) -> bool:
+    """Returns whether a point does not use a setting, beside its own objects and hyperparameters."""
+    return name not in presets.SHORTHANDS and (unmet(config, name) is not None or name in replaced_with(own))
 
 
 def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
@@ -429,5 +470,6 @@ def _refuse_never_used(made: Points) -> None:
     sweep, points = made
     last = sweep.layers[-1].settings if sweep.layers and sweep.start is None else {}
     for name in (*last, *(name for axis in sweep.axes for name in axis.names)):
-        if all(_is_unused(point.config, name) for point in points):
+        own = [{n: v for n, v in point.values.items() if v in sweep.objects.get(n, ())} for point in points]
+        if all(_is_unused(point.config, name, objects) for point, objects in zip(points, own, strict=True)):
             refuse_unused(points[0].config, [name])

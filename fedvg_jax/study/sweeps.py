@@ -30,14 +30,14 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import checks, population, programs, simulation
-from fedvg_jax.runs.assemble.given import Given
+from fedvg_jax.runs.assemble.given import Given, traced_anew
 from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
 from fedvg_jax.runs.record import checkpoint, digests, provenance
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.sweep_folder import Failure, Observers
-from fedvg_jax.study.sweep_points import HYPER, Point, Sweep
+from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
@@ -63,7 +63,8 @@ def by_program(points: Sequence[Point]) -> list[list[Point]]:
     """Returns the points in groups of one program each, up to shapes of partitions, in the order of first points."""
     groups: dict[tuple, list[Point]] = {}
     for point in points:
-        groups.setdefault((programs.static_settings(point.config), data_key(point.config)), []).append(point)
+        own = tuple(point.values.get(argument) for argument in OBJECTS)
+        groups.setdefault((programs.static_settings(point.config), data_key(point.config), own), []).append(point)
     return list(groups.values())
 
 
@@ -72,7 +73,8 @@ def compute(
     out: Path | None,
     observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
     given: Given = Given(),  # noqa: B008  a named tuple, never changed
-    keep: reuse.Keep | None = None,
+    objects: Mapping[str, Mapping[str, Any]] = {},
+    keeps: dict[tuple, reuse.Keep] | None = None,
     retries: bool = True,
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
@@ -82,7 +84,8 @@ def compute(
         out: folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory.
         observers: what is called while the sweep is going on.
         given: what takes the place of settings, the same for all points.
-        keep: keeps the programs of what is given.
+        objects: see `Objects`.
+        keeps: see `Work`.
         retries: whether points that failed before this call are computed again. Points that fail during the call, in
             whichever process, are not.
 
@@ -91,7 +94,7 @@ def compute(
     """
     if out and retries:
         sweep_folder.clear_failures(out, points)
-    work = Work(out, observers, given, keep or reuse.keeper(), {}, {}, [])
+    work = Work(out, observers, given, objects, {} if keeps is None else keeps, {}, {}, [])
     pending = list(points)
     while pending:
         busy, groups = [], by_program(pending)
@@ -123,10 +126,15 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
     return results
 
 
-def with_hyper_values(values: Mapping[str, Any], given: Given) -> Given:
-    """Returns what is given with the hyperparameters among the values of axes, which win."""
+Objects = Mapping[str, Mapping[str, Any]]
+"""Argument of a run -> name on its axis -> object from Python."""
+
+
+def of_point(values: Mapping[str, Any], given: Given, objects: Mapping[str, Mapping[str, Any]] = {}) -> Given:
+    """Returns what is given with the objects and the hyperparameters among the values of axes, which win."""
     own = {name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)}
-    return given._replace(hyper={**(given.hyper or {}), **own} or None)
+    chosen = {name: named[values[name]] for name, named in objects.items() if values.get(name) in named}
+    return given._replace(hyper={**(given.hyper or {}), **own} or None, **chosen)
 
 
 def data_key(config: Config) -> tuple:
@@ -142,14 +150,19 @@ class Work(NamedTuple):
     observers: Observers
     given: Given
     """what takes the place of settings"""
-    keep: reuse.Keep
-    """keeps the programs of what is given"""
+    objects: Objects
+    keeps: dict[tuple, reuse.Keep]
+    """names of a point's objects -> what keeps the programs of these and of what is given; grows"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
     results: dict[str, History | Failure]
     """of the points that are computed; grows"""
     stops: list[str]
     """signals that stopped the process; grows"""
+
+    def keep_of(self, point: Point) -> reuse.Keep:
+        """Returns what keeps the programs of a point."""
+        return self.keeps.setdefault(tuple(point.values.get(name) for name in self.objects), reuse.keeper())
 
     def folder(self, point: Point) -> Path | None:
         """Returns the run folder of a point, or None."""
@@ -200,7 +213,7 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     """Returns the simulation of a point, in its folder."""
     config = _config_in(work.folder(point), point.config)
-    given = with_hyper_values(point.values, work.given)
+    given = of_point(point.values, work.given, work.objects)
     is_given = given.data is not None
     if not is_given:
         key = data_key(config)
@@ -208,7 +221,7 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
             work.data.clear()
             work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
-    sim = simulation.assemble(config, given, work.keep)
+    sim = simulation.assemble(config, given, work.keep_of(point))
     return sim if is_given else sim._replace(given=sim.given - {"data"})  # the data set that the settings name
 
 
@@ -252,13 +265,19 @@ REPLACED = {
 """Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
 
 
-def check(points: Sequence[Point], given: Given = Given(), keep: reuse.Keep | None = None) -> None:  # noqa: B008
+def check(
+    points: Sequence[Point],
+    given: Given = Given(),  # noqa: B008  a named tuple, never changed
+    objects: Mapping[str, Mapping[str, Any]] = {},
+    keeps: dict[tuple, reuse.Keep] | None = None,
+) -> None:
     """Checks the given objects, and the settings of tensors, before the first run.
 
     Args:
         points: of the sweep.
         given: what takes the place of settings.
-        keep: keeps the programs of what is given.
+        objects: see `Objects`.
+        keeps: see `Work`.
 
     Raises:
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
@@ -274,14 +293,15 @@ def check(points: Sequence[Point], given: Given = Given(), keep: reuse.Keep | No
             used = SETTINGS[name].facts.used if name in SETTINGS and "." not in name else ()
             if name in replaced or any(condition.setting == setting for condition in used):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    of_points = [with_hyper_values(point.values, given) for point in points]
-    are_given = any(value is not None for of_point in of_points[:1] for value in of_point)
+    of_points = [of_point(point.values, given) for point in points]
+    are_given = any(value is not None for its in of_points[:1] for value in its)
     first_of_each: dict[tuple, Point] = {}
     for point in points:
-        if are_given or any(SETTINGS[name].get(point.config) for name in OF_TENSORS):
+        if are_given or objects or any(SETTINGS[name].get(point.config) for name in OF_TENSORS):
             of_model = (SETTINGS[name].get(point.config) for name in OF_MODEL)
-            first_of_each.setdefault((data_key(point.config), *of_model), point)
-    sim, work = None, Work(None, Observers(), given, keep or reuse.keeper(), {}, {}, [])
+            own = (point.values.get(name) for name in objects)
+            first_of_each.setdefault((data_key(point.config), *of_model, *own), point)
+    sim, work = None, Work(None, Observers(), given, objects, {} if keeps is None else keeps, {}, {}, [])
     for point in reversed(first_of_each.values()):
         try:
             sim = simulation_of(work, point)
@@ -295,9 +315,9 @@ def check(points: Sequence[Point], given: Given = Given(), keep: reuse.Keep | No
         is_replaced = any(condition.setting == argument for condition in facts.used)
         if is_replaced and facts.hyper not in {parameter.name for parameter in part.defaults}:
             raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    for point, of_point in zip(points, of_points, strict=True):
-        if of_point.hyper:
-            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, of_point.hyper, tuple(own.values()))
+    for point, its in zip(points, of_points, strict=True):
+        if its.hyper and not objects:
+            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, its.hyper, tuple(own.values()))
 
 
 def run_sweep(
@@ -319,24 +339,29 @@ def run_sweep(
         check_config: raises UsageError for settings of a point that only the command line can follow.
     """
     sweep_points.refuse_set(start)
+    axes, named = sweep_points.named_objects(axes)
     parsed = sweep_points.parse_axes(axes)
-    made = sweep_points.make_points(Sweep(parsed, start=start))
+    made = sweep_points.make_points(Sweep(parsed, start=start, objects=named))
     points = made.points
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
     single = {axis.names[0]: axis.values[0][0] for axis in parsed if len(axis.values) == 1}
-    described = provenance.describe(with_hyper_values(single, given)._asdict())
+    described = provenance.describe(of_point(single, given)._asdict())
+    objects: dict[str, dict[str, Any]] = {argument: {} for argument in named}
+    for argument, name, value in [(a, name, value) for a, of_axis in named.items() for name, value in of_axis.items()]:
+        objects[argument][name] = getattr(traced_anew(Given(**{argument: value})), argument)
+        described[f"{argument} {name}"] = provenance.describe({argument: value})[argument]
     for point in points:
         tracking.require(point.config, out is not None)
         check_config(point.config)
     if given.data is None:
         sweep_folder.check_sources(points)
-    keep = reuse.keeper()
-    check(points, given, keep)
+    keeps: dict[tuple, reuse.Keep] = {}
+    check(points, given, objects, keeps)
     if out:
         sweep_folder.open_folder(out, sweep_folder.document(made, points, described))
     shown = sweep_progress(Console(), points, out) if progress else contextlib.nullcontext(Observers())
     with shown as observers:
-        results, stopped_by = compute(points, out, observers, given, keep)
+        results, stopped_by = compute(points, out, observers, given, objects, keeps)
     if stopped_by == "SIGINT":
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
     if stopped_by is not None:

@@ -1,5 +1,6 @@
 """Mistakes in sweeps, their tuning, their command line and their files."""
 
+import functools
 import tempfile
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def tempered(task):
     return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
+def again(function):
+    """Returns another function of the same name."""
+
+    @functools.wraps(function)
+    def other(task):
+        return function(task)
+
+    return other
+
+
 def run_sweep(axes, config=CONFIG, **given):
     """Returns the call of a sweep."""
     return lambda: fv.run_sweep(config, axes, **given)
@@ -91,6 +102,9 @@ CASES = [
     ("a hyperparameter that is no number", run_sweep({"hyper.T": ["x"]}, weighting=tempered), "hyper.T"),
     ("weighting twice", run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered), "weighting"),
     ("setting of another weighting", run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered), "fedvg.norm"),
+    ("an object without a name", run_sweep({"weighting": [functools.partial(tempered)]}), "weighting"),
+    ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
+    ("an object of a weighting's name", run_sweep({"weighting": {"fedvg": tempered}}), "fedvg"),
     ("alpha of a given partition", run_sweep({"alpha": [0.1, 1.0]}, partition=ROWS), "alpha"),
     ("ratio of a given split", run_sweep({"val_ratio": [0.1, 0.2]}, partition=([], [], [])), "val_ratio"),
     ("rows that occur twice", run_sweep({}, partition=ROWS), "row 0"),

@@ -104,3 +104,41 @@ def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "s").rglob("manifest.json")]
     assert len(manifests) == 2 and not any("data" in manifest["given"] for manifest in manifests)
     assert len(collect([tmp_path / "s"]).scenarios) == 2
+
+
+def root(task):
+    """Weights proportional to the roots of the sample counts."""
+    return fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** 0.5)
+
+
+def square(task):
+    """Weights proportional to the squares of the sample counts."""
+    return fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** 2)
+
+
+def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_methods_of_one_report(tmp_path):
+    """Settings that only a named weighting uses multiply its points alone."""
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    from fedvg_jax.study.collect import collect
+
+    axes = {"weighting": {"root": root, "by square": square, "fedvg": "fedvg"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
+    config = dataclasses.replace(CONFIG, eval_every=1)
+    results = {r.name: r.result for r in fv.run_sweep(config, axes, tmp_path / "s")}
+    assert list(results) == [
+        "weighting=root", "weighting=by%20square", "weighting=fedvg,fedvg.norm=l1", "weighting=fedvg,fedvg.norm=l2"
+    ]  # fmt: skip
+    config = dataclasses.replace(config, partition_seed=0)
+    for name, weighting in {"root": root, "by%20square": square}.items():
+        alone = fv.run(config, weighting=weighting)
+        assert results[f"weighting={name}"].records[0]["weights"] == alone.records[0]["weights"]
+    assert collect([tmp_path / "s"]).methods == ("root", "by square", "fedvg, norm l1", "fedvg, norm l2")
+    (tmp_path / "s" / "points" / "weighting=root" / "config.json").unlink()
+    assert collect([tmp_path / "s"], partial=True).cell("root", ()).missing
+    with pytest.raises(fv.UsageError, match="holds another sweep: weighting root is of other code or values"):
+        fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": {"root": square}}, tmp_path / "s")
+
+
+def test_functions_of_a_list_have_their_own_names_on_the_axis():
+    axes, objects = sweep_points.named_objects({"weighting": [root, "fedvg", square], "seed": "0:2"})
+    assert axes == {"weighting": ["root", "fedvg", "square"], "seed": "0:2"}
+    assert objects == {"weighting": {"root": root, "square": square}}

@@ -103,6 +103,9 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         with processes.together():
             if config.export_partition and processes.is_first():
                 exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
+            if sim.base is not None and sim.memories.has_given and not config.init and recorder.keeps_checkpoints:
+                assert config.out is not None, "checkpoints are in it"
+                checkpoint.save_base(config.out, checkpoint.to_host(sim.base))  # of initial=, which no setting makes
         found = {"checkpoint": str(recorder.start.resumed_from)}
         shared_start.refuse_different(found, f"let all see the same files of {config.out}")
         yield recorder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -127,13 +128,20 @@ class Simulation(NamedTuple):
         """The frozen tensors, on the devices; None where the whole model is trained."""
         return self.data.base
 
-    def whole(self, variables: Variables) -> Variables:
-        """Returns the variables of the whole model, from those of its trained part, also as a checkpoint has them.
+    def whole(self, variables: Variables, run: Path | None = None) -> Variables:
+        """Returns the variables of the whole model, from those of its trained part.
 
-        Whole ones are returned as they are.
+        Args:
+            variables: of a state of this simulation, or of a checkpoint; whole ones are returned as they are.
+            run: the folder of the checkpoint's run, whose frozen tensors are compared with these.
+
+        Raises:
+            UsageError: the run had other frozen tensors, or none is named.
         """
         if tree.paths(variables) != tree.paths(self.state.variables):
             return variables
+        if self.base is not None and jax.tree.structure(variables) != jax.tree.structure(self.state.variables):
+            provenance.refuse_other_base(run, self.base)
         part = jax.tree.unflatten(jax.tree.structure(self.state.variables), jax.tree.leaves(variables))
         return trained_part.whole(part, self.base)
 

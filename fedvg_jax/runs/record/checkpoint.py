@@ -34,6 +34,10 @@ PLAIN = re.compile(r"[\w/. -]*")
 """Paths that Orbax and tensorstore read literally; `**`, `[b]`, a backslash and `gs:` have a meaning there."""
 
 
+BASE = "base"
+"""Folder of the frozen tensors, in the folder of a run whose settings do not make them again."""
+
+
 def to_host(state: Tree) -> Tree:
     """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
     return jax.tree.map(np.array, jax.device_get(jax.tree.map(untyped, state)))
@@ -54,13 +58,24 @@ def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep
     """
     target = digests.checkpoint_folder(run.absolute(), number)
     target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
+    _write_folder(target, state, of_run)
+    _prune(run, keep)
+
+
+def save_base(run: Path, base: Tree) -> None:
+    """Writes the frozen tensors of a run to RUN/base, once. Models that are read of its checkpoints are then whole."""
+    if not (run / BASE / digests.FILE).exists():
+        _write_folder(run.absolute() / BASE, base, {})
+
+
+def _write_folder(target: Path, state: Tree, of_run: Mapping[str, Digest]) -> None:
+    """Writes arrays to a folder of a run, and then the digests."""
     _remove(target)
     target.mkdir()
     leaves = _leaves_by_path(state)
     _write(target / "state", leaves)
-    files.flush([*(target / "state").rglob("*"), target / "state", target, target.parent, run])
+    files.flush([*(target / "state").rglob("*"), target / "state", target, target.parent])
     digests.write(target, of_run, {key: _describe(leaf) for key, leaf in leaves.items()})
-    _prune(run, keep)
 
 
 def restore(
@@ -186,6 +201,8 @@ def _read_model(
             leaves = _with_prefix(prefix, read) if client is None else _of_client(client, read)
             if not leaves:
                 raise ValueError("no round was evaluated yet")
+            base = path.resolve().parents[1] / BASE
+            leaves |= _read_leaves(base, digests.read(base)) if (base / digests.FILE).exists() else {}
             return _nested(leaves) if template is None else _in_structure(template, leaves)
         except Exception as error:  # damaged bytes may raise anything
             reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
@@ -193,7 +210,8 @@ def _read_model(
         remedy = "use the settings of the model that it holds, such as --model"
     if any("holds only" in reason for reason in reasons):
         remedy = "a run with train or lora keeps its trained part; name its file of --export, or with old ="
-        remedy += " fv.History.load(RUN) pass the whole model as initial=fv.simulation(old.config).whole(old.variables)"
+        remedy += " fv.History.load(RUN) pass the whole model as initial=fv.simulation(old.config).whole(old.variables,"
+        remedy += " old.folder)"
     listed = "; ".join(reasons) or f"no checkpoint in {run / digests.CHECKPOINTS}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 

@@ -18,7 +18,7 @@ import numpy as np
 
 import fedvg_jax
 from fedvg_jax.config.declare import python_scalar
-from fedvg_jax.core.types import Batch, Tree
+from fedvg_jax.core.types import Batch, Tree, UsageError
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
@@ -62,6 +62,18 @@ def sources(
         "initial_model": cache.digest(*leaves) if leaves else "",
         "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted(hyper.items())),
     }
+
+
+def refuse_other_base(run: Path | None, base: Tree) -> None:
+    """Raises UsageError unless a run that trained a part of a model had these frozen tensors."""
+    if run is None:
+        raise UsageError(
+            "these are trained tensors of a run; name its folder, as in sim.whole(old.variables, old.folder), so that"
+            " its frozen ones are compared"
+        )
+    manifest = files.read_object_if_any(run / "manifest.json")
+    if manifest.get("frozen_base") != cache.digest(*jax.tree.leaves(jax.device_get(base))):
+        raise UsageError(f"{run} ran on another frozen base (its manifest.json); give the settings and files it ran on")
 
 
 def _owners(partition: Partition, num_rows: int) -> np.ndarray:

@@ -20,10 +20,10 @@ from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
 
 
 def ditto(base: Algorithm = PLAIN) -> Algorithm:
-    """Returns Ditto, which reads `ditto_lambda`; at 0 clients also train alone. Its global model is that of `base`."""
+    """Returns Ditto, which reads `ditto_lam`; at 0 clients also train alone. Its global model is that of `base`."""
     return base._replace(personal=personal, defaults=(*base.defaults, *hyperparameters("ditto")))
 
 
 def personal(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     """Returns g + lambda (v - theta_g)."""
-    return jax.tree.map(lambda g, v, theta: g + hyper["ditto_lambda"] * (v - theta), grads, params, anchor.params)
+    return jax.tree.map(lambda g, v, theta: g + hyper["ditto_lam"] * (v - theta), grads, params, anchor.params)

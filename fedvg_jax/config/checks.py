@@ -60,7 +60,9 @@ def _check_values(config: Config) -> None:
         require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
     for name, value in flatten(config).items():
         setting = SETTINGS[name]
-        _require(type(value) is not int or abs(value) < 2**32, name, "a larger number", "below 2**32")
+        is_bounded = setting.range is not None and setting.range.high < math.inf
+        is_large = type(value) is int and abs(value) >= 2**32 and not is_bounded
+        _require(not is_large, name, "a larger number", "below 2**32")
         is_writable = not UNWRITABLE.search(str(value))
         _require(is_writable, name, ascii(str(value)), "text that UTF-8 can encode, without a zero byte")
         if setting.names:

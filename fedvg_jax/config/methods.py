@@ -283,7 +283,7 @@ class Methods:
     class Ditto:
         """Ditto: a personal model of each client beside the global one."""
 
-        lam: float = setting(1.0, FROM_0, hyper="ditto_lambda")
+        lam: float = setting(1.0, FROM_0, hyper="ditto_lam")
         """Lambda, the strength with which the global model attracts a personal one."""
 
     ditto: Ditto = _algorithm(Ditto, "Ditto", has_personal_models=True)

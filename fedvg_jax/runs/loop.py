@@ -294,7 +294,7 @@ def _summary(
         "stopped_early": endings.stop_reason(config, records) or None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
-        "select": config.best_on,
+        "best_on": config.best_on,
         **history.summarise(records),
         **history.bytes_sent(records),
         "corrupt_clients": corrupt_clients(config).tolist(),

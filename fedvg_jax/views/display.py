@@ -244,7 +244,7 @@ def result_table(history: History) -> Table:
     """Returns the results of a run as a table."""
     summary = history.summary
     table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
-    table.caption = f"validation: {SELECTED_ON[summary.get('select', 'shared')]}"
+    table.caption = f"validation: {SELECTED_ON[summary.get('best_on', 'shared')]}"
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
             table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")

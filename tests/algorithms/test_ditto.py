@@ -42,7 +42,7 @@ class TowardsGlobal(oracle.Algorithm):
     """A personal model's steps, where the server's memory is theta_g."""
 
     def correct(self, hyper, gradients, params, theta, server, client):
-        return oracle.each(lambda g, v, t: g + hyper["ditto_lambda"] * (v - t), gradients, params, server)
+        return oracle.each(lambda g, v, t: g + hyper["ditto_lam"] * (v - t), gradients, params, server)
 
 
 def oracles_personal_models(params, stats, theta_of_round):
@@ -88,7 +88,7 @@ def test_the_global_model_and_the_memories_are_those_of_the_base(x64):
 
 
 def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
-    ((state, metrics),) = rounds(plan=plan_of(1), values=worlds.hyper(ditto_lambda=float("inf")))
+    ((state, metrics),) = rounds(plan=plan_of(1), values=worlds.hyper(ditto_lam=float("inf")))
     worlds.assert_close(metrics.finite, WORLD.schedule(0, 2).num_steps == 0, 0)
     worlds.assert_close(state.clients.local, tree.repeat(worlds.variables(), len(WORLD.train)), 0)
 

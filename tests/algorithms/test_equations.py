@@ -130,7 +130,7 @@ def test_fedprox_pulls_towards_the_global_model():
 def test_ditto_ties_the_personal_model_to_the_global_one():
     """g + lambda (v - theta_g) = 2 + 0.5 (0.8 - 1); the base's round is unchanged."""
     algorithm = algorithms.ditto(algorithms.fedavg())
-    assert corrected(algorithm.personal, {"ditto_lambda": 0.5}, Anchor(one(THETA), (), ())) == near(1.9)
+    assert corrected(algorithm.personal, {"ditto_lam": 0.5}, Anchor(one(THETA), (), ())) == near(1.9)
     assert global_round(algorithm, {}, ())[0] == near(0.5)
 
 

@@ -151,3 +151,7 @@ def test_a_cohort_is_the_floor_of_clients_times_ratio_as_it_is_written():
         for n, r in ((100, 0.29), (50, 0.58))
     }
     assert published == {100: 28, 50: 28} and (sizes[100, 29], sizes[50, 58], sizes[200, 57]) == (29, 29, 114)
+
+
+def test_a_range_that_is_wider_than_32_bits_is_allowed():
+    assert config.check(Config(dp={"clip": 1.0, "noise_seed": 2**62})).dp.noise_seed == 2**62

@@ -175,7 +175,7 @@ HYPER = {
     "ntd_beta": 0.8,
     "ntd_tau": 1.7,
     "decorr_beta": 2.5,
-    "ditto_lambda": 0.6,
+    "ditto_lam": 0.6,
 }
 """Every value has an effect on its algorithm."""
 

@@ -184,7 +184,7 @@ def describe(
         shared: D_val.
         is_given: whether the partition comes from Python.
     """
-    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "split": config.holdout}
+    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "holdout": config.holdout}
     result |= statistics.describe(arrays.y, arrays.class_names, parts)
     result["validation"] = {"source": choice(config, "validation.source")[0], "samples": len(shared.rows)}
     if "counts" in result:

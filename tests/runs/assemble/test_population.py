@@ -240,9 +240,9 @@ def test_held_out_rows_select_and_no_weight_reads_them():
 @pytest.mark.usefixtures("traced")
 def test_summary_and_table_name_the_rows_that_selected():
     history = fedvg_jax.run(settings(rounds=1, local_epochs=1, best_on="held_out"))
-    assert history.summary["select"] == "held_out"
+    assert history.summary["best_on"] == "held_out"
     for select, rows in labels.SELECTED_ON.items():
-        shown = display.result_table(history._replace(summary=history.summary | {"select": select}))
+        shown = display.result_table(history._replace(summary=history.summary | {"best_on": select}))
         assert shown.caption == f"validation: {rows}"
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import re
 import textwrap
@@ -38,8 +39,6 @@ OPTIONS = SETTINGS | FLAGS
 
 ALL = (*presets.SHORTHANDS, *OPTIONS)
 """Names of everything that a flag may set."""
-
-NUMBERS = {int: "an integer", float: "a number"}
 
 _METHODS = dict.fromkeys(name for name in (*presets.METHODS, *ALGORITHMS, *PERSONAL) if "+" not in name)
 
@@ -79,8 +78,6 @@ class Parser(argparse.ArgumentParser):
 
 def missing_value(flag: str) -> UsageError:
     """Returns the refusal of a flag without its value."""
-    if flag[2:] in presets.SHORTHANDS:
-        return UsageError(f"{flag} needs a name; allowed: {', '.join(presets.SHORTHANDS[flag[2:]])}")
     return UsageError(f"{flag} needs a value; one that begins with a dash is written {flag}=VALUE")
 
 
@@ -175,7 +172,7 @@ def parse(argv: Sequence[str], prog: str) -> dict[str, Any]:
     parser = Parser(prog)
     add_settings(parser)
     found = read_words(parser, argv, "a flag takes one value here; python -m fedvg_jax.sweep takes several")
-    return {name: value_of(name, value, prog) if isinstance(value, str) else value for name, value in found.items()}
+    return {name: value_of(name, value) if isinstance(value, str) else value for name, value in found.items()}
 
 
 def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: str) -> dict[str, Any]:
@@ -199,21 +196,15 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
     return vars(found)
 
 
-def value_of(name: str, text: str, prog: str) -> Any:
+def value_of(name: str, text: str) -> Any:
     """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
-    kinds = OPTIONS[name].types if name in OPTIONS else (str,)
-    if type(None) in kinds and text == "None":
-        return None
-    if type(None) in kinds and not text:
-        raise UsageError(f"{flag_of(name)} must not be empty; leave it out")
-    for kind in (kind for kind in (int, float, Path, str) if kind in kinds):
-        try:
-            return registered(name, kind(text))
-        except ValueError:
-            continue
-    expected = next(NUMBERS[kind] for kind in kinds if kind in NUMBERS)
-    shown = f"a text of {len(text):,} characters" if len(text) > 100 else repr(text)
-    raise UsageError(f"{flag_of(name)} must be {expected}; got {shown} ({prog} --help)")
+    if name not in OPTIONS:
+        return registered(name, text)
+    for kind in (int, float):
+        if kind in OPTIONS[name].types:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    return OPTIONS[name].typed(text, flag_of(name))
 
 
 def parse_path(text: str) -> Path:
@@ -242,11 +233,8 @@ def _help(name: str, text: str, is_long: bool) -> str:
     option = OPTIONS.get(name)
     default = option.default if option else {"fidelity": "corrected"}.get(name)
     sentences = re.split(r"(?<=\.) ", text)
-    shown = (
-        sentences
-        if is_long or name == "method"
-        else [s for i, s in enumerate(sentences) if i == 0 or s.startswith("Default:")]
-    )
+    is_long = is_long or name == "method"
+    shown = [s for i, s in enumerate(sentences) if is_long or i == 0 or s.startswith("Default:")]
     if choices := OPEN_CHOICES.get(name) or (option.names if option else ()):
         shown.append(f"Choices: {', '.join(choices)}.")
     if is_long and option and option.range and option.range.words not in text:

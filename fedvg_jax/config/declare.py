@@ -145,6 +145,9 @@ def group(settings: type[T], title: str, *used: Condition, names_method: bool = 
     return dataclasses.field(default_factory=settings, metadata={"facts": facts, **entry})
 
 
+NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", Path: "a path"}
+
+
 class Setting(NamedTuple):
     """A setting as its field and group declare it."""
 
@@ -226,9 +229,8 @@ class Setting(NamedTuple):
         for kind, given in ((float, int), (Path, str), (str, int)):
             if kind in allowed and type(value) is given and (given is str or abs(value) < 2**1000):
                 return kind(value)
-        names = " or ".join(t.__name__ for t in allowed if t is not type(None))
-        article = "an" if names.startswith("int") else "a"
-        raise UsageError(f"{where} must be {article} {names}; got {shown(value)}")
+        names = " or ".join(NOUNS[kind] for kind in allowed if kind in NOUNS)
+        raise UsageError(f"{where} must be {names}; got {shown(value)}")
 
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""

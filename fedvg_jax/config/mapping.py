@@ -36,9 +36,6 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
             value = as_name(str(shorthands[name]))
             is_method = name == "method"
             meant = table.get(value, _composed(value) if is_method else None)
-            if value == "fedsgd":
-                rows = "a --batch-size of all rows of the largest client"
-                raise UsageError(f"method fedsgd is fedavg of one step: --method fedavg --local-epochs 1, and {rows}")
             if meant is None:
                 composed = (*ALGORITHMS, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING") if is_method else ()
                 raise UsageError(f"unknown {name} {value!r}{suggestion(value, dict.fromkeys((*table, *composed)))}")

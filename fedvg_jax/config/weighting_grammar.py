@@ -50,17 +50,14 @@ def parse_weighting(text: str) -> Rule:
     if inner:
         return Permuted(parse_weighting(inner[1]))
     if text not in WEIGHTINGS:
-        hint = _algorithm_hint(text) or suggestion(text, (*WEIGHTINGS, "permuted(NAME)"))
+        known = suggestion(text, (*WEIGHTINGS, "permuted(NAME)"))
+        hint = (
+            f"; {text} is an algorithm, with --weighting {'samples' if text == 'fedavg' else 'native'}"
+            if text in ALGORITHMS
+            else known
+        )
         raise UsageError(f"unknown weighting '{text}'{hint}")
     return text
-
-
-def _algorithm_hint(text: str) -> str:
-    """Returns how the weights of an algorithm are called; "" for another text."""
-    if text in ("fedavg", "fedsgd"):
-        return "; the weights of FedAvg and FedSGD, n_k / sum_j n_j, are called samples"
-    own = f"; {text} is an algorithm: use --method {text}, or --algorithm {text} --weighting native"
-    return own if text in ALGORITHMS else ""
 
 
 def rule_names(text: str) -> list[str]:

@@ -174,7 +174,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
     if not words:
         raise command_line.missing_value(command_line.flag_of(name))
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
-    return [command_line.value_of(name, word, PROG) for word in listed]
+    return [command_line.value_of(name, word) for word in listed]
 
 
 def _single(name: str, words: list[str]) -> str:

@@ -54,7 +54,7 @@ def test_values_are_those_of_python_s_types():
     assert parse("--rounds", "1_0") == {"rounds": 10} and parse("--lr", "nan").keys() == {"lr"}
     assert parse("--local-epochs", "2") == {"local_epochs": 2}
     assert parse("--local-epochs", "2-5") == {"local_epochs": "2-5"}
-    assert parse("--out", "None", "--columns", "None") == {"out": None, "columns": "None"}
+    assert parse("--columns", "None") == {"columns": "None"}
     for flag, text in itertools.product(("--rounds", "--seed"), ("3.0", "0x10", "x", "", "9" * 5000)):
         assert f"{flag} must be an integer" in refusal(flag, text) and len(refusal(flag, text)) < 200
     for text in ("1/2", "[1]", "", "x"):

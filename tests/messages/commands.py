@@ -46,7 +46,6 @@ CASES = [
     ("a flag without its value", command(sim, "--method"), "--method"),
     ("a method as weights", command(sim, "--weighting fedavg"), "samples"),
     ("a method as weights of its own", command(sim, "--weighting scaffold"), "--method scaffold"),
-    ("FedSGD", command(sim, "--method fedsgd"), "--method fedavg"),
     ("a fidelity that is nearly known", command(sim, "--fidelity offical"), "official"),
     ("no run to resume", command(sim, "--resume /no/such"), "/no/such"),
     ("no folder to export to", command(sim, "--export /no/such/m.safetensors"), "/no/such/m.safetensors"),

@@ -50,12 +50,10 @@ def parse_weighting(text: str) -> Rule:
     if inner:
         return Permuted(parse_weighting(inner[1]))
     if text not in WEIGHTINGS:
-        known = suggestion(text, (*WEIGHTINGS, "permuted(NAME)"))
-        hint = (
-            f"; {text} is an algorithm, with --weighting {'samples' if text == 'fedavg' else 'native'}"
-            if text in ALGORITHMS
-            else known
-        )
+        hint = suggestion(text, (*WEIGHTINGS, "permuted(NAME)"))
+        if text in ALGORITHMS:
+            own = "its weights are called samples" if text == "fedavg" else f"use --method {text}"
+            hint = f"; {text} is an algorithm; {own}"
         raise UsageError(f"unknown weighting '{text}'{hint}")
     return text
 

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import inspect
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,7 @@ from support import linear, worlds
 from support.programs import compilations
 
 import fedvg_jax as fv
-from fedvg_jax.host import hardware
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.study import sweeps
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
@@ -208,11 +205,6 @@ def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path)
             getattr(loaded, name)
 
 
-@pytest.mark.parametrize("function", [fv.run, fv.run_sweep, fv.simulation])
-def test_runs_sweeps_and_simulations_take_the_same_objects(function):
-    assert {*Given._fields} <= {*inspect.signature(function).parameters}
-
-
 def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     """A sweep of another one is another sweep."""
     given = linear.GIVEN | {"initial": fv.Variables({"w": np.full(3, 5, np.float32)}, {})}
@@ -221,15 +213,6 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     assert swept.result.records[-1]["val_loss"] == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
     with pytest.raises(fv.UsageError, match="initial"):
         fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
-
-
-def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatch):
-    gpu = hardware.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=8, memory_bytes=None)
-    monkeypatch.setattr(hardware, "current", lambda: gpu)
-    monkeypatch.setenv("XLA_FLAGS", "")
-    for run in (fv.run, fv.run_sweep):
-        with pytest.raises(fv.UsageError, match="--xla_gpu_deterministic_ops=true in XLA_FLAGS before jax starts"):
-            run(replace(SMALL, deterministic=True))
 
 
 def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):

@@ -156,6 +156,7 @@ CASES = [
         "params/left/x",
     ),
     ("one score", weighting(score=lambda ones: ones.sum()), "weighting.score"),
+    ("scores as a column", weighting(score=lambda ones: ones[:, None]), "weighting.score"),
     ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
     ("a complex detail", weighting(detail=lambda ones: {"own": ones.astype(jnp.complex64)}), "own"),
     ("a detail with a number for a name", weighting(detail=lambda ones: {3: ones}), "weighting.detail"),

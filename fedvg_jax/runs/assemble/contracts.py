@@ -287,7 +287,7 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
     names = list(detail) if isinstance(detail, dict) else [None]
     if any(not isinstance(name, str) or history.is_reserved(name) for name in names):
         raise UsageError(f"weighting.detail must be a dict with names that the history has not; got {detail!r:.99}")
-    _leading(score.reshape(-1), _CLIENTS, "weighting.score")
+    checks.expect(jax.ShapeDtypeStruct(score.shape, jnp.float32), checks.floats(_CLIENTS), "weighting.score")
     _leading(detail, _CLIENTS, "weighting.detail")
     for name, leaf in {"score": score, **detail}.items():
         if not hasattr(leaf, "dtype") or jnp.issubdtype(leaf.dtype, jnp.complexfloating):

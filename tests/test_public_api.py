@@ -14,6 +14,7 @@ from support import linear, worlds
 from support.programs import compilations
 
 import fedvg_jax as fv
+from fedvg_jax.host import hardware
 from fedvg_jax.models import pretrained
 from fedvg_jax.study import sweeps
 
@@ -213,6 +214,15 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     assert swept.result.records[-1]["val_loss"] == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
     with pytest.raises(fv.UsageError, match="initial"):
         fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
+
+
+def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatch):
+    gpu = hardware.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=8, memory_bytes=None)
+    monkeypatch.setattr(hardware, "current", lambda: gpu)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    for run in (fv.run, fv.run_sweep):
+        with pytest.raises(fv.UsageError, match="--xla_gpu_deterministic_ops=true"):
+            run(replace(SMALL, deterministic=True))
 
 
 def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):

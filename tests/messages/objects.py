@@ -42,6 +42,10 @@ def run(settings=None, **arguments):
     return lambda: fv.run(replace(SMALL, **settings or {}), **linear.GIVEN | arguments)
 
 
+def initial(params):
+    return run(initial=fv.Variables(params, {}))
+
+
 def simulation(given=linear.TASK, algorithm_given=None, **settings):
     arguments = {"data": linear.data(), "task": given, "algorithm": algorithm_given}
     return lambda: fv.simulation(replace(SMALL, **settings), **arguments)
@@ -204,6 +208,10 @@ CASES = [
         "robust median",
     ),
     # arguments of a run
+    ("another initial tensor", initial({"w": np.ones(3, np.float32), "v": np.ones(1, np.float32)}), "'params/v'"),
+    ("an initial tensor of another shape", initial({"w": np.ones(2, np.float32)}), "'params/w'"),
+    ("an initial tensor of another dtype", initial({"w": np.ones(3, np.float16)}), "'params/w'"),
+    ("initial parameters alone", run(initial={"w": np.ones(3, np.float32)}), "initial"),
     ("a number as task", run(task=3), "task"),
     ("a name as weighting", run(weighting="fedvg"), "weighting"),
     ("a number as callbacks", run(callbacks=3), "callbacks"),

@@ -124,6 +124,8 @@ def opening_lines(command: CommandLine) -> list[str]:
     if command.tuning and command.tuning_runs:
         num_runs, seeds = count(len(command.tuning_runs.points)), count(len(command.tuning.seeds), "seed")
         lines.append(f"tuning {', '.join(command.tuning.settings)} first: {num_runs} with {seeds}, chosen on D_val")
+        if any(point.config.dp.clip for point in command.tuning_runs.points):
+            lines.append("epsilon does not count the tuning runs, which see the same clients")
     return lines
 
 

@@ -77,6 +77,13 @@ def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
         assert not any("share one partition" in text for text in sweep.opening_lines(read(*words)))
 
 
+def test_tuning_with_privacy_says_that_its_cost_is_not_counted():
+    private = "--dp.clip", "1", "--weighting", "uniform", "--alpha", "10"
+    for words, expected in ((private, True), (private[2:], False)):
+        lines = sweep.opening_lines(read(*words, "--tune", "lr", "0.1", "0.2"))
+        assert ("epsilon does not count" in lines[-1]) is expected
+
+
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")

@@ -40,6 +40,15 @@ def epsilon(rounds, own_reads=None, earlier=(), **settings):
     return accounts.Account(config.dp.delta, mechanism, earlier).epsilon(rounds)
 
 
+def test_neighbours_replace_one_client():
+    """Of noise z times what a replacement changes, the divergence of order a is a / (2 z^2): the library must not
+    count a replacement as twice that. Sampling lowers it."""
+    orders, everybody = accounts._divergences(1.5, 4, 4)
+    np.testing.assert_allclose(everybody, orders / (2 * 1.5**2), rtol=1e-12)
+    sampled = accounts._divergences(1.5, 4, 2)[1]
+    assert (sampled <= everybody).all() and (sampled < everybody).any()
+
+
 def test_epsilon_is_that_of_the_library():
     gaussian = dp_accounting.GaussianDpEvent(1.5)
     sampled = by_hand(dp_accounting.SampledWithoutReplacementDpEvent(4, 2, gaussian), 3)

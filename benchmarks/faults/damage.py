@@ -42,11 +42,10 @@ def damage(folder: Path, trials: int, rng: random.Random) -> Counter:
 @contextlib.contextmanager
 def opened(settings: config.Config, state: SimState, logged: list[str]) -> Iterator:
     """Yields the recorder of a run folder, with constant digests of data and partition."""
-    from fedvg_jax.runs.record import recorder as recording
+    from fedvg_jax.runs import starts
 
-    with recording.open_run_folder(
-        settings, state, {}, lambda: {"data": "d", "partition": "p"}, logged.append, {}
-    ) as recorder:
+    described = starts.Described({}, lambda: {"data": "d", "partition": "p"}, {})
+    with starts.open_run_folder(settings, state, described, logged.append) as recorder:
         yield recorder
 
 

@@ -70,7 +70,7 @@ def restore_after_crash(run: Path, mode: int, code: int) -> str:
     """Restores the checkpoint in another process: round 2 after exit code 0, else round 1 or 2."""
 
     def restore() -> int:
-        restored = checkpoint.restore(run, lambda seal: arrays(0), lambda line: None)
+        restored = checkpoint.restore(run, lambda leaves: arrays(0), lambda line: None)
         return 9 if restored is None else compare(restored, min_round=2 if code == 0 else 1)
 
     expected = {0, -signal.SIGKILL} | ({3} if mode == FULL else set())
@@ -79,8 +79,8 @@ def restore_after_crash(run: Path, mode: int, code: int) -> str:
 
 def compare(restored, min_round: int) -> int:
     """Returns 0 if a restored checkpoint has the arrays of its round, and is not older than `min_round`; else 8."""
-    state, seal = restored
-    number = seal["round"]
+    state, _ = restored
+    number = int(state["round"])
     same = all(np.array_equal(a, b) for a, b in zip(state.values(), arrays(number).values(), strict=True))
     return 0 if same and number >= min_round else 8
 

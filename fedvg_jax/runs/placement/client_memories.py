@@ -365,7 +365,7 @@ def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -
 
     Args:
         state: before the first round of the run that continues.
-        leaves: path of a saved leaf -> its shape and more, as in a checkpoint's seal.
+        leaves: path of a saved leaf -> its shape and more, as in a checkpoint's digests.
         num_clients: N.
     """
     owners = leaves.get("state.memory_clients")

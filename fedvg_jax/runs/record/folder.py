@@ -103,10 +103,7 @@ def config_from_json(settings: dict, source: str) -> Config:
     """
     if not isinstance(settings, dict):
         raise UsageError(f"{source} is damaged (it has no settings); the run cannot be resumed")
-    try:
-        flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
-    except RecursionError:
-        raise UsageError(f"{source} is damaged (nested too deeply); the run cannot be resumed") from None
+    flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
     return configs.apply(Config(), flat, source)
 
 

@@ -103,7 +103,7 @@ def write_manifest(
     """
     path = folder / "manifest.json"
     parts = files.read_object(path)["runs"] if path.exists() else []
-    this_part = {"from_round": num_done + 1, **code(), **machine()}
+    this_part = {"from_round": num_done + 1, "versions": versions(), "git": _git(Path(__file__).parent), **machine()}
     entries = {
         **digests,
         "given": {name: digests.get(name, text) for name, text in sorted(given.items())},
@@ -114,11 +114,6 @@ def write_manifest(
     if changed := [name for name in names if parts and parts[-1].get(name) != this_part[name]]:
         listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
         log(f"later rounds may differ by rounding: {listed}")
-
-
-def code() -> dict[str, Any]:
-    """Returns versions and the git commit of this package; null where it is installed without its repository."""
-    return {"versions": versions(), "git": _git(Path(__file__).parent)}
 
 
 def machine() -> dict[str, Any]:
@@ -143,6 +138,8 @@ def versions() -> Mapping[str, str]:
 
 @functools.cache
 def _git(folder: Path) -> dict[str, Any] | None:
+    """Returns the commit of this package; None where it is installed without its repository."""
+
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

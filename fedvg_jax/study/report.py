@@ -92,8 +92,7 @@ def write(
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
     with files.writing(folder, "--out"):
-        paths = [path for table in made for path in write_table(table, folder / "tables")]
-        paths += write_table(tables.runs(study), folder / "tables", ("csv",))
+        paths = [path for table in (*made, tables.runs(study)) for path in write_table(table, folder / "tables")]
         drawn, left_out = write_figures(
             study, folder / "figures", base.STYLES[style], {name: drawings[name] for name in names}
         )
@@ -108,13 +107,13 @@ def missing_packages() -> list[str]:
     return [name for name in EXTRA if importlib.util.find_spec(name) is None]
 
 
-def write_table(table: Table, folder: Path, suffixes: Sequence[str] = tuple(FORMATS)) -> list[Path]:
-    """Writes a table in every format, or in some; returns its files."""
+def write_table(table: Table, folder: Path) -> list[Path]:
+    """Writes a table in every format; returns its files."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {suffix: folder / f"{table.name}.{suffix}" for suffix in suffixes}
-    for suffix, path in paths.items():
-        files.replace(path, FORMATS[suffix](table))
-    return [*paths.values()]
+    paths = [folder / f"{table.name}.{suffix}" for suffix in FORMATS]
+    for path, form in zip(paths, FORMATS.values(), strict=True):
+        files.replace(path, form(table))
+    return paths
 
 
 def _remove_stale(folder: Path, written: Sequence[Path]) -> None:

@@ -1,1 +1,1 @@
-"""Views of runs and data sets: terminal output, plans, plots, pictures."""
+"""Views of runs and data sets: terminal output, plans, trackers."""

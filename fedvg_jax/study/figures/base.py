@@ -157,6 +157,13 @@ def whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))  # two ticks would be fractions
 
 
+def label_rows(axes: Sequence[Axes], text: str) -> None:
+    """Labels the vertical axis of the first panel of every row."""
+    for panel in axes:
+        if (place := panel.get_subplotspec()) and place.is_first_col():
+            panel.set_ylabel(text)
+
+
 def clean(axes: Axes, along: str = "y") -> None:
     """Removes two sides of the frame and draws a pale grid along one axis."""
     axes.spines[["top", "right"]].set_visible(False)

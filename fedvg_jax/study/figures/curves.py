@@ -55,7 +55,7 @@ def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
         rows = []
         for panel, scenario in zip(axes, scenarios, strict=True):
             rows += _panel(study, panel, scenario)
-        figure.supylabel(metric_label(study), fontsize=style.font)
+        base.label_rows(axes, metric_label(study))
         title = ", ".join(filter(None, ("Learning curves", cells.scenario_text(rest))))
         name = "curves" if i == 0 else f"curves-{i + 1}"
         if rows:
@@ -133,7 +133,7 @@ def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
         where = cells.scenario_text(rest)
         rows += [(where, *row) for row in _panel_against_alpha(study, panel, scenarios, style)]
         panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(where, 40))
-    figure.supylabel(metric_label(study), fontsize=style.font)
+    base.label_rows(axes, metric_label(study))
     columns = ("setting", "method", "alpha", "mean", "std", "n")
     return [Drawing("alphas", "Final result against alpha", figure, columns, rows)]
 

@@ -62,7 +62,10 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
         }
         draw_bars(panel, list(bars.values()))
         panel.tick_params(labelbottom=True)
-        panel.set(title=base.plain(scenario_text(scenario), 40), xlabel=base.plain(f"{what} more than {baseline}", 45))
+        panel.set(
+            title=base.plain(scenario_text(scenario), 40),
+            xlabel=base.plain(f"{what} more than {baseline}", 45 if len(scenarios) == 1 else 30),
+        )
         rows += [(scenario_text(scenario), method, *bar[1:]) for method, bar in bars.items()]
     title = f"Methods minus {baseline}, {choice_name(study, chosen.choice)}"
     return [Drawing("differences", title, figure, ("setting", "method", "mean", "low", "high", "outcome"), rows)]

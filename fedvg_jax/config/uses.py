@@ -120,17 +120,17 @@ def replaced_with(passed: Collection[str]) -> set[str]:
     return {n for n, s in SETTINGS.items() if any(condition.setting in replaced for condition in s.facts.used)}
 
 
-def with_passed(settings: Mapping[str, Any], passed: Collection[str]) -> dict[str, Any]:
-    """Returns settings as they name a run: "own weighting" for a weighting that came from Python, and so on.
+def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[str, Any]:
+    """Returns settings as they name a run: by the name of an object that came from Python, or "own weighting".
 
     Args:
         settings: dotted name -> value.
-        passed: names of objects that a call from Python passed in place of a setting.
+        passed: what a call from Python passed in place of a setting -> its name; "" for one without.
 
-    >>> with_passed({"weighting": "fedvg", "lr": 0.1}, {"weighting"})
+    >>> with_passed({"weighting": "fedvg", "lr": 0.1}, {"weighting": ""})
     {'weighting': 'own weighting', 'lr': 0.1}
     """
-    own = {setting: f"own {name}" for name, setting in PASSED.items() if name in passed}
+    own = {setting: passed[name] or f"own {name}" for name, setting in PASSED.items() if name in passed}
     return {name: own.get(name, value) for name, value in settings.items()}
 
 

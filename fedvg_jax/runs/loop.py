@@ -95,10 +95,10 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
             "noise_seed": "given" if config.dp.noise_seed else "",
         }
 
-    objects = provenance.describe({name: getattr(sim, name) for name in sim.given - {"data", "partition"}})
+    objects = provenance.describe({name: getattr(sim, name) for name in sim.given.keys() - {"data", "partition"}})
     given = {name: objects.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     shared_start.refuse_different_data(sim, sources)
-    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given)
+    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given, sim.given)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():

@@ -37,6 +37,8 @@ class Described(NamedTuple):
     """() -> digests of data and partition, which are computed once"""
     given: Mapping[str, str]
     """object that Python passed in place of a setting -> names of its functions"""
+    names: Mapping[str, str]
+    """such an object -> its own name; "" without one"""
 
 
 @contextlib.contextmanager
@@ -180,4 +182,6 @@ def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolE
 
 def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
     with as_usage_error(folder):
-        provenance.write_manifest(folder, described.sources(), described.given, len(start.records), log)
+        provenance.write_manifest(
+            folder, described.sources(), described.given, described.names, len(start.records), log
+        )

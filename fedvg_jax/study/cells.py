@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,8 +38,8 @@ class Run(NamedTuple):
     manifest: Mapping[str, Any]
     layers: Sequence[str]
     """Names of the columns of `layer_shares`."""
-    given: Collection[str] = ()
-    """Objects that the run got from Python in place of settings: data, partition, task, algorithm, weighting."""
+    given: Mapping[str, str] = {}
+    """What the run got from Python in place of settings -> its name; "" for one without."""
 
     @property
     def weighting(self) -> str:

@@ -148,8 +148,8 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored
             sweeps.append(sweep := _read_sweep(folder))
             tuned = sweep.tuning.get("settings", ())
             for name, (values, config) in sweep.points.items():
-                on_axes = {argument for argument in PASSED if f"{argument} {values.get(argument)}" in sweep.given}
-                given = (PASSED.keys() & sweep.given) | on_axes
+                given = dict.fromkeys(PASSED.keys() & sweep.given, "")
+                given |= {n: values[n] for n in PASSED if f"{n} {values.get(n)}" in sweep.given}
                 read = _read_run(sweep_folder.point_folder(folder, name), values, tuned, given)
                 is_lost = isinstance(read, str)
                 runs.append(_Folder(make_point(config, values, tuned, given), missing=read) if is_lost else read)
@@ -179,7 +179,7 @@ def _read_sweep(folder: Path) -> Stored:
 
 
 def _read_run(
-    folder: Path, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Collection[str] = ()
+    folder: Path, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Mapping[str, str] = {}
 ) -> _Folder | str:
     """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
@@ -197,7 +197,8 @@ def _read_run(
     except UsageError as error:
         return f"{name}: {one_line(str(error))}"
     assert history.config is not None
-    given = {*given, *(PASSED.keys() & (manifest or {}).get("given", {}))}
+    names = (manifest or {}).get("names", {})
+    given = {**given, **{n: names.get(n, "") for n in PASSED if n in (manifest or {}).get("given", {})}}
     point, failure = make_point(history.config, values, tuned, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(folder, history):
         return _Folder(point, missing=f"{name}: {problem}")

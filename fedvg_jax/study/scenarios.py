@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, declare, flatten, presets
 from fedvg_jax.config.methods import PERSONAL
-from fedvg_jax.config.uses import PASSED, replaced_with, unused, used_departures, with_passed
+from fedvg_jax.config.uses import replaced_with, unused, used_departures, with_passed
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.cells import Replicate, Scenario, value_text
 from fedvg_jax.study.sweep_points import HYPER, PLACES
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 def make_point(
-    config: Config, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Collection[str] = ()
+    config: Config, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Mapping[str, str] = {}
 ) -> Point:
     """Returns the point of a run.
 
@@ -57,12 +57,11 @@ def make_point(
         config: its settings.
         values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
         tuned: see `Point`.
-        given: names of the objects that Python passed in place of settings, of those in `PASSED`.
+        given: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
     ignored = NO_RESULT.union(unused(config), ["departures"], replaced_with(given))
     settings = {name: value for name, value in flatten(config).items() if name not in ignored}
     settings = with_passed(settings | used_departures(config), given)
-    settings |= {PASSED[name]: values[name] for name in given if name in values}
     settings |= {name: value for name, value in values.items() if name.startswith(HYPER) or name in PLACES}
     return Point(settings, values.get("fidelity"), tuned)
 

@@ -222,7 +222,9 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
             work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
     sim = simulation.assemble(config, given, work.keep_of(point))
-    return sim if is_given else sim._replace(given=sim.given - {"data"})  # the data set that the settings name
+    names = sim.given | {name: point.values[name] for name in work.objects if name in sim.given}
+    # without the data set that the settings name
+    return sim._replace(given={name: text for name, text in names.items() if is_given or name != "data"})
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:

@@ -6,7 +6,7 @@ import contextlib
 import html
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
+from fedvg_jax.config.uses import with_passed
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core import tree
 from fedvg_jax.data import user_data
@@ -123,19 +124,21 @@ def data_text(arrays: Arrays) -> str:
     return f"{len(x):,} {rows}, {targets}"
 
 
-def method_text(config: Config, given: Collection[str] = ()) -> str:
+def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
     """Returns the method as papers name it, with the options of FedVG where it is used.
 
     Args:
         config: of the run.
-        given: which of `algorithm` and `weighting` the caller passed in place of the config's.
+        given: what the caller passed in place of the config's -> its name; "" for one without.
     """
-    algorithm, weighting = (f"own {n}" if n in given else getattr(config, n) for n in ("algorithm", "weighting"))
+    named = with_passed({n: getattr(config, n) for n in ("algorithm", "weighting")}, given)
+    algorithm, weighting = named["algorithm"], named["weighting"]
     title, vg = method_title(method_of(algorithm, weighting, config.local)), config.fedvg
-    if "native" in weighting and algorithm == config.algorithm:
+    if "native" in weighting and not {"algorithm", "weighting"} & given.keys():
         title += f", weights {registry.make_algorithm(config).native_weighting}"
-    options = f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)" if "fedvg" in weighting else ""
-    return title + options
+    if "fedvg" in weighting and "weighting" not in given:
+        title += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
+    return title
 
 
 @contextlib.contextmanager

@@ -271,7 +271,7 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run)
     assert manifest["given"]["data"] == manifest["data"] and "weigh" in manifest["given"]["weighting"]
     settings = replace(tiny().config, out=run, resume=str(run))
     for names, text in (("", "none"), ("task", "task")):
-        other = tiny()._replace(config=settings, given=frozenset(names.split()))
+        other = tiny()._replace(config=settings, given=dict.fromkeys(names.split(), ""))
         message = f"{run} ran with these objects from Python: algorithm, task, weighting; this run has {text}; pass the"
         with usage_error(message), loop.open_recorder(other, pytest.fail):
             pass

@@ -129,9 +129,11 @@ def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_me
     ]  # fmt: skip
     config = dataclasses.replace(config, partition_seed=0)
     for name, weighting in {"root": root, "by%20square": square}.items():
-        alone = fv.run(config, weighting=weighting)
+        alone = fv.run(dataclasses.replace(config, out=tmp_path / name), weighting=weighting)
         assert results[f"weighting={name}"].records[0]["weights"] == alone.records[0]["weights"]
     assert collect([tmp_path / "s"]).methods == ("root", "by square", "fedvg, norm l1", "fedvg, norm l2")
+    assert {"root", "by square", "fedvg, norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
+    assert set(collect([tmp_path / name for name in ("root", "by%20square")]).methods) == {"root", "square"}
     (tmp_path / "s" / "points" / "weighting=root" / "config.json").unlink()
     assert collect([tmp_path / "s"], partial=True).cell("root", ()).missing
     with pytest.raises(fv.UsageError, match="holds another sweep: weighting root is of other code or values"):

@@ -22,7 +22,7 @@ def record(number):
     return {"round": number} | weights | metrics
 
 
-def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: None, given=()):
+def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: None, given=None):
     """Runs `tracking.run_simulation` on records in place of a simulation, as a run from `first` on gives them."""
 
     def run(sim, on_start, on_records, **_):
@@ -38,7 +38,7 @@ def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: Non
         return fv.History([record(i) for i in range(1, last + 1)], summary, None, sim.config.out, None, sim.config)
 
     monkeypatch.setattr(loop, "run_simulation", run)
-    return tracking.run_simulation(types.SimpleNamespace(config=config, given=given), log=log)
+    return tracking.run_simulation(types.SimpleNamespace(config=config, given=given or {}), log=log)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def rounds_of(calls):
 
 
 def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path, monkeypatch):
-    a_run(monkeypatch, settings(tmp_path), given={"weighting"})
+    a_run(monkeypatch, settings(tmp_path), given={"weighting": ""})
     assert [name for name, _ in fake] == ["open", "log", "log", "close"] and rounds_of(fake) == [1, 2, 3, 4]
     run = fake[0][1]
     assert (run.name, run.group, run.stored["rounds"]) == ("alpha=1", "sweep", 0)

@@ -32,9 +32,10 @@ class Given(NamedTuple):
     initial: Variables | None = None
 
     @property
-    def replaced(self) -> frozenset[str]:
-        """The names of what takes the place of settings that a run folder records."""
-        return frozenset(n for n, value in self._asdict().items() if value is not None) - {"hyper", "initial"}
+    def replaced(self) -> dict[str, str]:
+        """What takes the place of settings, with the names of functions; "" for what has none."""
+        own = {n: value for n, value in self._asdict().items() if value is not None and n not in ("hyper", "initial")}
+        return {name: getattr(value, "__name__", "").replace("<lambda>", "") for name, value in own.items()}
 
 
 def traced_anew(given: Given) -> Given:

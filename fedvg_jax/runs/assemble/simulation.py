@@ -87,8 +87,9 @@ class Simulation(NamedTuple):
     """`data.base` -> task, weighting and round step with these frozen tensors"""
     keep: reuse.Keep
     """keeps what is compiled of the program, by shapes"""
-    given: frozenset[str]
-    """what the caller passed in place of the config's: data, partition, task, algorithm, weighting"""
+    given: Mapping[str, str]
+    """what the caller passed in place of the config's (data, partition, task, algorithm, weighting, selection) -> its
+    name; "" for one without"""
     host_rows: pool_rows.HostRows | None
     """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
     memories: client_memories.Placement

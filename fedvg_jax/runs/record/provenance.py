@@ -88,6 +88,7 @@ def write_manifest(
     folder: Path,
     digests: Mapping[str, str],
     given: Mapping[str, str],
+    names: Mapping[str, str] = {},
     num_done: int = 0,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -98,6 +99,7 @@ def write_manifest(
         digests: see `sources`.
         given: objects from Python, by the setting that they replace -> names of their functions; of those that have
             one, the digest is written instead.
+        names: of these objects, by setting; "" for one without.
         num_done: rounds before this part.
         log: called with a line if code or machine are others than those of the part before.
     """
@@ -107,11 +109,12 @@ def write_manifest(
     entries = {
         **digests,
         "given": {name: digests.get(name, text) for name, text in sorted(given.items())},
+        "names": {argument: name for argument, name in sorted(names.items()) if name},
         "runs": [*parts, this_part],
     }
     run_folder.write_json(path, entries)
-    names = ("versions", "instructions", "backend", "device", "devices")
-    if changed := [name for name in names if parts and parts[-1].get(name) != this_part[name]]:
+    compared = ("versions", "instructions", "backend", "device", "devices")
+    if changed := [name for name in compared if parts and parts[-1].get(name) != this_part[name]]:
         listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
         log(f"later rounds may differ by rounding: {listed}")
 

@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,7 +122,7 @@ class Trackers:
         given: what the caller passed in place of the config's.
     """
 
-    def __init__(self, config: Config, log: Callable[[str], None], given: Collection[str]) -> None:
+    def __init__(self, config: Config, log: Callable[[str], None], given: Mapping[str, str]) -> None:
         self._config, self._log, self._given = config, log, given
         self._folder = config.out and config.out / run_folder.TRACKING
         self._stored = _read(self._folder)
@@ -204,10 +204,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], given: Collection[str]) -> TrackedRun:
+def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], given: Mapping[str, str]) -> TrackedRun:
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out.resolve() if config.out else None
-    method = "own-method" if {"algorithm", "weighting"} & {*given} else config.method
+    own = [given[argument] for argument in ("algorithm", "weighting") if argument in given]
+    method = "-".join(filter(None, own)) or "own-method" if own else config.method
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     sweep = out.parent.parent if out and out.parent.name == "points" else Path()
     group = f"{sweep.parent.name}-tuning" if sweep.name == "tuning" else sweep.name

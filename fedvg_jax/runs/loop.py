@@ -234,7 +234,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requ
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last, is_requested)
     if processes.largest([is_due])[0]:
-        stored = client_memories.save(state, run.sim.config.clients, recorder.keeps_checkpoints)
+        stored = client_memories.save(state, run.sim.config.clients)
         with processes.together():
             recorder.write_checkpoint(stored, run.read_clock())
 

@@ -40,21 +40,13 @@ def started_together(commands, folder, num_devices=1, **environment):
             process.wait()
 
 
-PROGRAM = """
-import sys
-from fedvg_jax.runs.placement import client_memories
-client_memories.PIECE_BYTES = 2**20
-from fedvg_jax.sim import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""The command line, with pieces of a few rows."""
 FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local-epochs", "1", "--lr", "0.05"]
 
 
 def run_processes(folder, name, layout, *words):
     """Runs the command line in (processes, devices of each)."""
     count, devices = layout
-    command = [sys.executable, "-c", PROGRAM, *FLAGS, "--devices", str(count * devices), *words]
+    command = [sys.executable, "-m", "fedvg_jax.sim", *FLAGS, "--devices", str(count * devices), *words]
     command += ["--resume" if (folder / name).exists() else "--out", str(folder / name)]
     where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
     commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]

@@ -10,14 +10,14 @@ The rows have one of three placements:
 
 `take` and `put` copy the memories of a chunk's clients from the host to the devices and back; for the other placements
 they do nothing, because rounds take rows on the devices themselves (`engine.cohort_memories`). `save` and `restore`
-copy the memories of all clients for a checkpoint. Other processes may hold some of the rows. Then processes exchange
-them in pieces of bounded size, so no device ever holds all of them, and no file system is shared.
+copy the memories of all clients for a checkpoint. Where other processes hold some of the rows, every process gets all
+rows of one tensor at a time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,9 +40,6 @@ DENSE_BYTES = 2**26
 
 CHUNK_BYTES = 2**26
 """Bytes of the memories of a chunk's clients, where memories are on the host; those of one cohort may take more."""
-
-PIECE_BYTES = 2**26
-"""Bytes of the rows that processes exchange at a time; one row may take more."""
 
 
 # --- placement --------------------------------------------------------------------------------------------------------
@@ -342,7 +339,7 @@ def whole_state(store: Store | None, state: SimState) -> SimState:
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-def save(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
+def save(state: SimState, num_clients: int) -> SimState:
     """Returns a copy of a state on the host, as checkpoints store it: with the rows that clients use.
 
     All processes must call it if they share the rows.
@@ -350,13 +347,10 @@ def save(state: SimState, num_clients: int, is_kept: bool = True) -> SimState:
     Args:
         state: after a round.
         num_clients: N.
-        is_kept: whether this process keeps the copy; otherwise it has no rows.
     """
     others = checkpoint.to_host(state._replace(clients=()))
     count = num_clients if is_by_client(state) else len(others.memory_clients)
-    memories = jax.tree.map(
-        lambda x: x if x.flags.owndata else x.copy(), _read(state.clients, count, is_kept)
-    )  # no later round overwrites them
+    memories = jax.tree.map(np.array, _read(state.clients, count))  # copies, which no later round overwrites
     return with_memories(others, memories, others.memory_clients)
 
 
@@ -403,33 +397,25 @@ def _owners(state: SimState) -> np.ndarray:
     return np.asarray(state.memory_clients)
 
 
-def _read(memories: Tree, count: int, is_kept: bool = True) -> Tree:
-    """Returns the first rows on the host; they may share the memory of a CPU device.
+def _read(memories: Tree, count: int) -> Tree:
+    """Returns the first rows on the host, NumPy arrays [n, ...], which may share the memory of a CPU device.
 
     All processes must call it if they share the rows.
 
     Args:
         memories: leaves [M, ...]; typed keys become their key data.
         count: n, rows to read.
-        is_kept: whether this process keeps the rows.
-
-    Returns:
-        NumPy arrays [n, ...], or [0, ...] if they are not kept.
     """
-    leaves, structure = jax.tree.flatten(jax.tree.map(checkpoint.untyped, memories))
-    num_kept = count if is_kept else 0
-    # whether the devices of this process hold all rows
-    if all(isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in leaves):
-        return structure.unflatten([_readable_rows(leaf, num_kept) for leaf in leaves])
-    results = [np.empty((num_kept, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-    exchange = _exchange(leaves[0].sharding)
-    for rows in _pieces(leaves, count):
-        # other processes wait too: a process that runs ahead would allocate all pieces on its devices
-        piece = jax.block_until_ready(exchange(leaves, rows))
-        for result, leaf in zip(results, piece, strict=True):
-            if is_kept:
-                result[rows] = np.asarray(leaf.addressable_data(0))
-    return structure.unflatten(results)
+
+    def read_leaf(leaf: Any) -> np.ndarray:
+        leaf = checkpoint.untyped(leaf)
+        if isinstance(leaf, np.ndarray) or leaf.is_fully_addressable:
+            return np.asarray(leaf)[:count]
+        if not leaf.is_fully_replicated:  # a leaf at a time has all of its rows on every device
+            leaf = jax.jit(lambda rows: rows, out_shardings=_replicated(leaf.sharding))(leaf)
+        return np.asarray(leaf.addressable_data(0))[:count]
+
+    return jax.tree.map(read_leaf, memories)
 
 
 @functools.cache
@@ -437,25 +423,3 @@ def _exchange(sharding: NamedSharding) -> Any:
     """Returns (leaves, rows) -> those rows on every device, jitted."""
     take_rows = functools.partial(cohort_memories.take_rows, sharding=sharding)
     return jax.jit(take_rows, out_shardings=_replicated(sharding))
-
-
-def _pieces(leaves: Sequence[Any], count: int) -> Iterator[np.ndarray]:
-    """Yields the numbers of rows, int32 [R], of pieces that together have the first `count`; the last repeats some."""
-    row_bytes = sum(leaf.dtype.itemsize * int(np.prod(leaf.shape[1:])) for leaf in leaves)
-    size = max(1, min(count, PIECE_BYTES // max(1, row_bytes)))
-    for begin in range(0, count, size):
-        yield np.minimum(np.arange(begin, begin + size, dtype=np.int32), count - 1)
-
-
-def _readable_rows(leaf: Any, count: int) -> np.ndarray:
-    """Returns the first rows of an array of which this process holds all."""
-    if isinstance(leaf, np.ndarray):
-        return leaf[:count]
-    if leaf.is_fully_replicated:
-        return np.asarray(leaf.addressable_data(0))[:count]
-    result = np.empty((count, *leaf.shape[1:]), leaf.dtype)
-    for shard in leaf.addressable_shards:
-        begin = shard.index[0].start or 0
-        own = np.asarray(shard.data)[: max(0, count - begin)]
-        result[begin : begin + len(own)] = own
-    return result

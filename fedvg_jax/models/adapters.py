@@ -145,8 +145,9 @@ def merged(variables: Variables) -> Variables:
         own = {name: merge(value) for name, value in params.items() if name not in NAMES}
         if NAMES[0] in params:
             a, b = (params[name] for name in NAMES)
-            product = jnp.tensordot(a, b, 1) * (SCALE / a.shape[-1])
-            own["kernel"] = own["kernel"] + product.reshape(own["kernel"].shape)
+            product = jnp.tensordot(tree.wide(a), tree.wide(b), 1) * (SCALE / a.shape[-1])
+            kernel = own["kernel"]  # of half precision, it is rounded once
+            own["kernel"] = (tree.wide(kernel) + product.reshape(kernel.shape)).astype(kernel.dtype)
         return own
 
     return variables._replace(params=merge(variables.params))

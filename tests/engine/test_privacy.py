@@ -54,6 +54,12 @@ def test_clipping_is_exact(x64):
     jax.tree.map(lambda a, c, t: np.testing.assert_array_equal(a[1:], c[1:] - t[None]), after, clients, theta)
 
 
+def test_clipping_holds_where_squares_are_no_number():
+    for most, size in ((1e-25, 1e-20), (1e-30, 1e10), (1e25, 1e30), (1e-3, 1e-2)):
+        after = privacy.clip({"dp_clip": jnp.float32(most)}, {"w": jnp.zeros(4)}, {"w": jnp.full((1, 4), size)})
+        assert norm({"w": np.asarray(after["w"], float)}) <= most * (1 + 1e-6)
+
+
 @pytest.mark.parametrize(("dtype", "at"), [("bfloat16", 1.0), ("float16", 1.0), ("float32", 2.0**20)])
 def test_no_adversary_tells_neighbours_by_how_the_model_is_rounded(dtype, at):
     """Of 21 clients, 10 or 11 move by one unit in the last place: their mean is rounded down or up, and the noise,

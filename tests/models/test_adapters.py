@@ -115,6 +115,15 @@ def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
     worlds.assert_close(merged, layer["kernel"] + change, 1e-12)
 
 
+def test_a_merged_kernel_of_half_precision_is_rounded_once():
+    rng = np.random.default_rng(0)
+    kernel, a, b = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((64, 64), (64, 16), (16, 64)))
+    layer = {"kernel": kernel, "lora_a": a, "lora_b": b}
+    merged = adapters.merged(fv.Variables({"layer": layer}, {})).params["layer"]["kernel"]
+    exact = np.asarray(kernel, float) + np.asarray(a, float) @ np.asarray(b, float) * adapters.SCALE / 16
+    np.testing.assert_allclose(np.asarray(merged, float), exact, rtol=2**-8, atol=1e-4)
+
+
 def test_no_client_has_a_kernel_or_its_gradient(x64):
     _, adapted, start, _ = make()
     trained, base = trained_part.split(start, trained_part.chooser(adapted))

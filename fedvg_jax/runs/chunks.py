@@ -131,13 +131,6 @@ class Chunk(NamedTuple):
     """int32 [n], whose memories are copied to the devices; none unless memories stay on the host"""
 
 
-def prepare_chunk(sim: simulation.Simulation, planned: list[Schedule]) -> Chunk:
-    """Returns a chunk of rounds; from a pool on the host, it starts to copy their rows to the devices."""
-    clients, planned = client_memories.number_rows(sim.memories, planned)
-    rounds = schedules.stack(planned, tables.MAX_ROUNDS)
-    return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
-
-
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
     is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it needs the model of every round
@@ -150,6 +143,8 @@ def plan_chunk(
 ) -> Chunk | None:
     """Returns the next `num_rounds` rounds, or as many as one chunk holds; None where there are none.
 
+    From a pool on the host, it starts to copy their rows to the devices.
+
     Args:
         drawn: schedules of the next rounds that are drawn already; those of the chunk are taken out.
         state: after `num_done` rounds.
@@ -159,9 +154,11 @@ def plan_chunk(
     drawn += [sim.schedule(num_done + i, state) for i in range(len(drawn), num_rounds)]
     steps = np.cumsum([schedules.num_minibatches(s) for s in drawn[:num_rounds]])
     count = min(tables.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
-    planned = pool_rows.fit(sim.host_rows, drawn[:count])
-    del drawn[: len(planned)]
-    return prepare_chunk(sim, planned)
+    fitting = pool_rows.fit(sim.host_rows, drawn[:count])
+    del drawn[: len(fitting)]
+    clients, planned = client_memories.number_rows(sim.memories, fitting)
+    rounds = schedules.stack(planned, tables.MAX_ROUNDS)
+    return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
 
 
 def until_evaluation(config: Config, num_done: int) -> int:

@@ -51,27 +51,6 @@ def test_whole_numbers_inside_jit_take_the_model_s_dtype():
     assert (arrays["lr"].dtype, arrays["rule"].dtype) == (jnp.float32, jnp.int32)
 
 
-PLAIN = {"w": np.array([1.0, 3.0, 3.0]), "b": np.array([0.5, 0.5, 2.0])}
-FUNCTIONS = {
-    "inverse_norm_weights": (fedvg_jax.inverse_norm_weights, PLAIN),
-    "gradient_norms": (fedvg_jax.gradient_norms, {"w": np.ones((3, 2, 2)), "b": np.ones((3, 4))}),
-    "aggregate": (
-        lambda part: fedvg_jax.aggregate(part["theta"], part["clients"], part["weights"]),
-        {"theta": np.zeros(2), "clients": np.arange(6.0).reshape(3, 2), "weights": np.array([0.5, 0.25, 0.25])},
-    ),
-    "validation_gradients": (
-        lambda part: fedvg_jax.validation_gradients(lambda p, x: (p * x).mean(), part["clients"], part["batches"]),
-        {"clients": np.arange(3.0), "batches": np.arange(4.0).reshape(2, 2)},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_numpy_arrays_give_the_same_results_as_jax_arrays(name):
-    function, plain = FUNCTIONS[name]
-    worlds.assert_close(function(plain), function(jax.tree.map(jnp.asarray, plain)), 1e-6)
-
-
 # --- half precision
 
 WEIGH = {

@@ -226,21 +226,6 @@ def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
     assert np.isfinite(records[1]["test_loss"])
 
 
-def test_rounds_without_present_clients_give_one_warning_and_a_count():
-    rng, lines = np.random.default_rng(0), []
-    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
-    parts = tuple(np.split(np.arange(*part), 3) for part in ((0, 30), (30, 45), (45, 60)))
-    settings = Config(clients=3, join_ratio=1.0, rounds=3, local_epochs=1, lanes="1", eval_every=9)
-    settings = replace(settings, weighting="samples", nonfinite="skip", model="linear")
-    sim = build.simulation(settings, data=(x, y), partition=parts)
-    pool = sim.data.pool._replace(x=jnp.full_like(sim.data.pool.x, jnp.nan))  # data with NaN are refused
-    sim = sim._replace(data=sim.data._replace(pool=pool))
-    records = loop.run_simulation(sim, log=lines.append).records
-    assert len(records) == 3 and not any(any(r["weights"]) for r in records)
-    assert len(lines) == 2 and "round 1 averaged no client (3 diverged of 3)" in lines[0]
-    assert lines[1] == "3 of 3 rounds averaged no client"
-
-
 # --- the clients' optimisers
 
 

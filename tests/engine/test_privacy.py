@@ -13,7 +13,7 @@ import fedvg_jax as fv
 from fedvg_jax import compression
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
-from fedvg_jax.engine import privacy, robust
+from fedvg_jax.engine import privacy
 from fedvg_jax.weightings import aggregation
 
 C, Z = 0.25, 0.5
@@ -194,9 +194,3 @@ def test_without_privacy_nothing_is_read_of_it():
     values = {name: value for name, value in worlds.hyper().items() if not name.startswith("dp_")}
     start = worlds.state(world, fedavg(), worlds.QUADRATIC)
     jax.eval_shape(worlds.round_step(world, fedavg(), "samples"), start, world.schedule(0, 2), world.data(), values)
-
-
-def test_a_robust_rule_and_a_local_part_are_refused():
-    for options in ({"aggregate": robust.median}, {"local": fv.local_part("left")}):
-        with pytest.raises(fv.UsageError, match="private takes the weighted mean"):
-            worlds.round_step(worlds.uneven(), fedavg(), "uniform", private=privacy.fixed, **options)

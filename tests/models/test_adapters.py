@@ -137,32 +137,6 @@ def test_no_client_has_a_kernel_or_its_gradient(x64):
         assert not path.endswith("kernel") or (clients, *kernel.shape) not in shapes, path
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 4, "include": "pointwise"}, "lora rank must be from 1 to 3, the smaller width of pointwise; got 4"),
-        *(
-            ({"rank": rank, "include": "mix"}, f"lora rank must be from 1 to .* of mix; got {rank}")
-            for rank in (0, 2.0)
-        ),
-        ({"include": "spatial"}, "lora spatial matches no .*; there are pointwise, mix, head"),
-        ({"include": "["}, "regular expression"),
-    ],
-)
-def test_mistakes_are_one_line(options, message):
-    with pytest.raises(fv.UsageError, match=message):
-        make(**options)
-
-
-def test_adapters_of_a_task_with_adapters_are_refused_and_a_frozen_tensor_is_no_choice_of_train():
-    """A second interceptor would add A B to the outputs once more."""
-    _, task, start, _ = make(Small, train="^head/")
-    with pytest.raises(fv.UsageError, match="the task has adapters already"):
-        fv.lora(task, start, rank=1)
-    with pytest.raises(fv.UsageError, match=r"train nosuch matches no tensor .*; there are (?!.*mix/kernel)"):
-        fv.trained_part(task, start, "nosuch")
-
-
 # --- runs
 
 

@@ -195,18 +195,3 @@ def test_published_behaviours_apply_to_the_trained_part():
     worlds.assert_close(ended.stats, start.stats, 0)
     worlds.assert_close(ended.params["fc1"], start.params["fc1"], 0)
     assert (ended.params["classifier"]["kernel"] != start.params["classifier"]["kernel"]).any()
-
-
-def test_all_bindings_of_a_base_share_one_trace_of_the_initial_model():
-    traced = []
-
-    def init(key):
-        traced.append(key)
-        return GIVEN["task"].init(key)
-
-    given = GIVEN | {"task": GIVEN["task"]._replace(init=init)}
-    sim = fv.simulation(dataclasses.replace(HEAD, weighting="fedvg"), **given)
-    before = len(traced)
-    for _ in range(2):
-        jax.eval_shape(sim.bind(sim.base).task.init, jax.random.key(0))
-    assert len(traced) == before

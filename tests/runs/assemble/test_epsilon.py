@@ -174,35 +174,6 @@ def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch
     assert history.summary["epsilon"] == pytest.approx(epsilon(9), rel=1e-8)
 
 
-@pytest.mark.usefixtures("traced")
-def test_without_privacy_there_is_no_epsilon():
-    sim = simulation.simulation(dataclasses.replace(CONFIG, dp={}), **GIVEN)
-    assert sim.account is None
-
-
-def residual_of_weights(hyper, server, params, cohort):
-    return jax.tree.map(lambda p, w: p * w.sum(), params, cohort.weights), server
-
-
-OWN = {
-    "messages or memories": ({"algorithm": "moon", "train": ""}, {}),
-    "has messages": ({"algorithm": "scaffold"}, {}),
-    "what clients keep, as errors of send topk": ({"send": "topk"}, {}),
-    "residual reads the weights": ({}, {"algorithm": fv.algorithms.fedavg()._replace(residual=residual_of_weights)}),
-    "running statistics of BatchNorm would get no noise": ({"train": ""}, {"task": worlds.TASK}),
-    "leave selection= out": ({}, {"selection": fv.Selection(lambda population: [0, 1])}),
-}
-
-
-@pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize(("message", "case"), OWN.items(), ids=OWN)
-def test_what_has_no_bound_is_refused(message, case):
-    settings, own = case
-    data = worlds.random_images() if "task" in own else GIVEN["data"]
-    with one_line(message):
-        simulation.simulation(dataclasses.replace(CONFIG, **settings), **GIVEN | {"data": data} | own)
-
-
 def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
     for name in ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "fedntd", "feddecorr", "ditto"):
         algorithm = worlds.algorithm(name)

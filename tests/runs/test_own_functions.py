@@ -5,8 +5,10 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import gc
 import os
 import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -237,3 +239,12 @@ def test_whatever_a_call_is_given_is_traced_by_that_call(kind, monkeypatch):
         return str(sim.chunk.trace(sim.state, np.int32(1), rounds, sim.data, sim.hyper).jaxpr)
 
     assert program(0.5) == program(0.5) != program(0.75)
+
+
+def test_no_program_of_a_caller_s_functions_outlives_the_call():
+    task = linear.TASK._replace(loss=lambda *batch: rated_loss(*batch)[:2])
+    loss = weakref.ref(task.loss)
+    fv.run(dataclasses.replace(SETTINGS_OF_RUN, rounds=1), task=task, **GIVEN)
+    del task
+    gc.collect()
+    assert loss() is None

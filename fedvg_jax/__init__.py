@@ -18,7 +18,7 @@ _NAMES = {
     "fedvg_jax.core.local_part": "local_part",
     "fedvg_jax.core.trained_part": "trained_part",
     "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Schedule Selection Send SimState Task "
-    "UsageError Variables Weighting",
+    "UsageError Variables Weighting WeightingMemory",
     "fedvg_jax.data.arrays": "Arrays",
     "fedvg_jax.engine": "selection",
     "fedvg_jax.engine.differentiable": "hypergradient max_steps over_rounds stack_schedules unrolled",

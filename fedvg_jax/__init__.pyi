@@ -28,6 +28,7 @@ from fedvg_jax.core.types import Task as Task
 from fedvg_jax.core.types import UsageError as UsageError
 from fedvg_jax.core.types import Variables as Variables
 from fedvg_jax.core.types import Weighting as Weighting
+from fedvg_jax.core.types import WeightingMemory as WeightingMemory
 from fedvg_jax.data.arrays import Arrays as Arrays
 from fedvg_jax.engine import selection as selection
 from fedvg_jax.engine.differentiable import hypergradient as hypergradient

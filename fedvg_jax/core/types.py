@@ -375,6 +375,8 @@ class ClientReturn(NamedTuple):
     """int32 [] training rows n_k."""
     delta: Tree
     """delta_k = theta_g - theta_k, trained tensors only."""
+    id: Array | None = None
+    """int32 [] number of the client, in 0..N - 1."""
 
 
 class ServerView(NamedTuple):
@@ -417,6 +419,19 @@ class Term(NamedTuple):
     """(hyper, signals with leaves [K], view) -> c_t of the whole cohort: like the variables, every leaf []"""
 
 
+class WeightingMemory(NamedTuple):
+    """What a weighting remembers of every client and for the server, from round to round, such as moving averages."""
+
+    init: Callable[[Hyper, Tree], tuple[Tree, Tree]]
+    """(hyper, params) -> (the server's memory, the memory of one client)"""
+    recall: Callable[[Hyper, Tree, Tree, Tree], tuple[Tree, Tree]]
+    """(hyper, one client's signals, its memory, the server's memory) -> (the signals to weigh it by, its memory)
+
+    An absent client keeps the memory that it had."""
+    update: Callable[[Hyper, Tree, Tree, ServerView], Tree] = lambda hyper, memory, signals, view: memory
+    """(hyper, the server's memory, signals of `recall` with leaves [K], view) -> the server's memory"""
+
+
 class Weighting(NamedTuple):
     """A rule for the aggregation weights s_k: `weigh` of the clients' signals."""
 
@@ -434,6 +449,8 @@ class Weighting(NamedTuple):
     """the hyperparameters that its functions read, except `lr`"""
     decisive: Callable[[Tree], Tree] = lambda measured: measured
     """signals -> those that must be finite: a client with another one is absent from the round"""
+    memory: WeightingMemory | None = None
+    """what it remembers; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
 
 
 # --- executors and rounds ---------------------------------------------------------------------------------------------
@@ -490,6 +507,8 @@ class SimState(NamedTuple):
     memory_clients: Tree = ()
     """int32 [M] the client of each row of `clients`, where the host holds them; () where row k is client k's, for all N
     clients."""
+    weighting: Tree = ()
+    """The server's memory of the weighting, see `WeightingMemory`."""
 
 
 class Metrics(NamedTuple):

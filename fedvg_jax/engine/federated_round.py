@@ -70,6 +70,7 @@ def init_state(
     variables: Variables | None = None,
     local: LocalPart | None = None,
     stats_too: bool = False,
+    weighting: Weighting | None = None,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -82,6 +83,7 @@ def init_state(
         variables: the initial model, in place of the task's.
         local: the part of the model that stays with each client, of `local_part`.
         stats_too: as in `make_round`.
+        weighting: makes the memory of a weighting that has one; needed for no other.
 
     Raises:
         UsageError: the local part has no tensor of the model, or all that are trained.
@@ -99,11 +101,15 @@ def init_state(
     server, client = tree.arrays(memories, tree.dtype(variables))
     local = local or local_part.NOTHING
     local_part.check(local, variables, "local")
-    if local.is_local or algorithm.personal or algorithm.send:
+    memory = weighting.memory if weighting else None
+    of_server, of_client = (
+        tree.arrays(memory.init(hyper, variables.params), tree.dtype(variables)) if memory else ((), ())
+    )
+    if local.is_local or algorithm.personal or algorithm.send or memory:
         own = variables if algorithm.personal else local.select(variables) or ()
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
-        client = local_training.Kept(client, own, sent)
-    return SimState(first_round, variables, server, tree.repeat(client, num_clients))
+        client = local_training.Kept(client, own, sent, of_client)
+    return SimState(first_round, variables, server, tree.repeat(client, num_clients), weighting=of_server)
 
 
 def make_round(
@@ -157,7 +163,7 @@ def make_round(
 
     Raises:
         UsageError: for a local part with an algorithm that has personal models or with `private`, for `private` with a
-            robust rule; and of the round, for a schedule with more than N clients.
+            robust rule or a weighting with a memory; and of the round, for a schedule with more than N clients.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
@@ -179,8 +185,8 @@ def make_round(
     local = local or local_part.NOTHING
     if local.is_local and algorithm.personal:
         raise UsageError("local= and an algorithm with personal models do not combine; leave one of them out")
-    if private and (local.is_local or aggregate is not robust.mean):
-        raise UsageError("private takes the weighted mean (robust.mean) and no local part; leave one out")
+    if private and (local.is_local or weighting.memory or aggregate is not robust.mean):
+        raise UsageError("private takes the weighted mean (robust.mean), no local part and no weighting with a memory")
     options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local, private)
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 
@@ -190,6 +196,8 @@ def make_round(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
                 " make_round and init_state the number of all clients"
             )
+        if weighting.memory and not isinstance(state.clients, local_training.Kept):
+            raise UsageError("the weighting has a memory; give init_state the same weighting=")
         inputs = _round_inputs(state, schedule, data, hyper)
         run = run_cohort if cohort_blocks.is_one_block(schedule) else cohort_blocks.run_blocks
         sharding = cohort_memories.sharding_of(executor, inputs.state)

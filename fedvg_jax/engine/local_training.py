@@ -80,7 +80,7 @@ LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
 
 
 class Kept(NamedTuple):
-    """What a client keeps between rounds, with local tensors, personal models or an `Algorithm.send`."""
+    """What is kept of a client between rounds, where more than the algorithm keeps something."""
 
     memory: Tree
     """The algorithm's memory."""
@@ -88,6 +88,8 @@ class Kept(NamedTuple):
     """The local part of its model, see `core.local_part`; or the `Variables` of its personal model; () without."""
     sent: Tree = ()
     """The memory of `Algorithm.send`."""
+    weighting: Tree = ()
+    """The memory of the weighting, which the server holds."""
 
 
 def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart = NOTHING) -> Anchor:

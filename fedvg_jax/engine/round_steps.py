@@ -197,22 +197,32 @@ def replace_absent(theta: Variables, present: Array, clients: Variables) -> Vari
 def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array) -> Tree:
     """Returns the weighting's signal of each client, with its own local part, leaves [H, ...]; of theta_g if absent."""
 
-    def measure(shared: Tree, returned: tuple[Variables, Array, Array]) -> Tree:
-        (hyper, data, theta), (variables, is_present, num_samples) = shared, returned
+    def measure(shared: Tree, returned: tuple[Variables, Array, Array, Array]) -> Tree:
+        (hyper, data, theta), (variables, is_present, num_samples, number) = shared, returned
         variables = tree.where(is_present, variables, theta)  # here, where it is no copy of all models
         delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
-        client = ClientReturn(variables, num_samples, delta)
+        client = ClientReturn(variables, num_samples, delta, number)
         return parts.weighting.signal(hyper, client, data)
 
     measure = jax.jit(measure)  # one trace for its shapes and its computation
     shared = (inputs.hyper, inputs.data, inputs.state.variables)
-    entries = (clients, present, inputs.schedule.num_samples)
+    entries = (clients, present, inputs.schedule.num_samples, inputs.schedule.clients)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
     if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
     packing = tree.packing_of(signals)
     packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
     return jax.vmap(packing.unpack)(packed)
+
+
+def recall_clients(parts: RoundParts, inputs: RoundInputs, measured: Tree) -> tuple[Tree, Tree]:
+    """Returns the signals to weigh the clients by, and the weighting's memories of them, leaves [H, ...]."""
+    memory, state = parts.weighting.memory, inputs.state
+    if memory is None:
+        return measured, ()
+    earlier = tree.take(state.clients.weighting, schedules.memory_rows(inputs.schedule))
+    recall = jax.vmap(memory.recall, (None, 0, 0, None))
+    return recall(inputs.hyper, measured, earlier, state.weighting)
 
 
 def train_and_score(
@@ -233,10 +243,11 @@ def train_and_score(
     if parts.private:
         clients = arrived._replace(params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params))
     measured = score_clients(parts, inputs, clients, present)  # of FedVG: ||g_k^(l)|| on D_val
+    measured, remembered = recall_clients(parts, inputs, measured)
     table = ClientTable(measured, probes, trained.loss, finite, present)
     table = drop_nonfinite(table, (parts.weighting.decisive(measured), probes))
     clients = replace_absent(theta, present, clients)
-    return table, arrived, clients, local_training.Kept((), trained.personal, sent)
+    return table, arrived, clients, local_training.Kept((), trained.personal, sent, remembered)
 
 
 def weigh_clients(
@@ -397,6 +408,10 @@ def server_step(
     variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
     variables = parts.local.merge(variables, parts.local.select(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
+    if memory := parts.weighting.memory:
+        after = memory.update(hyper, state.weighting, table.measured, server_view(inputs, table))
+        after = tree.where(table.present.any(), tree.like(after, state.weighting), state.weighting)
+        state = state._replace(weighting=after)
     return state, _metrics(parts, inputs.schedule, table, averages)
 
 

@@ -115,8 +115,7 @@ def run_chunks(
 
 def _with_own_model(state: SimState) -> SimState:
     """Returns the state with copies of all arrays except the clients' memories."""
-    round, variables, server = tree.copies((state.round, state.variables, state.server))
-    return state._replace(round=round, variables=variables, server=server)
+    return state._replace(**tree.copies({name: getattr(state, name) for name in state._fields if "client" not in name}))
 
 
 class Chunk(NamedTuple):

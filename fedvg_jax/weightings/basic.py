@@ -7,10 +7,22 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.core.types import Hyper, Hyperparameter, ServerView, Signal, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    ClientReturn,
+    Data,
+    Hyper,
+    Hyperparameter,
+    ServerView,
+    Signal,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+    WeightingMemory,
+)
 from fedvg_jax.weightings import aggregation, signals
 
-GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, in the order of the cohort")
+GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, by their numbers")
 
 
 def samples() -> Weighting:
@@ -24,9 +36,9 @@ def uniform() -> Weighting:
 
 
 def given(rule: Weighting | None = None) -> Weighting:
-    """Returns the weights `hyper["given"]` [K], in the order of the cohort; they need not sum to 1.
+    """Returns the weights `hyper["given"]` [N], by the clients' numbers; they need not sum to 1.
 
-        s_k = given_k / sum_j given_j
+        s_k = given_k / sum_j given_j, over the clients j of the cohort
 
     A single number is every client's, so the default is uniform weights.
 
@@ -34,18 +46,26 @@ def given(rule: Weighting | None = None) -> Weighting:
         rule: measures the clients: signals, scores and details are its own. None measures nothing.
 
     >>> weights = given()
-    >>> model = Variables({"w": jnp.zeros(1)}, {})
-    >>> view = ServerView(model, model, jnp.arange(2), None)
-    >>> weights.weigh({"given": jnp.array([1.0, 3.0])}, jnp.ones(2), view).params["w"].tolist()
-    [0.25, 0.75]
+    >>> client = ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
+    >>> weights.signal({"given": jnp.array([1.0, 3.0, 5.0])}, client, None)[1].tolist()
+    5.0
     """
     rule = rule or uniform()
 
-    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        raw = jnp.broadcast_to(hyper["given"], view.shuffle.shape)
-        return broadcast_weights(shares(raw, view.present), view)
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Array]:
+        values = hyper["given"]
+        return rule.signal(hyper, client, data), values[client.id] if jnp.ndim(values) else values
 
-    return rule._replace(weigh=weigh, terms=(), defaults=(*rule.defaults, GIVEN))
+    weigh = aggregation.with_signal(1, weigh_by_scalar)
+    return Weighting(
+        signal=signal,
+        weigh=weigh,
+        score=lambda measured: rule.score(measured[0]),
+        detail=lambda measured: rule.detail(measured[0]),
+        terms=aggregation.single_term(weigh),
+        defaults=(*rule.defaults, GIVEN),
+        memory=pair_memories(rule.memory, None),
+    )
 
 
 def by_scalar(signal: Signal) -> Weighting:
@@ -61,16 +81,23 @@ def by_scalar(signal: Signal) -> Weighting:
     >>> rule.weigh({}, jnp.array([1.0, 3.0]), ServerView(model, model, jnp.arange(2), None)).params["w"].tolist()
     [0.25, 0.75]
     """
+    return Weighting(
+        signal,
+        weigh_by_scalar,
+        score=lambda raw: raw,
+        detail=no_detail,
+        terms=aggregation.single_term(weigh_by_scalar),
+    )
 
-    def weigh(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
-        shape = getattr(raw, "shape", None)
-        if shape is None or len(shape) != 1:
-            got = f"shape {shape[1:]}" if shape else type(raw).__name__
-            raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
-        refuse_negative(raw, "weighting.signal: by_scalar")
-        return broadcast_weights(shares(raw, view.present), view)
 
-    return Weighting(signal, weigh, score=lambda raw: raw, detail=no_detail, terms=aggregation.single_term(weigh))
+def weigh_by_scalar(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
+    """Returns the weights raw_k / sum_j raw_j, for every tensor."""
+    shape = getattr(raw, "shape", None)
+    if shape is None or len(shape) != 1:
+        got = f"shape {shape[1:]}" if shape else type(raw).__name__
+        raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
+    refuse_negative(raw, "weighting.signal: by_scalar")
+    return broadcast_weights(shares(raw, view.present), view)
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
@@ -90,7 +117,35 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
         terms=aggregation.mean_terms(first.terms, second.terms),
         defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
+        memory=pair_memories(first.memory, second.memory),
     )
+
+
+def pair_memories(first: WeightingMemory | None, second: WeightingMemory | None) -> WeightingMemory | None:
+    """Returns the memory of a weighting with the signals of two; None where neither has one."""
+    if not first and not second:
+        return None
+    pair = [
+        memory or WeightingMemory(lambda *_: ((), ()), lambda _, signals, *__: (signals, ()))
+        for memory in (first, second)
+    ]
+
+    def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
+        (server, client), (other_server, other_client) = (memory.init(hyper, params) for memory in pair)
+        return (server, other_server), (client, other_client)
+
+    def recall(hyper: Hyper, signals: Tree, clients: Tree, servers: Tree) -> tuple[Tree, Tree]:
+        (one, memory), (other, other_memory) = (
+            m.recall(hyper, *own) for m, own in zip(pair, zip(signals, clients, servers, strict=True), strict=True)
+        )
+        return (one, other), (memory, other_memory)
+
+    def update(hyper: Hyper, servers: Tree, signals: Tree, view: ServerView) -> Tree:
+        return tuple(
+            m.update(hyper, *own, view) for m, own in zip(pair, zip(servers, signals, strict=True), strict=True)
+        )
+
+    return WeightingMemory(init, recall, update)
 
 
 def shares(raw: Array, present: Array | bool = True) -> Array:

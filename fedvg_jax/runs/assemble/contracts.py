@@ -274,11 +274,12 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
     model = task.init(key)
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     clients, each = tree.repeat(model, _CLIENTS), jnp.arange(_CLIENTS, dtype=jnp.int32)
-    returned = types.ClientReturn(clients, each, clients.params)
+    returned = types.ClientReturn(clients, each, clients.params, each)
     view = types.ServerView(model, clients, each, data, each >= 0)
     measured = _call(
         "weighting.signal", lambda h: jax.lax.map(lambda one: weighting.signal(h, one, data), returned), hyper
     )
+    measured = _recall(weighting.memory, hyper, model, measured, view) if weighting.memory else measured
     weights = _call("weighting.weigh", weighting.weigh, hyper, measured, view)
     like = jax.tree.map(lambda _: checks.floats(_CLIENTS), model)
     checks.expect(weights, like, "weighting.weigh: weights", any_float=True)
@@ -293,6 +294,20 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
         if not hasattr(leaf, "dtype") or jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise UsageError(f"weighting: {name} is {checks.described(leaf)}; expected real numbers or booleans")
     return weights
+
+
+def _recall(memory: types.WeightingMemory, hyper: Hyper, model: Variables, measured: Tree, view: Any) -> Tree:
+    """Checks a weighting's memory, which keeps its shapes, and returns the signals to weigh clients by."""
+    made = _call("weighting.memory.init", memory.init, hyper, model.params)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"weighting.memory.init returned {type(made).__name__}; expected (the server's, a client's)")
+    server, client = tree.arrays(made, tree.dtype(model))
+    recall = jax.vmap(memory.recall, (None, 0, 0, None))
+    measured, after = _call("weighting.memory.recall", recall, hyper, measured, tree.repeat(client, _CLIENTS), server)
+    checks.expect(tree.entry_shapes(after), client, "weighting.memory.recall: memory", any_float=True)
+    updated = _call("weighting.memory.update", memory.update, hyper, server, measured, view)
+    checks.expect(updated, server, "weighting.memory.update: memory", any_float=True)
+    return measured
 
 
 def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bool:

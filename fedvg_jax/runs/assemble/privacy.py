@@ -22,7 +22,7 @@ from fedvg_jax.config.options import choice
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
-from fedvg_jax.engine import privacy
+from fedvg_jax.engine import local_training, privacy
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import digests, history
 
@@ -72,6 +72,8 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
         raise UsageError(f"dp covers the aggregate, and the algorithm has messages or memories of clients; {instead}")
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
         raise UsageError("dp does not account for what clients keep, as errors of send topk; use qsgd or none")
+    if isinstance(state.clients, local_training.Kept) and jax.tree.leaves((state.clients.weighting, state.weighting)):
+        raise UsageError("dp does not account for a weighting with a memory, which weighs by earlier rounds, too")
     weights = jax.tree.map(lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params)
     read, _ = checks.reads(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):

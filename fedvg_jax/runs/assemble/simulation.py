@@ -347,6 +347,7 @@ def _make_state(
         UsageError: the run would not fit in this machine's memory.
     """
     options = {"local": registry.make_local(config), "stats_too": departs(config, "server-stats")}
+    options |= {"weighting": program.weighting}
 
     def init() -> SimState:
         """Returns the state with the memories of one client."""

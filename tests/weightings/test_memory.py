@@ -1,0 +1,158 @@
+"""Weightings with a memory: of every client, and of the server."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import linear, worlds
+from support.small_sweeps import assert_equal_runs
+
+import fedvg_jax as fv
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.engine import lane_plan
+
+WORLD = worlds.uneven()
+FEDVG = worlds.weighting("fedvg", fedavg())
+
+
+def averaged(rule, like):
+    """The exponential averages of a rule's signals: m_k <- f m_k + (1 - f) x_k, from the first x_k on."""
+
+    def init(hyper, params):
+        return (), (jax.tree.map(lambda _: jnp.zeros((), float), like(params)), jnp.zeros((), bool))
+
+    def recall(hyper, signals, memory, server):
+        mean, is_known = memory
+        factor = jnp.where(is_known, hyper["mix"], 0)
+        mean = jax.tree.map(lambda m, x: factor * m + (1 - factor) * x, mean, signals)
+        return mean, (mean, jnp.ones((), bool))
+
+    return rule._replace(memory=fv.WeightingMemory(init, recall))
+
+
+FORGETFUL = averaged(FEDVG, lambda params: params)
+
+
+def of_reputation():
+    """Counts a client's rounds, and on the server those of all: s_k is proportional to 1 + own / all so far."""
+
+    def init(hyper, params):
+        return jnp.zeros((), float), jnp.zeros((), float)
+
+    def recall(hyper, signals, memory, server):
+        return 1 + memory / jnp.maximum(server, 1), memory + 1
+
+    def update(hyper, memory, signals, view):
+        return memory + view.present.sum(dtype=memory.dtype)
+
+    rule = fv.weightings.by_scalar(lambda hyper, client, data: jnp.ones((), float))
+    return rule._replace(memory=fv.WeightingMemory(init, recall, update))
+
+
+REPUTATION = of_reputation()
+
+
+def play(rule, plan, **options):
+    """States and metrics of rounds, from an initial state with the rule's memories."""
+    values = worlds.hyper(mix=options.pop("factor", 0.0))
+    step = worlds.make_round(WORLD, fedavg(), rule, **options)
+    state = fv.init_state(
+        worlds.QUADRATIC, fedavg(), 5, values, variables=worlds.variables(task=worlds.QUADRATIC), weighting=rule
+    )
+    results = []
+    for planned in plan:
+        state, metrics = step(state, planned, WORLD.data(), values)
+        results.append((state, metrics))
+    return results
+
+
+PLAN = [WORLD.schedule(number, 2) for number in range(3)]
+
+
+def test_an_average_with_factor_0_is_fedvg_to_the_bit():
+    plain = worlds.play(WORLD, PLAN, fedavg(), FEDVG, values=worlds.hyper(mix=0.0))
+    for (mine, of_mine), (its, of_its) in zip(play(FORGETFUL, PLAN), plain, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, (mine.variables, of_mine), (its.variables, of_its))
+    changed = play(FORGETFUL, PLAN, factor=0.5)[-1][1].weights
+    assert np.abs(changed - plain[-1][1].weights).max() > 1e-3
+
+
+def test_weights_are_those_of_the_rounds_in_which_clients_took_part(x64):
+    """By hand; in the second round one client drops out, and it keeps its memory."""
+    heard = np.array([True, False, True])
+    plan = [each._replace(heard=heard) if number == 1 else each for number, each in enumerate(PLAN)]
+    own, total = np.zeros(5), 0
+    for planned, (state, metrics) in zip(plan, play(REPUTATION, plan), strict=True):
+        present = planned.heard
+        raw = np.where(present, 1 + own[planned.clients] / max(total, 1), 0)
+        np.testing.assert_allclose(metrics.weights, raw / raw.sum(), rtol=1e-12)
+        own[planned.clients[present]] += 1
+        total += present.sum()
+        np.testing.assert_array_equal(state.clients.weighting, own)
+        assert float(state.weighting) == total
+
+
+def test_permuted_clients_have_permuted_weights():
+    (_, first), (_, second) = (play(REPUTATION, plan)[-1] for plan in (PLAN, [*PLAN[:2], reversed_cohort(PLAN[2])]))
+    np.testing.assert_allclose(second.weights, first.weights[::-1], rtol=1e-6)
+
+
+def reversed_cohort(planned):
+    """A round with its cohort in the other order."""
+    order = ("clients", "num_samples", "num_steps", "start", "heard")
+    fields = {name: getattr(planned, name)[::-1] for name in order}
+    return planned._replace(plan=lane_plan.plan_lanes(fields["num_steps"], 2), **fields)
+
+
+def test_cohorts_in_blocks_and_whole_remember_the_same(x64):
+    blocks = [WORLD.schedule(number, 2, block_size=2) for number in range(3)]
+    for rule in (REPUTATION, FORGETFUL):
+        (whole, of_whole), (held, of_held) = (play(rule, plan, factor=0.5)[-1] for plan in (PLAN, blocks))
+        np.testing.assert_allclose(of_held.weights, of_whole.weights, rtol=1e-9)
+        worlds.assert_close((held.clients, held.weighting), (whole.clients, whole.weighting), 1e-9)
+
+
+@functools.cache
+def run(rounds=4, placement="device", **changes):
+    config = fv.Config(clients=6, join_ratio=0.5, partition="iid", rounds=rounds, eval_every=1, lr=0.05, devices="1")
+    return fv.run(replace(config, placement=placement, **changes), **linear.GIVEN, weighting=REPUTATION)
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_a_resumed_run_remembers_to_the_bit(tmp_path, placement):
+    run(2, placement, out=tmp_path)
+    assert_equal_runs(run(4, placement, out=tmp_path, resume=str(tmp_path)), run())
+
+
+def test_a_mean_of_weightings_keeps_the_memory_of_each(x64):
+    both = fv.weightings.mix(REPUTATION, fv.weightings.samples())
+    alone, plain = play(REPUTATION, PLAN)[-1][1], play(fv.weightings.samples(), PLAN)[-1][1]
+    np.testing.assert_allclose(play(both, PLAN)[-1][1].weights, (alone.weights + plain.weights) / 2, rtol=1e-12)
+
+
+def test_weights_given_by_the_clients_numbers_are_theirs_in_any_cohort():
+    given = jnp.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    step = worlds.make_round(WORLD, fedavg(), fv.weightings.given())
+    values = worlds.hyper() | {"given": given}
+    state = fv.init_state(worlds.QUADRATIC, fedavg(), 5, values)
+    for planned in PLAN:
+        _, metrics = step(state, planned, WORLD.data(), values)
+        expected = np.asarray(given)[planned.clients]
+        np.testing.assert_allclose(metrics.weights, expected / expected.sum(), rtol=1e-6)
+
+
+def test_a_round_without_the_memory_in_its_state_and_a_private_one_are_refused():
+    values = worlds.hyper()
+    with pytest.raises(fv.UsageError, match="weighting="):
+        worlds.make_round(WORLD, fedavg(), REPUTATION)(
+            fv.init_state(worlds.QUADRATIC, fedavg(), 5, values), PLAN[0], WORLD.data(), values
+        )
+    private = fv.Config(clients=6, partition="iid", rounds=1, dp={"clip": 1.0})
+    with pytest.raises(fv.UsageError, match="memory"):
+        fv.simulation(private, **linear.GIVEN, weighting=REPUTATION)
+    wrong = REPUTATION._replace(memory=REPUTATION.memory._replace(recall=lambda hyper, signals, *_: (signals, {})))
+    with pytest.raises(fv.UsageError, match="recall"):
+        fv.simulation(replace(private, dp={}), **linear.GIVEN, weighting=wrong)

@@ -320,7 +320,8 @@ def _account(
     if config.dp.clip == 0 or given.initial is not None:
         return None
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
-    own_reads = given.weighting and contracts.reads_rows(program.weighting, program.task, rows, hyper)
+    is_own = given.weighting is not None
+    own_reads = contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
     mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
     arrays, parts, _ = population
     earlier = privacy.earlier_rounds(config.init, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))

@@ -128,7 +128,8 @@ def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") ->
         return 1.0
     is_small = 1 < len(nonzero) <= EXACT_UP_TO
     method: Any = stats.PermutationMethod(n_resamples=2**EXACT_UP_TO) if is_small else "auto"
-    return float(stats.wilcoxon(nonzero, alternative=alternative, method=method).pvalue)
+    result: Any = stats.wilcoxon(nonzero, alternative=alternative, method=method)
+    return float(result.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

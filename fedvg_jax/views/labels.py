@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedvg_jax.config import Config, method_title
 from fedvg_jax.config.uses import unused
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 
@@ -39,4 +40,5 @@ def run_label(config: Config) -> str:
     >>> run_label(Config())
     'FedVG; digits, dirichlet, alpha 0.05; seed 0'
     """
-    return f"{method_title(config.method)}; {config.dataset}, {partition_label(config)}; seed {config.seed}"
+    method = method_of(config.algorithm, config.weighting, config.local)
+    return f"{method_title(method)}; {config.dataset}, {partition_label(config)}; seed {config.seed}"

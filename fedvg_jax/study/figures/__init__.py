@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.cells import Cell, Run, Study
@@ -47,7 +48,10 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     """
     config, style = history.config, base.STYLES["wide"]
     assert config is not None, "a run has settings"
-    method, replicate = config.method, (config.seed, config.partition_seed)
+    method, replicate = (
+        method_of(config.algorithm, config.weighting, config.local),
+        (config.seed, config.partition_seed),
+    )
     cell = Cell(method, (), {replicate: Run(folder, history, {}, {}, ())})
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     study = Study(run_label(config), (method,), ((),), {(method, ()): cell}, metric, {})

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax.config import Config
 from fedvg_jax.config.departures import listed
 from fedvg_jax.config.uses import used, with_passed
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
@@ -208,7 +209,8 @@ def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], gi
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out.resolve() if config.out else None
     own = [given[argument] for argument in ("algorithm", "weighting") if argument in given]
-    method = "-".join(filter(None, own)) or "own-method" if own else config.method
+    named = "-".join(filter(None, own)) or "own-method"
+    method = named if own else method_of(config.algorithm, config.weighting, config.local)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     sweep = out.parent.parent if out and out.parent.name == "points" else Path()
     group = f"{sweep.parent.name}-tuning" if sweep.name == "tuning" else sweep.name

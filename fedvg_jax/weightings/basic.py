@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
     ClientReturn,
     Data,
@@ -35,26 +38,26 @@ def uniform() -> Weighting:
     return by_scalar(signals.nothing)
 
 
-def given(rule: Weighting | None = None) -> Weighting:
-    """Returns the weights `hyper["given"]` [N], by the clients' numbers; they need not sum to 1.
+def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
+    """Returns fixed weights by the clients' numbers, such as learnt ones; they need not sum to 1.
 
-        s_k = given_k / sum_j given_j, over the clients j of the cohort
-
-    A single number is every client's, so the default is uniform weights.
+        s_k = w_k / sum_j w_j, over the clients j of the cohort
 
     Args:
+        weights: w, floats [N] >= 0. None reads `hyper["given"]`, [N] or one number for all clients, by which rounds
+            can be differentiated. A client past its end has the weight NaN.
         rule: measures the clients: signals, scores and details are its own. None measures nothing.
 
-    >>> weights = given()
     >>> client = ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
-    >>> weights.signal({"given": jnp.array([1.0, 3.0, 5.0])}, client, None)[1].tolist()
+    >>> given([1.0, 3.0, 5.0]).signal({}, client, None)[1].tolist()
     5.0
     """
     rule = rule or uniform()
 
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Array]:
-        values = hyper["given"]
-        return rule.signal(hyper, client, data), values[client.id] if jnp.ndim(values) else values
+        values = hyper["given"] if weights is None else jnp.asarray(weights, tree.wide_dtype(client.variables.params))
+        own = values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
+        return rule.signal(hyper, client, data), own
 
     weigh = aggregation.with_signal(1, weigh_by_scalar)
     return Weighting(
@@ -63,7 +66,7 @@ def given(rule: Weighting | None = None) -> Weighting:
         score=lambda measured: rule.score(measured[0]),
         detail=lambda measured: rule.detail(measured[0]),
         terms=aggregation.single_term(weigh),
-        defaults=(*rule.defaults, GIVEN),
+        defaults=(*rule.defaults, *([GIVEN] if weights is None else [])),
         memory=pair_memories(rule.memory, None),
     )
 

@@ -49,11 +49,6 @@ def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     assert (tmp_path / "out" / "clients.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_partition_of_a_run_with_an_external_validation_set_is_drawn(file, tmp_path):
-    outside = ["--validation.source", "npz", "--validation.data-dir", str(file)]
-    assert call(file, "--val-ratio", "0", *outside, "--out", str(tmp_path / "out")) == 0
-
-
 @pytest.mark.parametrize("name", ["[/b]", "a :cat: \\"])
 def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, name):
     arrays, file = made(num_classes=2), tmp_path / f"{name.replace('/', '')}.npz"

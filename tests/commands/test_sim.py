@@ -40,18 +40,6 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_output_names_data_model_method_and_results(traced, tmp_path, capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name))
-    assert sim.main([*SHORT, "--out", str(tmp_path / "run")]) == 0
-    output, errors = capsys.readouterr()
-    for part in ("on cpu", "digits: 1,797 images 8 x 8 x 1", "55,210 parameters", "FedVG (l1 norm", "round 2/3"):
-        assert part in output
-    assert "digits demonstration" in output and "--config configs/cifar10_lenet5.toml" in output
-    assert commands.NO_PICTURES in output
-    assert errors == "" and not list((tmp_path / "run").glob("*.png"))
-
-
 def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_path, monkeypatch, capsys):
     out, plans, plan_table = tmp_path / "run", [], display.plan_table
     monkeypatch.setattr(display, "plan_table", lambda plan: plans.append(plan) or plan_table(plan))

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-import types
 
 import pytest
 from support.processes import started
@@ -16,10 +15,9 @@ from support.small_sweeps import timeless
 
 import fedvg_jax
 from fedvg_jax import sweep
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
-from fedvg_jax.study import collect, report, sweep_arguments, sweep_folder
+from fedvg_jax.study import report, sweep_arguments, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
 SHORT |= {"--jobs": "1", "--model": "linear"}
@@ -70,20 +68,6 @@ def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     assert {p.config.partition_seed for p in grid.points} == {42}
 
 
-def test_a_sweep_whose_seeds_share_a_partition_says_so_in_its_first_lines():
-    line = "all seeds share one partition (--partition-seed 42)"
-    assert line in sweep.opening_lines(read("--seed", "0:2", "--partition-seed", "42"))[1]
-    for words in (["--seed", "0:2"], ["--seed", "0"], ["--seed", "0:2", "--partition-seed", "0:2"]):
-        assert not any("share one partition" in text for text in sweep.opening_lines(read(*words)))
-
-
-def test_tuning_with_privacy_says_that_its_cost_is_not_counted():
-    private = "--dp.clip", "1", "--weighting", "uniform", "--alpha", "10"
-    for words, expected in ((private, True), (private[2:], False)):
-        lines = sweep.opening_lines(read(*words, "--tune", "lr", "0.1", "0.2"))
-        assert ("epsilon does not count" in lines[-1]) is expected
-
-
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
@@ -127,22 +111,6 @@ def test_dry_run_lists_unfinished_points_and_programs_and_writes_nothing(run, tm
     code, out, _ = run("--seed", "0:6", "--dry-run")
     assert code == 0 and "nothing to compute; 6 of 6 points finished" in out
     assert not (tmp_path / "out").exists()
-
-
-def test_sweep_without_a_report_says_why_and_succeeds(run, monkeypatch):
-    monkeypatch.setattr(report, "EXTRA", ("scipy",))
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
-    code, out, err = run("--alpha", "0.5")
-    assert (code, err) == (0, "") and "no report: reports need scipy; pip install 'fedvg_jax[report]'" in out
-
-
-def test_points_of_which_no_study_can_be_made_are_an_error(run, monkeypatch):
-    def refuse(folders, partial):
-        raise UsageError("the runs are of different data")
-
-    monkeypatch.setattr(collect, "collect", refuse)
-    code, out, err = run("--alpha", "0.5")
-    assert (code, err) == (2, "error: the runs are of different data\n") and "folder of the sweep" in out
 
 
 def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, monkeypatch):
@@ -214,16 +182,6 @@ def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_
     for computed in map(fedvg_jax.History.load, folders):
         alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
         assert timeless(computed.records) == timeless(alone.records)
-
-
-def test_jobs_that_the_cluster_refuses_are_an_error(run, monkeypatch):
-    def refuse(function, *arguments):
-        raise RuntimeError("sbatch: error: Batch job submission failed:\nInvalid partition name specified")
-
-    executor = types.SimpleNamespace(update_parameters=lambda **parameters: None, map_array=refuse)
-    monkeypatch.setitem(sys.modules, "submitit", types.SimpleNamespace(AutoExecutor=lambda folder: executor))
-    code, _, err = run("--seed", "0:2", "--executor", "submitit")
-    assert code == 2 and err.count("\n") == 1 and "the cluster refuses the jobs (sbatch: error" in err
 
 
 @pytest.mark.slow

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedvg_jax.data.partitions import client_rows, statistics
-from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.engine import schedule
 
@@ -27,16 +26,6 @@ def test_partition_takes_12_bytes_per_client_besides_its_rows(kind):
     parts = draw_partition(np.arange(2000) % 4, kind=kind, num_clients=40, alpha=10.0)
     assert sum(part.begin.nbytes for part in parts) == 12 * 41
     assert sum(part.rows.nbytes for part in parts) == 4 * 2000
-
-
-def test_statistics_list_clients_only_up_to_a_limit(monkeypatch):
-    parts = Partition(client_rows.pack(LISTS), [np.array([0])], [np.array([2])])
-    labels, names = np.arange(10) % 2, ("a", "b")
-    whole = statistics.describe(labels, names, parts)
-    assert whole["counts"] == [[0, 2], [0, 0], [1, 2]] and whole["samples"] == [2, 0, 3]
-    monkeypatch.setattr(statistics, "MAX_LISTED", 2)
-    lists = {"samples", "val_samples", "test_samples", "classes", "counts"}
-    assert statistics.describe(labels, names, parts) == {k: v for k, v in whole.items() if k not in lists}
 
 
 def test_capacity_of_a_small_cohort_is_bounded_by_the_largest_client():

@@ -83,13 +83,6 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
             assert np.array_equal(actual.x, expected.x) and np.array_equal(actual.y, expected.y)
 
 
-def test_npz_with_the_records_of_a_large_archive_is_read(tmp_path, monkeypatch):
-    """zipfile writes them from 2 GiB or 65,536 members on."""
-    monkeypatch.setattr("zipfile.ZIP64_LIMIT", 10)
-    np.savez(tmp_path / "large.npz", x=images(3, 4, 4), y=np.array([0, 1, 2]))
-    assert data.load("npz", tmp_path).y.tolist() == [0, 1, 2]
-
-
 def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
     file = write_npz(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), y=np.zeros(2000, int))
     monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory

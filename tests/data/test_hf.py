@@ -1,6 +1,5 @@
 """Hugging Face data sets: tiny ones, saved by the library and read by ours."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -178,18 +177,6 @@ def write_unreadable(tmp_path: Path, kind: str) -> Path:
 def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind, name):
     with usage_error(name):
         load(write_unreadable(tmp_path, kind))
-
-
-@pytest.mark.parametrize("role", ["image", "label", "group"])
-def test_unknown_column_is_named(saved, role):
-    with usage_error("nosuch"):
-        load(saved / "saved", **{role: "nosuch"})
-
-
-def test_error_without_the_library_names_the_extra_to_install(saved, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with usage_error("hf:FOLDER needs datasets; pip install 'fedvg_jax[hf]'"):
-        load(saved / "saved")
 
 
 def test_downloaded_data_set_can_be_loaded(saved, tmp_path, monkeypatch):

@@ -206,16 +206,6 @@ def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name)
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["cifar10", "stl10", "tinyimagenet", "covid19", "folder"])
-@pytest.mark.parametrize("archive", ["a.tar.gz", "a.zip"])
-def test_archive_in_place_of_its_files_is_refused_with_the_command_that_unpacks_it(tmp_path, name, archive):
-    file = write(tmp_path / archive, b"packed")
-    command = f"tar -xf {file} -C {tmp_path}" if "tar" in archive else f"python -m zipfile -e {file} {tmp_path}"
-    for place in (file, tmp_path):
-        with usage_error(command):
-            data.load(name, place)
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
 def test_special_file_is_refused_without_reading(tmp_path, make):
     """Reading a pipe would block, and reading /dev/zero would never end."""

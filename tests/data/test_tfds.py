@@ -1,7 +1,6 @@
 """Data sets prepared by tensorflow-datasets: a tiny one, written as ArrayRecord and read by ours."""
 
 import io
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from support.files import png, usage_error
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import tfds
 
 RNG = np.random.default_rng(2)
 X = RNG.integers(0, 256, (9, 8, 10, 3), np.uint8)
@@ -110,33 +108,8 @@ def test_damaged_prepared_files_are_refused(copied, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_prepared_set_of_another_format_is_refused(copied, tmp_path):
-    info = json.loads((copied / "dataset_info.json").read_text())
-    (copied / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
-    with usage_error("prepared as tfrecord", "array_record"):
-        data.load("tfds:tiny", tmp_path)
-
-
 def test_features_file_that_names_other_code_is_refused(copied, tmp_path):
     file, image = copied / "features.json", "tensorflow_datasets.core.features.image_feature.Image"
     file.write_text(file.read_text().replace(image, "os.Malicious"))
     with usage_error("features.json names os.Malicious"):
         data.load("tfds:tiny", tmp_path)
-
-
-def test_missing_set_is_not_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds, "download", lambda *_: pytest.fail("downloaded"))
-    with usage_error(str(tmp_path), "no prepared mnist", "python -m fedvg_jax.prepare tfds:mnist", "--download"):
-        data.load("tfds:mnist", tmp_path)
-
-
-def test_error_without_the_library_names_the_extra_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    folder = tmp_path / "tiny" / "1.0.0"
-    folder.mkdir(parents=True)
-    (folder / "dataset_info.json").write_text('{"fileFormat": "array_record"}')
-    (folder / "features.json").write_text("{}")
-    with usage_error("fedvg_jax[tfds]"):
-        data.load("tfds:tiny", tmp_path)
-    with usage_error("fedvg_jax[tfds]"):
-        tfds.download("tiny", tmp_path)

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +10,6 @@ from fedvg_jax.data import user_data
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import provenance
 
-FLOATS = np.ones((6, 3))
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
 TOKENS = np.arange(12).reshape(6, 2) % 3
 
@@ -64,22 +62,8 @@ def test_a_run_that_diverges_names_the_range_of_large_inputs_and_scaled_ones_tra
     assert fv.run(dataclasses.replace(settings, normalise="columns"), data=data).records[-1]["train_loss"] < 1
 
 
-def test_sequences_with_names_of_their_characters_fit_the_model_that_asks_for_them():
-    arrays = user_data.as_arrays(fv.Arrays("mine", TOKENS, TOKENS, ("a", "b", "c"), 6))
-    user_data.check_model_fits(arrays, fv.Config(model="gru", partition="iid"))
-
-
 @pytest.mark.parametrize(("y", "names"), [(TOKENS, ("0", "1", "2")), (TARGETS, ())], ids=["characters", "targets"])
 def test_groups_are_one_per_row_whatever_the_labels(y, names):
     for groups in (["b", "a", "b", "c", "a", "a"], [7, 5, 7, 9, 5, 5], np.array([[1], [0], [1], [2], [0], [0]])):
         arrays = user_data.as_arrays(fv.Arrays("mine", TOKENS, y, names, 6, groups))
         assert arrays.groups.tolist() == [1, 0, 1, 2, 0, 0] and arrays.groups.dtype == np.int32
-
-
-def test_bfloat16_is_read_as_float32():
-    assert user_data.as_arrays((FLOATS.astype(jnp.bfloat16), LABELS)).x.dtype == np.float32
-
-
-def test_masked_array_without_a_masked_value_is_taken():
-    x = np.ma.masked_array(np.ones((2, 2)), mask=np.zeros((2, 2), bool))
-    assert user_data.as_arrays((x, np.arange(2))).x.shape == (2, 2)

@@ -11,39 +11,8 @@ from support import worlds
 from support.cases import naming
 
 import fedvg_jax
-from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import groups, tree
-from fedvg_jax.engine import executors, federated_round, local_training
-from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.weightings import family
-
-ROWS = np.arange(4, dtype=np.int32).reshape(2, 2)
-
-
-def loss(params, stats, batch, mask, train):
-    squares = jnp.where(mask[:, None], (params["w"][None] - batch[:, None]) ** 2 / 2, 0)
-    return squares.sum() / len(batch), stats
-
-
-TASK = fedvg_jax.Task(lambda key: fedvg_jax.Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
-SETTINGS = {"seed": 0, "cohort_size": 2, "local_epochs": (2, 2), "batch_size": 2, "num_lanes": 1, "capacity": 4}
-
-
-def one_round(lr, as_array):
-    """The model after a round without jit, of two clients with rows 1, 3 and 5, 7; `as_array` makes all inputs."""
-    rule = worlds.weighting("samples+fedvg", fedavg(), TASK)
-    step = federated_round.make_round(TASK, fedavg(), rule, executors.lanes(1), local_training.sgd, num_clients=2)
-    hyper = {"lr": lr, "eps": 1e-8}
-    state = federated_round.init_state(TASK, fedavg(), 2, hyper)
-    data = fedvg_jax.Data(np.array([1, 3, 5, 7], np.float32), *[np.array([[0, -1]], np.int32)] * 3)
-    schedule = schedules.make(0, ROWS, **SETTINGS)
-    state, schedule, data = jax.tree.map(as_array, (state, schedule, data))
-    state, metrics = step(state, schedule, data, hyper)
-    return state.variables, metrics.weights
-
-
-def test_a_round_takes_python_s_numbers_and_numpy_s_tables():
-    worlds.assert_close(one_round(0.5, np.asarray), one_round(jnp.float32(0.5), jnp.asarray), 1e-6)
 
 
 def test_whole_numbers_inside_jit_take_the_model_s_dtype():

@@ -54,29 +54,6 @@ def test_training_of_ragged_clients_equals_the_loop(x64, looped, name):
     worlds.assert_close(model, expected, 1e-9)
 
 
-# --- rounds
-
-FEW_STEPS = worlds.quadratics(*np.random.default_rng(0).uniform(0.5, 2, (2, 5, 3)), [4, 8, 1, 6, 0], 5)
-"""In batches of two: 2, 4, 0, 3 and 0 steps."""
-
-
-def after_two_rounds(executor):
-    """State and metrics of every round from the same start; in the second some clients drop out."""
-    changes = {"probe_ratio": 0.5, "lanes_together": executor.lanes_together}
-    first, second = (FEW_STEPS.schedule(number, executor.num_lanes, **changes) for number in range(2))
-    plan = first, second._replace(heard=second.clients != 0)
-    rule = worlds.weighting("samples+fedvg", worlds.full_algorithm(), granularity="layerwise")
-    options = {"executor": executor, "optimiser": with_momentum}
-    return jax.tree.map(np.asarray, worlds.play(FEW_STEPS, plan, worlds.full_algorithm(), rule, **options))
-
-
-def test_rounds_on_four_devices_equal_those_of_vmapped_clients(x64):
-    """Of an algorithm with every part; clients without a step have weight 0."""
-    results = after_two_rounds(executors.sharded(4, 2))
-    worlds.assert_close(results, after_two_rounds(executors.vmapped()), 1e-9)
-    assert [(metrics.weights == 0).sum() for _, metrics in results] == [2, 3]
-
-
 # --- lanes
 
 

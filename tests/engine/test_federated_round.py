@@ -75,23 +75,6 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
         assert changed.sum() == 3
 
 
-def test_the_probe_of_a_client_that_drops_out_is_ignored(x64):
-    """Published sensitivities are relative to the most sensitive client's; another one in the absent one's place has
-    another."""
-    algorithm = worlds.algorithm("elastic", departures="elastic-sensitivity")
-    step, start = worlds.shared_round(algorithm), worlds.shared_state(THREE, algorithm)
-
-    def model(client, absent):
-        schedule = schedule_of(0, THREE, clients=np.array([client, 3, 4], np.int32))
-        state, _ = step(start, without(schedule, absent), WORLD.data(), worlds.by_rule("samples"))
-        return state.variables.params
-
-    first, *others = (model(client, [0]) for client in range(3))
-    for other in others:
-        worlds.assert_close(other, first, 1e-12)
-    assert (model(0, [])["left"]["x"] != first["left"]["x"]).any()
-
-
 # --- clients that diverge
 
 

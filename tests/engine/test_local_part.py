@@ -25,11 +25,6 @@ ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
 plan_of = functools.partial(worlds.plan_with_dropouts, WORLD)
 
 
-def after(name, local=HEAD, plan=None, **options):
-    """(state, metrics) after every round."""
-    return worlds.play(WORLD, plan or plan_of(), worlds.algorithm(name), "uniform", worlds.TASK, local=local, **options)
-
-
 @functools.cache
 def any_algorithm():
     """One program for them."""
@@ -101,10 +96,6 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, mon
 
 
 # --- laws
-
-
-def start():
-    return worlds.by_path(worlds.variables().params)
 
 
 def test_fedvg_scores_a_client_s_body_with_its_own_head(x64):

@@ -74,14 +74,6 @@ def test_metrics_of_sequences_are_those_of_their_characters():
     assert actual == pytest.approx(expected, rel=1e-5)
 
 
-def test_loss_of_sequences_ignores_padded_rows():
-    variables, pool = worlds.variables(task=BIGRAM), SEQUENCES.pool
-    loss = worlds.jit(lambda mask, other: BIGRAM.loss(*variables, Batch(pool.x[:5], other), mask, True)[0])
-    mask = np.arange(5) < 3
-    other = np.where(mask[:, None], pool.y[:5], C - 1 - pool.y[:5])
-    assert loss(mask, pool.y[:5]) == loss(mask, other) != loss(np.ones(5, bool), other)
-
-
 # --- the recurrent network
 
 GRU = tasks.next_character(gru.GRU(C, width=2, hidden=3), C, L, groups.first_component)

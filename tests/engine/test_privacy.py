@@ -14,7 +14,6 @@ from fedvg_jax import compression
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import privacy
-from fedvg_jax.weightings import aggregation
 
 C, Z = 0.25, 0.5
 FIXED = {"rule": "uniform", "private": privacy.fixed}
@@ -116,17 +115,6 @@ def test_no_pair_of_cohorts_exceeds_the_bounds_and_some_reach_them():
     assert norm((own * own).sum(0)) == pytest.approx(bounds[2] / 2)
 
 
-def test_bounds_are_of_the_weighted_mean_of_the_round():
-    """`aggregate` is sum_k s_k delta_k with a weight for each tensor."""
-    theta, clients = (
-        Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {}),
-        {"a": jnp.eye(2)[:, :1], "b": jnp.eye(2)[:, 1:]},
-    )
-    weights = Variables({"a": jnp.array([1.0, 0.0]), "b": jnp.array([0.0, 1.0])}, {})
-    after = aggregation.aggregate(theta, Variables(clients, {}), weights)
-    assert norm(after.params) == pytest.approx(privacy.tensorwise(2, 2) / 2)
-
-
 def test_the_noise_has_its_variance_in_every_coordinate():
     """The variance of n normal numbers is within 5 of its standard deviations, sqrt(2 / n), of sigma^2."""
     count, values = 40000, {"dp_clip": jnp.float32(C), "dp_noise": jnp.float32(Z)}
@@ -186,11 +174,3 @@ def test_hypergradients_pass_through_rounds_of_a_part_through_what_is_sent_clipp
     for slope, step in zip(f(*at)[1], 1e-6 * np.eye(3), strict=True):
         assert abs(slope) > 1e-3
         np.testing.assert_allclose(slope, (f(*(at + step))[0] - f(*(at - step))[0]) / 2e-6, rtol=1e-6)
-
-
-def test_without_privacy_nothing_is_read_of_it():
-    """A round takes hyperparameters without clip and noise."""
-    world = worlds.uneven()
-    values = {name: value for name, value in worlds.hyper().items() if not name.startswith("dp_")}
-    start = worlds.state(world, fedavg(), worlds.QUADRATIC)
-    jax.eval_shape(worlds.round_step(world, fedavg(), "samples"), start, world.schedule(0, 2), world.data(), values)

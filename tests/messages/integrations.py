@@ -34,7 +34,6 @@ def forgetful():
 
 CASES = [
     ("a weighting of the server's own gradient", scheme(weighting="fltrust"), "fltrust"),
-    ("a part of a weighting", scheme(weighting="samples+permuted(fitted)"), "fitted"),
     ("Fisher information", scheme(fedvg={"signal": "fisher"}), "fedvg.signal"),
     ("a mode", scheme(fedvg={"mode": "eval"}), "fedvg.mode"),
     ("local tensors", scheme(local="^head"), "local"),
@@ -44,12 +43,10 @@ CASES = [
     ("two arrays of one name", scheme({"a.b": MODEL["head.bias"], "a/b": MODEL["head.bias"]}), "'a.b'"),
     ("a gradient of nothing", scheme(gradient=lambda arrays: {}), "gradient"),
     ("a gradient of another name", scheme(gradient=lambda arrays: {"w": np.ones(1)}), "'w'"),
-    ("a gradient of another shape", scheme(gradient=lambda arrays: {"head.bias": np.ones(2)}), "'head.bias'"),
     ("a gradient that forgets a name", forgetful, "'conv.weight'"),
     ("a reply without an array", reply(**{"head.bias": None}), "reply 1 has no array 'head.bias'"),
     ("a reply with another array", reply(other=np.ones(1)), "'other'"),
     ("a reply of another shape", reply(**{"head.bias": np.zeros(2, np.float32)}), "'head.bias'"),
-    ("a reply of truths", reply(**{"head.bias": np.ones(1, bool)}), "'head.bias'"),
 ]
 
 if importlib.util.find_spec("torch"):
@@ -71,7 +68,6 @@ if importlib.util.find_spec("torch"):
     CASES += [
         ("no gradients", lambda: of_torch.inverse_norm_weights([], {}), "gradients"),
         ("gradients of other names", lambda: of_torch.inverse_norm_weights([ONE, {}], ONE), "client 1"),
-        ("gradients of other shapes", lambda: of_torch.inverse_norm_weights([ONE, TWO], ONE), "'a'"),
         ("gradients of another model", lambda: of_torch.inverse_norm_weights([{"b": ONE["a"]}], ONE), "'b'"),
         ("a negative eps", lambda: of_torch.inverse_norm_weights([ONE], ONE, eps=-1.0), "'eps'"),
         ("no clients", lambda: of_torch.aggregate(ONE, [], {"a": torch.ones(0)}), "client"),
@@ -79,13 +75,8 @@ if importlib.util.find_spec("torch"):
         ("no minibatch", gradients(iter([])), "D_val"),
         ("nothing that is trained", gradients([], nn.ReLU()), "ReLU"),
         ("a minibatch as a dict", gradients([{"x": X}]), "a dict"),
-        ("a minibatch of three", gradients([(X, Y, Y)]), "a tuple of 3"),
-        ("a minibatch without targets", gradients([X]), "a Tensor"),
         ("one row", gradients([(X[:1], Y[:1])], nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))), "BatchNorm"),
         ("weights of sum 0.5", weights([0.2, 0.3]), "leaf 'w'"),
-        ("weights of three", weights([0.2, 0.3, 0.5]), "leaf 'w'"),
-        ("negative weights", weights([-1.0, 2.0]), "leaf 'w'"),
-        ("weights that are not finite", weights([float("nan"), 1.0]), "leaf 'w'"),
     ]
 
 if importlib.util.find_spec("flwr"):
@@ -99,6 +90,5 @@ if importlib.util.find_spec("flwr"):
     CASES += [
         ("a server that leaves clients out", strategy(server=strategies.Krum()), "Krum"),
         ("an option of the server's", strategy(server=strategies.FedAvg(), fraction_train=1.0), "fraction_train"),
-        ("an unknown option", strategy(fraction_fit=1.0), "fraction_fit"),
         ("an algorithm", strategy(config=config.Config(method="fedavgm+fedvg")), "fedavgm"),
     ]

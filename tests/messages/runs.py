@@ -63,7 +63,6 @@ CASES = [
     ("processes without a number", lambda: launch.parse({"distributed": "localhost:9911"}), "--process"),
     *((f"the address {a}", launched(distributed=a), "HOST:PORT") for a in ADDRESSES),
     ("a process that is none of them", launched(process="2"), "process must be"),
-    ("processes that are no number", launched(processes="two"), "processes"),
     ("devices that processes cannot share", shared(8, 2, devices="3"), "devices"),
     ("more devices than there are", shared(8, 2, devices="10", clients=20), "devices 10"),
     ("all lanes in several processes", shared(8, 2, lanes="all"), "lanes all"),

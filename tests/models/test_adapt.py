@@ -101,25 +101,6 @@ def test_metrics_are_means_over_the_rows_of_all_batches(x64, library):
     assert task.metrics(sums) == pytest.approx({"loss": np.square(errors).mean(), "absolute": errors.mean()}, rel=1e-9)
 
 
-@every_library
-def test_metrics_of_half_precision_are_added_up_in_single_precision(library):
-    """float16 ends at 65,504, and bfloat16 counts to 256."""
-    task = TASKS[library]
-    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), worlds.variables(task=task))
-    with jax.numpy_dtype_promotion("standard"):
-        totals = jax.eval_shape(task.measure, *half, BATCH, MASK)["totals"]
-    assert {total.dtype for total in totals.values()} == {jnp.dtype(jnp.float32)}
-
-
-@every_library
-def test_variables_are_plain_trees_with_a_block_per_top_level_module(library):
-    variables = jax.eval_shape(TASKS[library].init, jax.random.key(0))
-    paths = [f"{part}/{leaf}" for part in ("first", "last") for leaf in ("bias", "kernel")]
-    assert tree.paths(variables.params) == [*paths, "norm/bias", "norm/scale"]
-    assert tree.paths(variables.stats) == ["norm/mean", "norm/var"]
-    assert {TASKS[library].block_of(path) for path in paths} == {"first", "last"}
-
-
 class Modes(nn.Module):
     """Returns one of its own arguments."""
 

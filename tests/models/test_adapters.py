@@ -72,18 +72,6 @@ def test_adapters_compute_what_their_merged_kernels_do(x64):
     assert np.abs(actual - removed).max() > 0.1
 
 
-def test_a_convolution_with_an_adapter_is_products_of_matrices(x64):
-    """Its x W and (x A) B then lie alike in memory, whatever `--conv` does with other convolutions."""
-    task, adapted, start, _ = make()
-    batch = fv.Batch(jnp.asarray(IMAGES), jnp.zeros(40, int))
-
-    def count(task, variables):
-        operations = programs.equations(task.predict, *variables, batch)
-        return sum(operation.primitive.name == "conv_general_dilated" for operation in operations)
-
-    assert (count(task, adapters.removed(start)), count(adapted, start)) == (3, 2)
-
-
 class Halved(nn.Conv):
     def __call__(self, inputs):
         return super().__call__(inputs) / 2

@@ -9,7 +9,6 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax import sim
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
@@ -85,13 +84,3 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tiny, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, {**saved.params, "classifier": head})
     jax.tree.map(np.testing.assert_array_equal, stats, saved.stats)
     assert np.abs(head["kernel"] - saved.params["classifier"]["kernel"]).max() > 0
-
-
-def test_missing_weights_are_reported_before_anything_is_read(capsys, tmp_path, monkeypatch):
-    """Even before the data, which are missing too."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text('dataset = "cifar10"\nmodel = "resnet18"\ninit = "resnet18.safetensors"')
-    assert sim.main(["--config", "mine.toml", "--out", "out"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and f"resnet18.safetensors: no such file in {tmp_path};" in error
-    assert "docs/how_to/pretrained_weights.md" in error and not (tmp_path / "out").exists()

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import safetensors.numpy
 from support import worlds
 from support.files import usage_error
 
-from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.core.types import Variables
 from fedvg_jax.models import pretrained
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.models.vit import ViT
@@ -195,13 +194,6 @@ def test_a_layer_with_the_name_of_a_wrapper_is_read_as_it_was_written(tmp_path, 
     jax.tree.map(np.testing.assert_array_equal, result, variables)
 
 
-def test_half_precision_is_converted_to_the_models_dtype(tmp_path):
-    halves = {name: value.astype(np.float16) for name, value in tensors("timm").items()}
-    result = pretrained.load(write(tmp_path / "model.safetensors", halves), abstract("timm"), "vit_s16").params
-    assert {leaf.dtype for leaf in jax.tree.leaves(result)} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(result["cls_token"], halves["cls_token"].astype(np.float32))
-
-
 OTHER = {
     "layer1.0.conv1.weight": ("basic", None),
     "layer2.1.conv1.weight": ("basic", (8, 8, 3, 3)),
@@ -253,20 +245,6 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
     result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
     jax.tree.map(np.testing.assert_array_equal, result, variables)
     assert pretrained.read(path)["a.weight"].shape == (3, 2) and [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_weights_are_read_from_a_non_utf_8_path(tmp_path):
-    path = tmp_path / os.fsdecode(b"\xff.safetensors")
-    write(path, {"a": np.ones(2, np.float32)})
-    np.testing.assert_array_equal(pretrained.read(path)["a"], [1, 1])
-    pretrained.write(path, {"a": np.zeros(2, np.float32)})
-    np.testing.assert_array_equal(pretrained.read(path)["a"], [0, 0])
-
-
-def test_weights_path_that_is_no_regular_file_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "weights")
-    with pytest.raises(UsageError, match="weights: it is not a regular file"):
-        pretrained.read(tmp_path / "weights")
 
 
 def test_weights_of_a_folder_are_its_only_file(tmp_path):

@@ -12,7 +12,6 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import resnet
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.layers import GroupNorm
 from fedvg_jax.weightings import signals
 
@@ -37,17 +36,6 @@ def test_scores_are_finite_beside_empty_groups_and_rows_that_differ_from_their_p
 
 
 # --- the published architectures
-
-
-@pytest.mark.parametrize(("stem", "last"), [("cifar", 4), ("imagenet", 1)])
-def test_cifar_stem_is_a_3x3_convolution_without_pool(stem, last):
-    """32 x 32 images reach the last convolution at 1/8 of their size, with the ImageNet stem at 1/32."""
-    module, x = resnet.resnet18(10, stem=stem), jnp.ones((1, 32, 32, 3))
-    found = rewrite.remaining_operations(lambda key: module.init(key, x, jnp.ones(1, bool), False), jax.random.key(0))
-    kernel = 3 if stem == "cifar" else 7
-    assert found[0] == f"conv_general_dilated of [1, 32, 32, 3] and [{kernel}, {kernel}, 3, 64]"
-    assert f"conv_general_dilated of [1, {last}, {last}, 512] and [3, 3, 512, 512]" in found
-    assert any("reduce_window_max" in name for name in found) == (stem == "imagenet")
 
 
 def test_resnet18_has_six_stages_and_ten_blocks():

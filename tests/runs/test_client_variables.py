@@ -52,15 +52,6 @@ def test_models_of_clients_are_their_personal_ones_or_have_their_own_tensors(tmp
             np.testing.assert_array_equal(leaf, expected[path])
 
 
-@pytest.mark.usefixtures("traced")
-def test_a_run_whose_clients_keep_no_model_says_what_keeps_one(tmp_path):
-    history = run(out=tmp_path / "run", rounds=1)
-    with pytest.raises(
-        fv.UsageError, match=r"holds no model of client 0 \([^\n]*clients keep no model\); [^\n]*--record client_models"
-    ):
-        history.client_variables(0)
-
-
 def test_the_model_of_a_task_of_one_s_own_is_exported_by_path(tmp_path):
     history = run(rounds=1, export=tmp_path / "m.safetensors")
     written = safetensors.numpy.load_file(tmp_path / "m.safetensors")

@@ -10,7 +10,6 @@ from support import worlds
 from fedvg_jax import data, prepare
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch, UsageError
-from fedvg_jax.data import external
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import feature_file
@@ -81,17 +80,6 @@ def test_resized_images_have_the_features_of_images_enlarged_before(tmp_path):
     np.testing.assert_array_equal(*values)
 
 
-def test_interrupted_call_leaves_no_file(images, tmp_path):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    folder = tmp_path / "out"
-    folder.mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        feature_file.write(folder / "f.npz", Config(model="mlp"), data.load("npz", images[0]), progress=stop)
-    assert not list(folder.iterdir())
-
-
 # --- a task on features
 
 
@@ -103,28 +91,6 @@ def features(tmp_path):
     np.savez(tmp_path / "features.npz", x_train=x[:180], y_train=y[:180], x_test=x[180:], y_test=y[180:],
              class_names=np.array(NAMES))  # fmt: skip
     return tmp_path / "features.npz"
-
-
-def test_features_of_other_images_are_an_external_validation_set(features, tmp_path):
-    target = data.load("npz", features)
-    x, y = external.load("npz", features, target)
-    np.testing.assert_array_equal(x, target.x[:180])
-    np.testing.assert_array_equal(y, target.y[:180])
-
-
-def test_external_rows_of_another_kind_are_refused(features, images):
-    for target, source in ((features, images[0]), (images[0], features)):
-        with pytest.raises(UsageError, match="must come from one network"):
-            external.load("npz", source, data.load("npz", target))
-
-
-@pytest.mark.parametrize("source", ["npz", "digits"])
-def test_images_of_any_set_are_resized_for_the_model(images, tmp_path, source):
-    """Whether or not its reader has a size."""
-    folder = ["--data-dir", str(images[0])] if source == "npz" else ["--max-rows", "20"]
-    flags = ["features", "--dataset", source, *folder, "--model", "linear", "--out", str(tmp_path / "f.npz")]
-    assert prepare.main([*flags, "--image-size", "16x8"]) == 0
-    assert json.loads(str(np.load(tmp_path / "f.npz")["manifest"]))["shape"] == [16, 8, 1]
 
 
 def test_features_of_another_network_are_no_validation_set(features, tmp_path):

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from support import linear, worlds
 
 import fedvg_jax as fv
@@ -35,15 +34,6 @@ def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
     np.testing.assert_allclose(ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(gradient)), rtol=1e-4)
 
 
-@pytest.mark.usefixtures("traced")
-def test_rows_or_memories_on_the_host_are_refused():
-    sim = fv.simulation(fv.Config(clients=4, placement="host"))
-    with pytest.raises(fv.UsageError, match=r"use placement device, or fv\.run"):
-        sim.step(sim.state, 0)
-    with pytest.raises(fv.UsageError, match=r"use placement device, or fv\.evaluate"):
-        sim.validation_loss(sim.state)
-
-
 # --- runs that start from given variables
 
 CONFIG = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", lanes="1")
@@ -60,9 +50,3 @@ def test_a_run_starts_from_the_given_variables_which_stay_valid():
     assert np.abs(given.params["fc1"]["kernel"] - own.params["fc1"]["kernel"]).max() > 1e-3
     fv.run(CONFIG, initial=start)
     assert np.isfinite(jax.tree.leaves(start.params)[0]).all()
-
-
-def test_two_sources_of_the_initial_model_are_refused(tmp_path):
-    (tmp_path / "history.jsonl").touch()  # a run folder
-    with pytest.raises(fv.UsageError, match="initial gives the initial model, and so does init"):
-        fv.run(fv.Config(clients=4, rounds=1, init=str(tmp_path)), initial=variables())

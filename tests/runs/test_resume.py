@@ -305,21 +305,6 @@ def test_other_data_are_refused(run, monkeypatch):
         assert_refused(run, message, rounds=7)
 
 
-def test_other_versions_instructions_and_devices_are_logged(run):
-    left_at(run, 4)
-    manifest, logged = json.loads((run / "manifest.json").read_text()), []
-    own = manifest["runs"][0]["instructions"]
-    manifest["runs"][0] |= {"versions": manifest["runs"][0]["versions"] | {"jax": "0.0.1"}, "instructions": "avx"}
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    settings = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(settings | {"devices": "7"}))
-    simulate(run, resume=str(run), log=logged.append)
-    devices, line = logged
-    assert devices == "later rounds may differ by rounding: devices 7 -> auto"
-    assert "0.0.1" in line and f"instructions avx -> {own}" in line and "may differ by rounding" in line
-    assert [part["from_round"] for part in json.loads((run / "manifest.json").read_text())["runs"]] == [1, 5]
-
-
 # --- events during a run
 
 
@@ -333,17 +318,6 @@ def test_folder_in_use_is_refused(tmp_path):
             simulate(tmp_path / "run", resume=str(tmp_path / "run"))
 
     simulate(tmp_path / "run", callbacks=[at(2, second)])
-
-
-def test_removed_folder_or_file_is_one_line(tmp_path):
-    def take_away():
-        while (tmp_path / "run").exists():  # the manifest may just be written
-            shutil.rmtree(tmp_path / "run", ignore_errors=True)
-
-    with usage_error("was removed"):
-        simulate(tmp_path / "run", callbacks=[at(2, take_away)], checkpoint_every=2)
-    with usage_error("history.jsonl of", "was removed"):
-        simulate(tmp_path / "run", callbacks=[at(2, (tmp_path / "run" / "history.jsonl").unlink)])
 
 
 def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(whole, tmp_path):

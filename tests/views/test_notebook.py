@@ -41,17 +41,6 @@ def test_bar_shows_rounds_and_metric(shown):
     assert "round 4/4" in shown[-1] and "stopped" not in shown[-1]
 
 
-def test_bar_of_a_stopped_run_says_so(shown):
-    def stopped_run():
-        with display.round_progress(types.SimpleNamespace(is_jupyter=True), 9) as show:
-            show([{"round": 3}])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped_run()
-    assert "round 3/9" in shown[-1] and "stopped" in shown[-1]
-
-
 def test_html_of_a_history_is_self_contained_and_escapes_every_text():
     hostile = "<script>alert(1)</script>&\"'"
     summary = {f"test_{hostile}": 0.5, "stopped_by": hostile}

@@ -96,21 +96,6 @@ def test_damaged_file_of_tracked_runs_starts_a_new_one(fake, tmp_path, monkeypat
     assert rounds_of(fake) == [1, 2, 3, 4, 1, 2]
 
 
-def test_a_tracked_run_in_place_of_another_gets_every_round(fake, tmp_path, monkeypatch):
-    a_run(monkeypatch, settings(tmp_path), last=3)
-    open_writer = sys.modules[FAKE].open_writer
-    sys.modules[FAKE].open_writer = lambda run: open_writer(run)._replace(stored={"id": "another store"})
-    a_run(monkeypatch, settings(tmp_path), first=3, last=4)
-    assert rounds_of(fake) == [1, 2, 3, 1, 2, 3, 4]
-
-
-def test_tracked_tuning_runs_have_the_group_of_their_sweep(fake, tmp_path, monkeypatch):
-    out = tmp_path / "sweep" / "tuning" / "points" / "lr=0.1"
-    a_run(monkeypatch, settings(tmp_path, out=out))
-    a_run(monkeypatch, settings(tmp_path))
-    assert [run.group for name, run in fake if name == "open"] == ["sweep-tuning", "sweep"]
-
-
 @pytest.mark.parametrize("when", ["open_writer", "log", "close"])
 def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, monkeypatch, when):
     module, lines = sys.modules[FAKE], []
@@ -124,12 +109,6 @@ def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, mo
     assert len(history.records) == 4
     failed = [line for line in lines if "failed" in line]
     assert failed == ["tracker wandb failed, and the run continues without it: no answer"]
-
-
-def test_events_of_tensorboard_need_a_run_folder(monkeypatch):
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
-    with usage_error("tensorboard writes into the run folder", "out"):
-        fv.run(fv.Config(rounds=1), track=["tensorboard"])
 
 
 def test_missing_package_is_one_line_before_anything_starts(monkeypatch, tmp_path):

@@ -54,12 +54,6 @@ def test_too_few_outputs_for_the_classes_are_named_before_the_divergence(first):
         fv.run(fv.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2), data=(x, y), task=task)
 
 
-@pytest.mark.usefixtures("traced")
-def test_one_client_a_round_draws_a_warning(caplog):
-    fv.run(fv.Config(clients=4, join_ratio=0.25, rounds=1, local_epochs=1, alpha=10.0), **linear.GIVEN)
-    assert "one client a round: every weighting gives it the weight 1" in caplog.text
-
-
 def larger_in_one_tensor(hyper, ones, view):
     weights = basic.broadcast_weights(basic.shares(ones, view.present), view)
     first, *others = jax.tree.leaves(weights)

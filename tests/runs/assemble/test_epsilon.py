@@ -1,7 +1,6 @@
 """Runs with differential privacy: epsilon against the library, resuming, trained parts, and what is refused."""
 
 import dataclasses
-import sys
 
 import dp_accounting
 import jax
@@ -18,7 +17,6 @@ from fedvg_jax.core import tree
 from fedvg_jax.engine import privacy
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import privacy as accounts
-from fedvg_jax.runs.assemble import simulation
 
 GIVEN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
 CONFIG = fv.Config(
@@ -180,10 +178,3 @@ def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
         state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
         with naming(name):
             accounts.check(CONFIG, algorithm, state, worlds.hyper(), None)
-
-
-@pytest.mark.usefixtures("traced")
-def test_without_dp_accounting_one_line_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with one_line(r"dp.clip needs dp_accounting.*pip install 'fedvg_jax\[dp\]'"):
-        simulation.simulation(CONFIG, **GIVEN)

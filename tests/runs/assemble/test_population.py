@@ -21,7 +21,6 @@ from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import population, registry, tables
 from fedvg_jax.runs.assemble.programs import Images, make_program
-from fedvg_jax.views import display, labels
 
 DIGITS = data.load("digits")
 
@@ -121,16 +120,6 @@ def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
         assert [len(test), len(val)] == [len(client_rows) // 4, len(client_rows) // 10]
     again = population.take_partition(made, DIGITS, tuple(parts))
     assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
-
-
-def test_groups_of_an_npz_make_a_partition(tmp_path):
-    x, y = np.zeros((270, 4, 4), np.uint8), np.arange(270) % 3
-    np.savez(tmp_path / "a.npz", x=x, y=y, groups=np.array([f"patient {i % 9}" for i in range(270)]))
-    for _ in range(2):  # decoded, then from the cache
-        arrays = data.load("npz", tmp_path / "a.npz", tmp_path / "cache")
-        assert arrays.groups.dtype == np.int32 and np.array_equal(arrays.groups, np.arange(270) % 9)
-    parts = population.make_partition(settings(partition="group", clients=9), arrays)
-    assert all(set(client_rows % 9) == {k} for k, client_rows in enumerate(parts.train))
 
 
 def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, **fedvg):
@@ -235,15 +224,6 @@ def test_held_out_rows_select_and_no_weight_reads_them():
     assert not set(selected) & set(weighed) and not set(selected) & set(rows_of(made.scoring))
     assert sorted(selected + weighed) == sorted(d_val) and abs(len(selected) - len(weighed)) <= 1
     assert set(rows_of(made.scoring)) <= set(weighed)
-
-
-@pytest.mark.usefixtures("traced")
-def test_summary_and_table_name_the_rows_that_selected():
-    history = fedvg_jax.run(settings(rounds=1, local_epochs=1, best_on="held_out"))
-    assert history.summary["best_on"] == "held_out"
-    for select, rows in labels.SELECTED_ON.items():
-        shown = display.result_table(history._replace(summary=history.summary | {"best_on": select}))
-        assert shown.caption == f"validation: {rows}"
 
 
 # --- minibatches of a single row

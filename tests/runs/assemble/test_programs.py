@@ -1,7 +1,6 @@
 """Runs that differ in values only share their compiled programs."""
 
 import functools
-import time
 from dataclasses import replace
 
 import flax.linen as nn
@@ -21,7 +20,7 @@ from fedvg_jax.core import reuse
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.assemble import compilation, programs, registry, simulation, tables
+from fedvg_jax.runs.assemble import programs, registry, simulation, tables
 from fedvg_jax.weightings import basic
 
 SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
@@ -96,12 +95,6 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     assert_equal_runs(shared, alone)
 
 
-class Recurrent(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(2)(nn.RNN(nn.SimpleCell(3))(x)[:, -1])
-
-
 class Deep(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):
@@ -113,10 +106,6 @@ def traced_evaluation(net: nn.Module):
     task = fedvg_jax.linen_task(net, optax.softmax_cross_entropy_with_integer_labels, x[:1])
     arguments = jax.jit(task.init)(jax.random.key(0)), Batch(x, rows % 2), rows.reshape(2, 4)
     return jax.jit(evaluate.make_evaluate(task)).trace(*arguments), arguments
-
-
-def test_only_evaluations_of_networks_without_loops_are_compiled_without_fusion_emitters():
-    assert [programs._num_loops(traced_evaluation(net)[0].jaxpr.jaxpr) for net in (Deep(), Recurrent())] == [1, 2]
 
 
 def test_evaluations_without_fusion_emitters_have_the_same_bits():
@@ -148,18 +137,3 @@ def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tm
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-
-
-def test_a_run_without_progress_says_that_it_compiles(monkeypatch, caplog):
-    monkeypatch.setattr(compilation, "PATIENCE", 0.0)
-    fedvg_jax.run(replace(SMALL, rounds=1, lr_schedule="cosine"))
-    assert caplog.messages[0].startswith("compiling")
-
-
-def test_long_compiling_is_announced_with_the_seconds_of_the_last_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation, "PATIENCE", 0.05)
-    lines = []
-    for program, seconds in (("a", 0.7), ("a", 0.0), ("a", 0.2), ("b", 0.2)):
-        with compilation.announced(tmp_path, program, lines.append):
-            time.sleep(seconds)
-    assert lines == ["compiling", "compiling, about 1 s", "compiling"]

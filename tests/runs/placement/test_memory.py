@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
-from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import hardware as hw
@@ -54,13 +53,3 @@ def test_temporaries_of_the_compiled_program_count():
         with pytest.raises(UsageError, match="temporaries"):
             memory.refuse_unfitting(Config(), actual)
         memory.refuse_unfitting(Config(force=True), actual)
-
-
-def test_message_to_a_user_without_a_home_names_the_variable(monkeypatch):
-    def no_home():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("FEDVG_CACHE_DIR", raising=False)
-    monkeypatch.setattr(config.options.Path, "home", no_home)
-    with pytest.raises(UsageError, match="FEDVG_CACHE_DIR"):
-        config.default_cache_dir()

@@ -2,20 +2,17 @@
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from support import worlds
-from support.files import usage_error
 from support.programs import compilations
 from support.several_processes import assert_equal_histories, run_processes
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
-from fedvg_jax.data import datasets
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.placement import pool_rows
@@ -104,24 +101,6 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
 
 
 # --- files read in place
-
-
-def test_a_folder_of_npy_files_is_read_in_place(tmp_path, monkeypatch):
-    np.save(tmp_path / "x.npy", IMAGES[0])
-    np.save(tmp_path / "y.npy", IMAGES[1])
-    arrays = datasets.load("npz", tmp_path, tmp_path / "cache")
-    assert isinstance(arrays.x.base, np.memmap) and not (tmp_path / "cache").exists()
-    assert np.array_equal(arrays.x, IMAGES[0]) and np.array_equal(arrays.y, IMAGES[1])
-    assert arrays.class_names == ("0", "1", "2") and arrays.num_train == 200
-    np.save(tmp_path / "class_names.npy", np.array(["Käse".encode(), "β".encode(), b"owl"]))
-    np.save(tmp_path / "groups.npy", np.arange(200) % 7)
-    monkeypatch.chdir(tmp_path)
-    named = datasets.load("npz", Path("."))
-    assert named.class_names == ("Käse", "β", "owl") and named.groups.max() == 6 and named.name == tmp_path.name
-    for content, message in ((b"\x93NUMPY", "not a complete .npy file"), (None, "y.npy missing")):
-        (tmp_path / "y.npy").write_bytes(content) if content else (tmp_path / "y.npy").unlink()
-        with usage_error(message):
-            datasets.load("npz", tmp_path)
 
 
 def test_only_two_chunks_of_rows_are_on_the_device():

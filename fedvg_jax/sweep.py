@@ -226,6 +226,7 @@ def _opened_phases(command: CommandLine, console: Console | None = None) -> Iter
         yield grid
         choices = tuning.choose(grid.out, grid.points, command.tuning)
         for cell, choice in choices.items() if console else ():
+            assert console is not None, "by the line above"
             say(console, f"{cell}: {chosen_text(choice, command.tuning)}")
         phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
         chosen = tuning.as_json(command.tuning, choices)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import re
 import textwrap
 from collections.abc import Collection, Sequence
@@ -88,8 +89,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=24, width=79)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        options = {"break_long_words": False, "break_on_hyphens": False}
-        return [line for part in text.split("\n") for line in textwrap.wrap(part, width, **options)]
+        wrap = functools.partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
+        return [line for part in text.split("\n") for line in wrap(part)]
 
 
 def flag_of(name: str) -> str:

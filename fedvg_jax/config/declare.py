@@ -227,8 +227,8 @@ class Setting(NamedTuple):
         if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
             return value
         for kind, given in ((float, int), (Path, str), (str, int)):
-            if kind in allowed and type(value) is given and (given is str or abs(value) < 2**1000):
-                return kind(value)
+            if kind in allowed and type(value) is given and (isinstance(value, str) or abs(value) < 2**1000):
+                return kind(value)  # pyright: ignore[reportArgumentType]  the kinds fit by the line above
         names = " or ".join(NOUNS[kind] for kind in allowed if kind in NOUNS)
         raise UsageError(f"{where} must be {names}; got {shown(value)}")
 

@@ -129,7 +129,7 @@ def apply(config: T, settings: Mapping[str, Any], source: str, method: str | Non
         changes.setdefault(group, {})[last] = value
     replaced = changes.pop("", {})
     replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
-    return dataclasses.replace(config, **replaced) if replaced else config
+    return dataclasses.replace(config, **replaced) if replaced else config  # pyright: ignore[reportArgumentType]
 
 
 def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, Any]:

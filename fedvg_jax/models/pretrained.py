@@ -213,7 +213,8 @@ def _without_wrappers(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     >>> list(_without_wrappers({"module.model.fc.bias": np.ones(1), "module.model.fc.weight": np.ones(1)}))
     ['fc.bias', 'fc.weight']
     """
-    for prefix in re.match(r"((module|model|_orig_mod)\.)*", next(iter(tensors), ""))[0].split(".")[:-1]:
+    (prefixes,) = re.findall(r"^(?:(?:module|model|_orig_mod)\.)*", next(iter(tensors), ""))
+    for prefix in prefixes.split(".")[:-1]:
         if all(name.startswith(f"{prefix}.") for name in tensors):
             tensors = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
     current = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}

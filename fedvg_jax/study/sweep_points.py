@@ -211,7 +211,8 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
     many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
     if name.startswith(HYPER) and source == "axes":
         try:
-            return [float(value) for value in (given if many else [given])]
+            values: Any = given if many else [given]
+            return [float(value) for value in values]
         except (TypeError, ValueError):
             raise UsageError(f"axes: {name} must be numbers; got {given!r:.100}") from None
     check_name(name, source)

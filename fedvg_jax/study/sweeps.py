@@ -222,7 +222,7 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
             work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
     sim = simulation.assemble(config, given, work.keep_of(point))
-    names = sim.given | {name: point.values[name] for name in work.objects if name in sim.given}
+    names = {**sim.given} | {name: point.values[name] for name in work.objects if name in sim.given}
     # without the data set that the settings name
     return sim._replace(given={name: text for name, text in names.items() if is_given or name != "data"})
 

@@ -90,11 +90,11 @@ def further_processes(argv: Sequence[str], count: int) -> Iterator[Callable[[], 
 
     def start() -> None:
         variables = {**os.environ, STARTED_BY: str(os.getpid())}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
         for index in range(1, count):
             take_cores(index)  # which a process takes over from the thread that starts it
             command = [sys.executable, "-m", MODULE, *argv]
-            started.append(subprocess.Popen(command, env=variables, start_new_session=True, **streams))
+            none = subprocess.DEVNULL
+            started.append(subprocess.Popen(command, env=variables, start_new_session=True, stdin=none, stdout=none))
         take_cores(0)
 
     take_cores(0)

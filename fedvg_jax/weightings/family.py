@@ -160,5 +160,6 @@ def _largest(exponents: Array) -> Array:
 def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
     if multipliers is None:
         return norms
-    checks.expect(*(jax.tree.map(lambda _: 0.0, pytree) for pytree in (multipliers, norms)), "multipliers")
+    given, like = (jax.tree.map(lambda _: 0.0, pytree) for pytree in (multipliers, norms))
+    checks.expect(given, like, "multipliers")
     return jax.tree.map(lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers)

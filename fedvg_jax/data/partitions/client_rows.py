@@ -170,12 +170,12 @@ def hold_out_groups(
     ([0, 1], [], [2, 3, 4, 5])
     """
     _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    room, part_of = [num_test, num_val, len(groups)], np.empty(len(counts), np.int64)
-    for group in stream.permutation(len(counts)):
+    room, part_of = [num_test, num_val, len(groups)], [0] * len(counts)
+    for group in stream.permutation(len(counts)).tolist():
         part_of[group] = next(part for part in range(3) if counts[group] <= room[part])
         room[part_of[group]] -= counts[group]
     order = stream.permutation(len(groups)).astype(np.int32)
-    test, val, remaining = (order[part_of[member][order] == part] for part in range(3))
+    test, val, remaining = (order[np.array(part_of)[member][order] == part] for part in range(3))
     return test, val, remaining
 
 

@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[[Settings, DealInputs], Sequence[np.ndarray]]] = {
     "iid": lambda s, i: kinds.iid(i.labels, s.num_clients, i.stream),
     "shards": lambda s, i: kinds.shards(i.labels, s.num_clients, s.shards_per_client, i.stream),
     "classes": lambda s, i: kinds.classes(i.labels, s.num_clients, s.classes_per_client, i.stream),
-    "group": lambda s, i: kinds.by_group(i.groups, s.num_clients, i.stream),
+    "group": lambda s, i: kinds.by_group(np.asarray(i.groups), s.num_clients, i.stream),
 }
 """Kind of partition -> the rows of every client."""
 

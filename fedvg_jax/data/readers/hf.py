@@ -258,7 +258,8 @@ def _arrays(
         return with_groups(arrays, _values(splits, columns.group, folder), f"{folder}, column {columns.group}")
     if splits[0].partition is None:
         return arrays
-    return with_groups(arrays, np.concatenate([[part.partition] * len(part.rows) for part in splits]), folder)
+    partitions = np.repeat([str(part.partition) for part in splits], [len(part.rows) for part in splits])
+    return with_groups(arrays, partitions, str(folder))
 
 
 def _image_column(library: Any, features: Any, given: str, folder: Path) -> str:

@@ -113,5 +113,5 @@ def _traced(algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool
         sent = (*messages, measured if stats_too else tree.params_of(measured))
         return {"all": (grads, memory, sent)}
 
-    is_read, shapes = reads(on_client, *shapes)
-    return is_read["all"], shapes["all"][2]
+    is_read, returned = reads(on_client, *shapes)
+    return is_read["all"], returned["all"][2]

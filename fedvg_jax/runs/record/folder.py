@@ -25,6 +25,7 @@ from typing import Any
 from fedvg_jax import config as configs
 from fedvg_jax.config import SETTINGS, Config, to_json
 from fedvg_jax.config.uses import HOST
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import digests
@@ -50,7 +51,7 @@ def reserve_folder(config: Config) -> Path:
     Raises:
         UsageError: it cannot be made.
     """
-    method = config.method.replace("(", "-").replace(")", "")
+    method = method_of(config.algorithm, config.weighting, config.local).replace("(", "-").replace(")", "")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
     with files.writing("a run folder in runs", "--out"):

@@ -137,7 +137,7 @@ class Recorder:
             stored: see `client_memories.save`.
             seconds: of compiling and of running, over all parts.
         """
-        if not self.keeps_checkpoints or self._pool is None:
+        if not self.keeps_checkpoints or self._pool is None or self.folder is None:
             return
         best = self.best.variables if self.best else None
         content = {"state": stored, "best": best, "seconds": np.array(seconds)}

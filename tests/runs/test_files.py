@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.files import disk_of
+from support.processes import default_signals
 
 from fedvg_jax import commands, prepare, sim
 from fedvg_jax.config import Config
@@ -82,7 +83,7 @@ def test_failed_append_adds_no_line(tmp_path):
 
 def test_first_signal_is_collected_and_a_second_has_its_usual_effect():
     before = signal.getsignal(signal.SIGTERM)
-    with stop_signals.catch_signals() as requests:
+    with default_signals(), stop_signals.catch_signals() as requests:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)  # of a terminal that closes: the shell and the kernel send it more than once

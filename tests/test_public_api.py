@@ -93,14 +93,6 @@ def test_research_script_needs_public_names_only(x64):
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
-def test_a_pair_of_arrays_is_evaluated_as_the_batch():
-    x, model = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32), fv.Variables({"w": jnp.ones(3)}, {})
-    pair = (x, x.sum(1) + np.float32(2))
-    metrics = fv.evaluate(linear_regression(), model, pair)
-    assert metrics == fv.evaluate(linear_regression(), model, fv.Batch(*pair))
-    assert metrics["loss"] == pytest.approx(4, rel=1e-5)
-
-
 def test_tables_of_nearly_as_many_rows_are_evaluated_by_one_program():
     task, model = linear_regression(), fv.Variables({"w": jnp.ones(3)}, {})
     x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
@@ -111,13 +103,6 @@ def test_tables_of_nearly_as_many_rows_are_evaluated_by_one_program():
         losses = [fv.evaluate(task, model, table)["loss"] for table in tables]
     assert compiled == [] and losses == pytest.approx([4] * 6, rel=1e-5)
     assert fv.evaluate(task, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(4, rel=1e-5)
-
-
-def test_a_partition_that_cannot_be_written_is_refused_before_a_folder_is_taken(tmp_path):
-    for name in ("export", "export_partition"):
-        with pytest.raises(fv.UsageError, match=f"{name} .*nowhere"):
-            fv.run(replace(SMALL, out=tmp_path / "run", **{name: tmp_path / "nowhere" / "file.npz"}))
-        assert not (tmp_path / "run").exists()
 
 
 # --- runs and their folders
@@ -161,17 +146,6 @@ def finished(tmp_path_factory):
     return fv.run(settings, progress=True)
 
 
-def test_progress_shows_what_the_command_line_shows_and_silence_is_the_default(capsys):
-    settings = replace(SMALL, rounds=1)
-    shown = fv.run(settings, progress=True)
-    printed = capsys.readouterr().out
-    for part in ("data    digits", "method  FedVG", "round 1/1", "test accuracy, final round"):
-        assert part in printed
-    silent = fv.run(settings)
-    assert capsys.readouterr() == ("", "")
-    jax.tree.map(np.testing.assert_array_equal, silent.variables, shown.variables)
-
-
 def test_loaded_history_is_the_history_of_the_run(finished):
     loaded = fv.History.load(finished.folder)
     assert loaded.records == finished.records
@@ -194,16 +168,6 @@ def test_run_exports_its_final_model(finished):
     template = jax.eval_shape(task.init, jax.random.key(0))
     exported = pretrained.load(finished.config.export, template, "mlp", head=True)
     jax.tree.map(np.testing.assert_array_equal, exported, finished.variables)
-
-
-def test_models_of_a_folder_without_checkpoints_are_one_line(finished, tmp_path):
-    for name in ("config.json", "history.jsonl"):
-        (tmp_path / name).write_bytes((finished.folder / name).read_bytes())
-    loaded = fv.History.load(tmp_path)
-    assert loaded.summary == {} and loaded.records == finished.records
-    for name in ("variables", "best_variables"):
-        with pytest.raises(fv.UsageError, match=r"\A[^\n]*no checkpoint in[^\n]*\Z"):
-            getattr(loaded, name)
 
 
 def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):

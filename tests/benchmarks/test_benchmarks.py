@@ -13,12 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-import fedvg_jax as fv
 from benchmarks import machine, parity
 from benchmarks.gpu import process, session, study
 from benchmarks.pages import cpu
 from benchmarks.speed import cases, contest, ours, rounds
-from fedvg_jax.models import cnn, task
 
 
 def torch_or_skip():
@@ -185,50 +183,3 @@ def test_recording_of_global_models_only_is_read_and_its_missing_arrays_are_list
     assert parity.not_compared(read_recording(tmp_path)) == []
     partial = read_recording(tmp_path, **{"r0/client1/w": None, "r0/weights": None})
     assert parity.not_compared(partial) == ["client models of round 1", "modelwise weights of rounds 1"]
-
-
-@pytest.mark.parametrize("key", ["init/w", "r0/rows/1", "r0/clients"])
-def test_recording_without_a_required_array_is_refused(tmp_path, key):
-    with pytest.raises(fv.UsageError, match=f"lacks {key}"):
-        read_recording(tmp_path, **{key: None})
-
-
-def differences(**changes):
-    """Returns the differences of two rounds that agree, with changes to the second."""
-    row = {"ratio": 2e-6, "chained": 2e-6, "weights": 1e-6, "chained_weights": 1e-6, "tensors": {}}
-    clients = changes.pop("client_models", [1e-7])
-    return parity.Differences(clients, [row, row | changes], [], {})
-
-
-@pytest.mark.parametrize(
-    ("changes", "fails"),
-    [({}, []), ({"client_models": None, "weights": None}, []), ({"client_models": [1e-5]}, ["client models"]),
-     ({"ratio": 6e-3}, ["round 2"]), ({"chained": 3e-2}, ["round 2, chained"]), ({"weights": 3e-3}, ["weights"]),
-     ({"chained_weights": 6e-3}, ["chained: weights"])],
-)  # fmt: skip
-def test_difference_beyond_its_bound_fails(changes, fails):
-    """Client models, single rounds, chained rounds and weights have different bounds."""
-    failed = [name for name, gap, bound in parity.checks("fedgrad", differences(**changes)) if gap > bound]
-    assert len(failed) == len(fails)
-    assert all(expected in name for expected, name in zip(fails, failed, strict=True))
-
-
-@pytest.mark.slow
-def test_recording_of_global_models_only_is_replayed(tmp_path):
-    """The recorded model after the round is the initial one plus 0.1, so that ours differs."""
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "cifar10.npz", x=rng.integers(0, 256, (40, 32, 32, 3), np.uint8), y=np.arange(40) % 10)
-    settings = {"clients": 2, "rounds": 1, "epochs": 1, "batch": 8, "lr": 0.01, "method": "fedgrad", "model": "lenet5"}
-    model = parity.torch_layout.to_torch(task.classification(cnn.LeNet5(10), 10, (32, 32, 3)).init(jax.random.key(0)))
-    arrays = {f"init/{name}": x for name, x in model.items()}
-    arrays |= {f"r0/global/{name}": x + 0.1 for name, x in model.items()}
-    arrays |= {f"part/{k}/train": np.arange(16 * k, 16 * k + 16) for k in range(2)}
-    arrays |= {f"r0/rows/{k}": np.arange(16 * k, 16 * k + 16) for k in range(2)}
-    arrays |= {"param_names": np.array([*model]), "val_rows": np.arange(32, 40), "r0/clients": np.arange(2)}
-    np.savez(tmp_path / "recording.npz", meta=json.dumps(settings), **arrays)
-    results = tmp_path / "results.json"
-    command = ["--golden", str(tmp_path / "recording.npz"), "--data-dir", str(tmp_path), "--results", str(results)]
-    assert parity.main(command) == 1
-    result = json.loads(results.read_text())["methods"]["fedvg"]
-    assert result["client_models"] is None and result["rounds"][0]["ratio"] > 0.1
-    assert result["not_compared"] == ["client models of round 1", "modelwise weights of rounds 1"]

@@ -41,20 +41,6 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
         np.testing.assert_allclose(contrasts[key][1:], (*expected[key][:3], largest), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("folder", uses.RANDOM)
-def test_effects_of_pretraining_are_paired_differences_of_contrasts(folder):
-    effects, pretrained = uses.effects_of_pretraining(folder), uses.PRETRAINED[folder]
-    assert len(effects) == len(uses.CONTROLS) * len({alpha for alpha, _ in uses.read(folder)})
-    for (name, alpha), effect in effects.items():
-        with_weights, without = (
-            finals(of, alpha, "fedvg") - finals(of, alpha, uses.CONTROLS[name]) for of in (pretrained, folder)
-        )
-        with_weights = with_weights[: len(without)]  # of the first seeds
-        test = stats.ttest_rel(with_weights, without)
-        expected = ((with_weights - without).mean(), *test.confidence_interval(0.95), test.pvalue)
-        np.testing.assert_allclose(effect[1:], expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("contrast", "outcome"),
     [

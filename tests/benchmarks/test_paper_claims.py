@@ -1,6 +1,5 @@
 """The paper's claims: the paper's numbers are computed from its tables, and verdicts from runs."""
 
-import csv
 import math
 from typing import NamedTuple
 
@@ -9,7 +8,6 @@ from support.run_folders import write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
-from benchmarks.studies.paper import __main__ as command
 from benchmarks.studies.paper import claims, clients, measures
 from benchmarks.studies.paper.claims import Result, Scale
 from benchmarks.studies.paper.measures import Finding, Value
@@ -110,15 +108,6 @@ def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_pa
         assert results.verdict == verdict and "72.0 at 0," in results.ours and "deviation 2.8" in results.ours
 
 
-def test_value_that_several_cells_stand_for_decides_no_claim(tmp_path):
-    methods = {"fedavg": 0.7, "fedprox": 0.6, "fedvg": 0.8}
-    axes = {"method": list(methods), "lr": [0.1, 0.01], "seed": [0]}
-    sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, methods[v["method"]]))
-    assert verdicts(sweep)["first_or_second"].verdict == "not reached"
-    lines = measures.ambiguities(collect([sweep]))
-    assert "FedAvg on digits, mlp, alpha 0.05 has 2 cells that differ in other settings" in lines
-
-
 def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
     for seed in (0, 1):
         entries = {
@@ -161,25 +150,6 @@ def test_significance_needs_five_pairs():
     assert measures.significance_over_pairs(values) is None
     values += [Value("e", "m", n, 0.05, 60 + 2 * (n == "FedVG"), math.nan) for n in ("FedVG", "FedAvg")]
     assert measures.significance_over_pairs(values).holds
-
-
-def test_command_writes_verdicts_and_values(tmp_path, capsys):
-    methods = {"fedavg": 0.5, "fedprox": 0.6, "fedvg": 0.4}
-    axes = {"method": list(methods), "seed": [0, 1]}
-    settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05}
-    sweep = write_sweep(tmp_path / "a|b", axes, lambda v: (0.3, methods[v["method"]]), **settings)
-    out = tmp_path / "out"
-    assert command.main([str(sweep), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "does not hold on CIFAR-10, 32 images: FedVG is ahead of FedAvg at alpha 0.05" in printed
-    with (out / "claims.csv").open(newline="") as file:
-        found = {row["claim"]: row for row in csv.DictReader(file)}
-    assert (found["gain_over_fedavg"]["verdict"], found["gain_over_fedavg"]["text"]) == (
-        "does not hold", "FedVG minus FedAvg -10.00 points",
-    )  # fmt: skip
-    text = (out / "claims.md").read_text(encoding="utf-8")
-    assert text.count("\n## ") == len(claims.claims()) and "configs/sweeps/paper/bars.toml" in text
-    assert "the paper's values beside ours" in text
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,6 @@ def test_every_method_of_the_paper_has_its_name(method, fidelity):
     assert name == " + ".join(values.PAPER_NAMES[part] for part in method.split("+"))
 
 
-def test_granularities_and_external_sets_of_plain_fedvg_have_the_papers_names():
-    layerwise = check(Config(method="fedvg", fedvg={"granularity": "layerwise"}))
-    external = check(Config(method="fedvg", validation={"source": "stl10", "data_dir": "d"}))
-    assert values.paper_name(layerwise) == "FedVG (Layerwise)"
-    assert values.paper_name(external) == "FedVG val=STL-10"
-
-
 def test_run_with_a_weighting_from_python_has_no_value_of_the_paper(tmp_path):
     settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05, "method": "fedvg"}
     folder = write_run(tmp_path / "a", **settings)
@@ -59,7 +52,3 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper(tmp_path):
     write_manifest(folder, {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
     study = collect([tmp_path])
     assert values.against_paper(study) is None
-
-
-def test_runs_without_a_counterpart_in_the_paper_have_no_such_table(tmp_path):
-    assert values.against_paper(collect([write_run(tmp_path / "a", method="fedavg")])) is None

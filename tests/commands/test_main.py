@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedvg_jax import __main__ as command_line
-from fedvg_jax import config, prepare, sim
+from fedvg_jax import config, sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import launch
 
@@ -25,32 +25,10 @@ def test_subcommands_are_the_commands_of_the_package(capsys):
     assert set(listed) == modules
 
 
-def test_help_is_a_page_of_common_options_that_fits_80_columns(capsys):
-    assert sim.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    flags = re.findall(r"^  (--[a-z-]+)", text, re.M)
-    assert 14 <= len(flags) <= 24 and {"--method", "--fidelity", "--alpha", "--resume"} <= set(flags)
-    assert "--conv" not in flags
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_all_options_are_in_the_long_help_once(capsys):
     assert sim.main(["--help-all"]) == 0
     flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     names = [*config.flatten(Config()), "method", "fidelity", *config.command_line.FLAGS, *launch.FLAGS]
-    assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
-
-
-OF_COMMANDS = {
-    "prepare": ([], prepare.OF_PREPARE),
-    "features": (["features"], prepare.OF_FEATURES),
-}
-
-
-@pytest.mark.parametrize(("words", "names"), OF_COMMANDS.values(), ids=OF_COMMANDS)
-def test_help_of_other_commands_lists_the_options_that_they_use(capsys, words, names):
-    assert prepare.main([*words, "--help-all"]) == 0
-    flags = re.findall(r"^  --([a-z0-9.-]+)", capsys.readouterr().out, re.M)
     assert sorted(flags) == sorted(name.replace("_", "-") for name in names)
 
 

@@ -49,18 +49,6 @@ def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     assert (tmp_path / "out" / "clients.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["[/b]", "a :cat: \\"])
-def test_names_of_data_and_folders_are_printed_as_they_are(tmp_path, capsys, name):
-    arrays, file = made(num_classes=2), tmp_path / f"{name.replace('/', '')}.npz"
-    np.savez(file, x=arrays.x, y=arrays.y, class_names=np.array([name, "other"]))
-    folder = tmp_path / f"runs{name.replace('/', '')}"
-    assert call(file, "--partition", "iid", "--out", str(folder)) == 0
-    output = capsys.readouterr().out
-    assert f"{file.stem}: 60 images" in output and f"│ {name} " in output
-    if "drawn" in output:
-        assert f"drawn: {folder / 'clients.png'}" in output
-
-
 def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
     downloads = []
     monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))

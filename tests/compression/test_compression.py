@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support import worlds
 
-import fedvg_jax as fv
 from fedvg_jax import compression
 
 RNG = np.random.default_rng(0)
@@ -66,9 +65,3 @@ def test_the_derivative_of_qsgd_is_that_of_its_mean(x64):
     send = compression.qsgd(1)
     slope = worlds.jit(jax.jacobian(lambda v: send.apply({}, jax.random.key(0), v, ())[0]))(DELTA["b"]["w"])
     np.testing.assert_array_equal(slope, np.eye(5))
-
-
-def test_settings_without_a_meaning_are_one_line():
-    for make, value in ((compression.top_k, 0.0), (compression.top_k, 1.5), (compression.qsgd, 0)):
-        with pytest.raises(fv.UsageError, match=rf"must be .*; got {value}"):
-            make(value)

@@ -14,7 +14,6 @@ from fedvg_jax.config import Config, command_line, presets
 from fedvg_jax.config.weighting_grammar import MAX_CHARACTERS, WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
-from fedvg_jax.engine import robust
 from fedvg_jax.runs.record.history import History
 
 ROOT = Path(__file__).parents[2]
@@ -82,33 +81,6 @@ _RULES = st.deferred(lambda: _TERMS | st.builds(Mean, _TERMS, _TERMS))
 @given(_RULES.filter(lambda rule: len(_written(rule)) <= MAX_CHARACTERS))
 def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
     assert parse_weighting(_written(rule)) == rule
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [("learning_rate", "lr"), ("mu", "fedprox.mu"), ("fedprox.nu", "fedprox.mu"), ("rouns", "rounds")],
-)
-def test_unknown_name_suggests_the_closest(wrong, right):
-    with usage_error(f"mine.toml: unknown setting '{wrong}'; did you mean '{right}'?"):
-        config.apply(Config(), {wrong: 1}, "mine.toml")
-    with usage_error("unknown setting 'learning_rate'; did you mean 'lr'?"):
-        Config(learning_rate=0.1)
-    with usage_error("unknown setting 'fedvg'; it is a table, [fedvg]"):
-        config.apply(Config(), {"fedvg": "l1"}, "mine.toml")
-
-
-def trimmed(clients, trim):
-    return Config(clients=clients, join_ratio=1.0, weighting="uniform", robust=f"trimmed_mean:{trim}")
-
-
-@pytest.mark.parametrize(("clients", "smallest"), [(3, 0.34), (10, 0.1), (999, 0.0011)])
-def test_trim_that_leaves_out_no_client_is_refused_and_the_smallest_that_works_is_named(clients, smallest):
-    with pytest.raises(UsageError) as error:
-        config.check(trimmed(clients, 0.99 / clients))
-    assert f"none of {clients} clients; use {smallest:g} or more" in str(error.value)
-    assert robust._cuts(smallest, clients)[clients] == 1
-    for trim in (0.0, 1 / clients, smallest):
-        config.check(trimmed(clients, trim))
 
 
 SCALARS = {name: "{}" for name, setting in config.SETTINGS.items() if setting.facts.hyper and name != "rounds"}

@@ -4,10 +4,8 @@ import dataclasses
 
 import pytest
 
-import fedvg_jax
 from fedvg_jax import commands, config
 from fedvg_jax.config import Config, presets
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.study.sweep_points import parse_axes
 
@@ -63,23 +61,6 @@ def test_flags_override_the_method_and_both_a_file_whose_keys_override_its_own_m
     assert (made.feddyn.alpha, made.feddyn.clip) == (0.3, 10.0)
     made = parse("--config", file, "--method", "fedprox", "--fedprox.mu", "0.5")
     assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == ("fedprox", "native", 0.5, 7)
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [
-        (("--dataset", "breast_cancer", "--partition", "iid"), "partition", "iid"),
-        (("--dataset", "tinyimagenet", "--data-dir", ".", "--optimiser", "adam"), "optimiser", "adam"),
-    ],
-)
-def test_flags_override_a_preset_whose_other_settings_then_have_no_use(words, name, value, tmp_path):
-    assert getattr(parse(*words), name) == value
-    file = tmp_path / "mine.toml"
-    file.write_text('dataset = "breast_cancer"\nmin_samples_rule = "top_up"\n')
-    assert parse("--config", file, "--partition", "iid").partition == "iid"
-    file.write_text('min_samples_rule = "top_up"\n')
-    with pytest.raises(UsageError, match="min-samples-rule is not used by --partition iid"):
-        parse("--config", file, "--partition", "iid")
 
 
 def test_the_interval_of_a_preset_leaves_other_evaluations_than_the_last(tmp_path):
@@ -147,12 +128,3 @@ def test_the_name_of_a_method_is_that_of_the_settings_it_stands_for():
     for name in [*WEIGHTS, "uniform", "fedper+fedvg", "fednova+val_loss", "permuted(fedvg)", "scaffold+samples+fedvg"]:
         assert Config(method=name).method == name
     assert dataclasses.replace(Config(method="fedvg"), weighting="uniform").method == "uniform"
-
-
-def test_a_group_given_as_a_dict_is_the_group_and_a_wrong_name_in_it_is_refused_at_once():
-    assert Config(fedvg={"norm": "l2"}) == Config(fedvg=Config.FedVG(norm="l2"))
-    with pytest.raises(fedvg_jax.UsageError, match=r"unknown setting 'fedvg\.nrom'; did you mean 'fedvg\.norm'"):
-        Config(fedvg={"nrom": "l2"})
-
-
-# --- mistakes

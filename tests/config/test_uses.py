@@ -2,13 +2,11 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import numpy as np
-import pytest
 
-from fedvg_jax import commands, config, sim
+from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, uses
 from fedvg_jax.config.declare import Condition, referenced
 from fedvg_jax.data import SOURCES
@@ -62,17 +60,6 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
     for setting, option in {"image_size": "size", "splits": "splits"}.items():
         takers = {name for name, source in SOURCES.items() if option in source.takes}
         assert takers == {name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])}
-
-
-@pytest.mark.usefixtures("traced")
-def test_start_of_a_run_lists_the_settings_of_the_file_that_it_does_not_use(tmp_path, capsys):
-    path = tmp_path / "sweep.toml"
-    path.write_text("rounds = 1\nlocal_epochs = 1\n[fedprox]\nmu = 0.3\n")
-    assert sim.main(["--config", str(path), "--out", str(tmp_path / "run"), "--weighting", "samples"]) == 0
-    assert f"unused  fedprox.mu of {path}" in capsys.readouterr().out
-    written = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert "fedprox.mu" in written["unused"] and written["fedprox"]["mu"] == 0.3
-    assert commands.parse(["--resume", str(tmp_path / "run")]).fedprox.mu == 0.3
 
 
 # --- settings given from Python

@@ -1,6 +1,6 @@
 """Hugging Face data sets: tiny ones, saved by the library and read by ours."""
 
-from pathlib import Path
+import os
 
 import numpy as np
 import pytest
@@ -136,47 +136,18 @@ def test_parquet_files_of_other_libraries_are_read(tmp_path):
     assert load(tmp_path, label="fine").y.tolist() == list(range(9))
 
 
-def write_unreadable(tmp_path: Path, kind: str) -> Path:
-    folder = tmp_path / "set"
-    if kind == "two labels":
-        dataset = rows(range(3)).rename_column("label", "fine").add_column("coarse", [0, 1, 0])
-        dataset.cast_column("coarse", library.ClassLabel(names=["a", "b"])).save_to_disk(folder)
-    elif kind == "no bytes":
-        features = library.Features({"image": library.Image(decode=False), "label": library.Value("int64")})
-        image = {"bytes": None, "path": "http://x/y.png"}
-        dataset = library.Dataset.from_dict({"image": [image], "label": [0]}, features)
-        folder.mkdir()
-        pyarrow.parquet.write_table(dataset.data.table, folder / "train.parquet")
-    elif kind in ("missing label", "pixels"):
-        labels = [0, None if kind == "missing label" else 1]
-        library.Dataset.from_dict({"x": [[[1]]] * 2, "y": labels}).save_to_disk(folder)
-    elif kind == "texts":
-        library.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).save_to_disk(folder)
-    elif kind == "empty":
-        folder.mkdir()
-    elif kind == "truncated":
-        rows(range(9)).save_to_disk(folder)
-        file = next(folder.glob("*.arrow"))
-        file.write_bytes(file.read_bytes()[:500])
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("two labels", "--columns label=NAME"),
-        ("no bytes", "train row 0"),
-        ("missing label", "column y"),
-        ("pixels", "column x"),
-        ("texts", "--columns image=NAME"),
-        ("empty", "save_to_disk"),
-        ("truncated", "set"),
-        ("missing", "--download"),
-    ],
-)
-def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind, name):
-    with usage_error(name):
-        load(write_unreadable(tmp_path, kind))
+@pytest.mark.parametrize("kind", ["two labels", "missing label", "truncated"])
+def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind):
+    dataset = rows(range(3)).rename_column("label", "fine").add_column("coarse", [0, 1, 0])
+    if kind == "missing label":
+        dataset = library.Dataset.from_dict({"x": [[[1]]] * 2, "y": [0, None]})
+    elif kind == "two labels":
+        dataset = dataset.cast_column("coarse", library.ClassLabel(names=["a", "b"]))
+    dataset.save_to_disk(tmp_path / "set")
+    if kind == "truncated":
+        os.truncate(next((tmp_path / "set").glob("*.arrow")), 500)
+    with usage_error({"two labels": "label=NAME", "missing label": "column y", "truncated": "set"}[kind]):
+        load(tmp_path / "set")
 
 
 def test_downloaded_data_set_can_be_loaded(saved, tmp_path, monkeypatch):

@@ -1,16 +1,11 @@
 """Weights and averages of named arrays are those of the engine's round; needs neither Flower nor PyTorch."""
 
-import importlib
-import sys
-
-import jax
-import jax.numpy as jnp
 import numpy as np
 import one_round
 import pytest
 from support import worlds
 
-from fedvg_jax import config, weightings
+from fedvg_jax import config
 from fedvg_jax.integrations import named_arrays
 from fedvg_jax.integrations.named_arrays import Client
 
@@ -53,16 +48,6 @@ def test_round_of_named_arrays_equals_the_round_of_the_engine(case):
     worlds.assert_close(one_round.variables_of(mean), expected, 1e-5)
 
 
-@pytest.mark.parametrize("granularity", ["modelwise", "layerwise", "blockwise"])
-def test_weights_of_callables_equal_inverse_norm_weights(granularity):
-    weights = named_arrays.weigh(scheme(fedvg={"granularity": granularity}), MODEL, CLIENTS)
-    norms = jax.tree.map(jnp.float32, {name.replace(".", "/"): value for name, value in NORMS.items()})
-    for path, expected in weightings.inverse_norm_weights(norms, granularity).items():
-        np.testing.assert_allclose(weights.of_tensors[path.replace("/", ".")], expected, rtol=1e-6)
-    of_statistics = weights.of_tensors["head.bias"] if granularity == "modelwise" else np.full(3, 1 / 3)
-    np.testing.assert_allclose(weights.of_tensors["bn.running_mean"], of_statistics, rtol=1e-6)
-
-
 @pytest.mark.quick
 def test_counters_are_rounded_means_and_dtypes_stay():
     """Those of the global model, whatever the clients return."""
@@ -95,13 +80,6 @@ def test_client_with_anything_nonfinite_has_weight_0(where):
     assert not alone.present.any() and alone.mean.tolist() == [0]
 
 
-def test_blocks_are_named_by_the_function_of_the_user():
-    one_block = scheme(fedvg={"granularity": "blockwise"}, block_of=lambda name: name.partition(".")[2][:0])
-    modelwise = named_arrays.weigh(scheme(), MODEL, CLIENTS).of_tensors
-    blockwise = named_arrays.weigh(one_block, MODEL, CLIENTS).of_tensors
-    np.testing.assert_allclose(blockwise["conv.weight"], modelwise["head.bias"], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("weighting", "named"), [("fedvg", {"signal": "delta"}), ("generalised", {"norm": "delta"})], ids=str
 )
@@ -110,15 +88,6 @@ def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting)
     weights = named_arrays.weigh(scheme(weighting=weighting, fedvg=named), MODEL, CLIENTS)
     np.testing.assert_allclose(weights.scores, [1.5, 3.0, 4.5], rtol=1e-6)
     np.testing.assert_allclose(weights.mean, np.array([6, 3, 2]) / 11, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("extra", "package"), [("flower", "flwr"), ("torch", "torch")])
-def test_integration_without_its_package_names_the_extra(extra, package, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(f"fedvg_jax.integrations.{extra}")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=rf"needs {package}; pip install 'fedvg_jax\[{extra}\]'$"):
-        importlib.import_module(f"fedvg_jax.integrations.{extra}")
 
 
 def test_equal_large_counters_stay_as_they_are():

@@ -9,7 +9,7 @@ import pytest
 from support import worlds
 
 from fedvg_jax import weightings
-from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import schedule
 from fedvg_jax.weightings import signals
 
@@ -179,36 +179,3 @@ def test_a_gradient_that_is_not_finite_gives_its_client_weight_zero_and_a_sparse
     gradients.append({"w": torch.tensor([3.0, 0.0]).to_sparse()})
     weights = fedvg_torch.inverse_norm_weights(gradients, {"w": torch.zeros(2)}, eps=0.0)["w"]
     np.testing.assert_allclose(weights, [0.75, 0.0, 0.25], rtol=1e-6)
-
-
-def test_minibatches_of_nested_tensors_count_their_rows():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(2, 3)
-
-        def forward(self, inputs):
-            return self.layer(inputs["a"] + inputs["b"][0])
-
-    def loss(outputs, targets):
-        return LOSS(outputs, targets["y"])
-
-    model, x, y = Sum(), torch.ones(5, 2), torch.arange(5) % 3
-    nested = [({"a": x[i : i + 3], "b": (x[i : i + 3],)}, {"y": y[i : i + 3]}) for i in (0, 3)]
-    whole = [({"a": x, "b": (x,)}, {"y": y})]
-    got, expected = (fedvg_torch.validation_gradients(model, loss, loader) for loader in (nested, whole))
-    torch.testing.assert_close(got, expected)
-
-
-def test_the_old_weight_norm_is_refused_in_one_line():
-    with pytest.warns(FutureWarning):
-        old = torch.nn.utils.weight_norm(nn.Linear(2, 3))
-    old(torch.ones(1, 2))
-    with pytest.raises(UsageError, match=r"cannot be copied .*parametrizations.weight_norm"):
-        fedvg_torch.validation_gradients(old, LOSS, [(torch.ones(4, 2), torch.zeros(4, dtype=torch.long))])
-
-
-def test_a_row_alone_is_scored_in_evaluation_mode():
-    """With the running statistics, where its own have no variance."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    assert fedvg_torch.validation_gradients(model, LOSS, [(torch.ones(1, 2), torch.tensor([0]))], train=False)

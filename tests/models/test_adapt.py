@@ -177,24 +177,6 @@ def test_dropout_draws_from_the_key_and_is_the_identity_without_one(library):
     assert scored.get("plain", scored["random"]) == scored["random"]
 
 
-class Attention(nn.Module):
-    """Draws random numbers outside nn.Dropout."""
-
-    @nn.compact
-    def __call__(self, x, train):
-        x = nn.Dense(8)(x).reshape(len(x), 4, 2)
-        return nn.MultiHeadDotProductAttention(2, dropout_rate=0.5, deterministic=not train)(x)[:, 0, :1]
-
-
-def test_random_layers_other_than_dropout_use_a_fixed_key_without_a_key():
-    task = fedvg_jax.linen_task(Attention(), lambda output, y: (output[0] - y) ** 2, X[:1])
-    variables = worlds.jit(task.init)(jax.random.key(0))
-    without_key = worlds.jit(lambda: task.loss(*variables, BATCH, MASK, True)[0])
-    with_key = worlds.jit(lambda key: task.loss(*variables, BATCH, MASK, True, key)[0])
-    first, again = without_key(), without_key()
-    assert first == again != with_key(jax.random.key(1))
-
-
 class Guarded(nn.Module):
     """Drops only where there is a key of its own."""
 

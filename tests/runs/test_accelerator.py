@@ -35,24 +35,14 @@ SIDE = {"lanes": "4", "hold": 0, "scoring": (1024, "lax")}
 """Choices that are the accelerator's: lanes, and the rows of a scoring pass with its convolution."""
 
 
-def covering(factors, is_valid=lambda case: True, tries=30):
-    """Cases in which every two levels of two factors meet, if a valid case has both; greedily few."""
-    rng, names = np.random.default_rng(0), list(factors)
-    left = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(names, 2)
-        for i, j in itertools.product(range(len(factors[a])), range(len(factors[b])))
-    }
-    while left:
-        wanted = min(left, key=str)
-        drawn = ({name: int(rng.integers(len(factors[name]))) for name in names} | dict(wanted) for _ in range(tries))
-        pairs = [set(itertools.combinations(case.items(), 2)) for case in drawn]
-        cases = {frozenset(p): {name: factors[name][i] for pair in p for name, i in pair} for p in pairs}
-        valid = [p for p, case in cases.items() if is_valid(case)]
-        best = max(valid, key=lambda p: len(p & left), default=None)
-        left -= best or {wanted}
-        if best:
-            yield cases[best]
+def drawn(factors, is_valid, count):
+    """Different valid cases with a random level of each factor."""
+    rng, cases = np.random.default_rng(0), {}
+    while len(cases) < count:
+        case = {name: levels[rng.integers(len(levels))] for name, levels in factors.items()}
+        if is_valid(case):
+            cases[str(case)] = case
+    return list(cases.values())
 
 
 # --- the data
@@ -224,10 +214,10 @@ def program_of_run(config, image):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_every_pair_of_settings_runs_on_an_accelerator_as_on_a_cpu(x64, monkeypatch, part):
+def test_drawn_settings_run_on_an_accelerator_as_on_a_cpu(x64, monkeypatch, part):
     for name, network in NARROW.items():
         monkeypatch.setitem(configs.MODELS, name, network)
-    cases = list(covering(CAMPAIGN, lambda case: is_allowed(config_of(case))))
+    cases = drawn(CAMPAIGN, lambda case: is_allowed(config_of(case)), count=100)
     for case in cases[part::20]:
         config, image = config_of(case), IMAGES[case["model"]]
         with naming(case):

@@ -1,19 +1,13 @@
 """What a call is given is traced by that call: a value that its functions read is the present one."""
 
-import collections
-import contextvars
 import dataclasses
-import enum
-import functools
 import gc
 import os
-import types
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 from support import linear
 
@@ -23,13 +17,11 @@ from fedvg_jax.runs.assemble import tables
 from fedvg_jax.weightings import basic
 
 RATE = 0.5
-SETTINGS = types.SimpleNamespace(rate=0.5)
-VARIABLE = contextvars.ContextVar("rate", default=0.5)
 SETTINGS_OF_RUN = fv.Config(clients=2, partition="iid", local_epochs=1, lanes="1", devices="1")
 
 
 class Scale:
-    factor, factors, array = 0.5, (pd.Series([0.5]), [0.5]), np.array(0.5)
+    """An object whose value is an attribute."""
 
     def __init__(self):
         self.rate = 0.5
@@ -37,62 +29,9 @@ class Scale:
     def __call__(self):
         return self.rate
 
-    @property
-    def half(self):
-        return self.rate
-
-    @classmethod
-    def of_class(cls):
-        return cls.factor
-
-    @staticmethod
-    def fixed():
-        return 0.5
-
-
-class Slots:
-    __slots__ = ("rate",)
-
-    def __init__(self):
-        self.rate = 0.5
-
-
-class Bag(dict):
-    """As ConfigDict: entries are attributes."""
-
-    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
-
-
-class Level(enum.Enum):
-    LOW = types.SimpleNamespace(rate=0.5)
-
-
-@dataclasses.dataclass
-class Options:
-    rate: float = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    rates: list
-
 
 def with_default(rate=0.5):
     return rate
-
-
-def with_keyword(*, rate=0.5):
-    return rate
-
-
-def helper():
-    return SETTINGS.rate
-
-
-def importing():
-    import test_own_functions as module
-
-    return module.SETTINGS.rate
 
 
 def of_closure():
@@ -105,65 +44,13 @@ def of_closure():
     return (lambda: rate), change
 
 
-def put(held, value):
-    held[0] = value
-
-
-def put_rate(held, value):
-    held["rate"] = value
-
-
-def set_rate(held, value):
-    held.rate = value
-
-
-def called(held):
-    return held() if callable(held) else held[0]()
-
-
-DEQUE, FUNCTION, BAG = collections.deque([0.5]), types.FunctionType(helper.__code__, globals()), Bag(rate=0.5)
-FUNCTION.rate = 0.5
-SCALE = Scale()
-
 WAYS = {
     "global": (None, lambda _: RATE, lambda _, value: globals().update(RATE=value)),
-    "closure": (of_closure(), called, lambda pair, value: pair[1](value)),
-    "default argument": (with_default, called, lambda f, value: setattr(f, "__defaults__", (value,))),
-    "keyword default": (with_keyword, called, lambda f, value: f.__kwdefaults__.update(rate=value)),
-    "attribute of a function": (FUNCTION, lambda f: f.rate, set_rate),
-    "import inside": (importing, called, lambda _, value: set_rate(SETTINGS, value)),
-    "namespace of a helper": (helper, called, lambda _, value: set_rate(SETTINGS, value)),
-    "helper by its name": ("helper", lambda name: globals()[name](), lambda _, value: set_rate(SETTINGS, value)),
-    "getattr": (Scale(), lambda held: getattr(held, "ra" + "te"), set_rate),
-    "class attribute": (Scale, lambda held: held.factor, lambda held, value: setattr(held, "factor", value)),
-    "list in a class": (Scale, lambda held: held.factors[1][0], lambda held, value: put(held.factors[1], value)),
-    "series in a class": (Scale, lambda held: held.factors[0][0], lambda held, value: put(held.factors[0], value)),
-    "array in a class": (Scale, lambda held: float(held.array), lambda held, value: held.array.fill(value)),
-    "class method": (Scale.of_class, called, lambda _, value: setattr(Scale, "factor", value)),
-    "static method": (Scale, lambda held: held.fixed(), lambda held, value: setattr(held, "fixed", lambda: value)),
-    "property": (Scale(), lambda held: held.half, set_rate),
-    "bound method": (SCALE.__call__, called, lambda _, value: set_rate(SCALE, value)),
-    "object that is called": (Scale(), called, set_rate),
-    "slot": (Slots(), lambda held: held.rate, set_rate),
-    "partial": (functools.partial(lambda held: held[0], DEQUE), called, lambda _, value: put(DEQUE, value)),
-    "partial's keyword": (functools.partial(lambda rate: rate, rate=0.5), called, lambda f, v: put_rate(f.keywords, v)),
-    "dict": ({"rate": 0.5}, lambda held: held["rate"], put_rate),
-    "ordered dict": (collections.OrderedDict(rate=0.5), lambda held: held["rate"], put_rate),
-    "chain map": (collections.ChainMap({"rate": 0.5}), lambda held: held["rate"], put_rate),
-    "config dict": (BAG, lambda held: held.rate, set_rate),
-    "list": ([0.5], lambda held: held[0], put),
-    "list in a tuple": (([0.5],), lambda held: held[0][0], lambda held, value: put(held[0], value)),
-    "deque": (collections.deque([0.5]), lambda held: held[0], put),
-    "set": ({0.5}, lambda held: next(iter(held)), lambda held, value: held.symmetric_difference_update({0.5, value})),
-    "array": (np.array([0.5]), lambda held: float(held[0]), put),
-    "memory view": (memoryview(np.array([0.5])), lambda held: held[0], put),
-    "data frame": (pd.DataFrame({"rate": [0.5]}), lambda held: float(held["rate"][0]), lambda f, v: put_rate(f, [v])),
-    "dataclass": (Options(), lambda held: held.rate, set_rate),
-    "frozen dataclass": (Frozen([0.5]), lambda held: held.rates[0], lambda held, value: put(held.rates, value)),
-    "enum member": (Level.LOW, lambda held: held.value.rate, lambda held, value: set_rate(held.value, value)),
-    "module": (types.ModuleType("own"), lambda held: getattr(held, "rate", 0.5), set_rate),
+    "closure": (of_closure(), lambda pair: pair[0](), lambda pair, value: pair[1](value)),
+    "default argument": (with_default, lambda f: f(), lambda f, value: setattr(f, "__defaults__", (value,))),
+    "object that is called": (Scale(), lambda held: held(), lambda held, value: setattr(held, "rate", value)),
+    "array": (np.array([0.5]), lambda held: float(held[0]), lambda held, value: held.fill(value)),
     "environment": (os.environ, lambda held: float(held.get("OWN", "0.5")), lambda h, value: h.update(OWN=str(value))),
-    "context variable": (VARIABLE, lambda held: held.get(), lambda held, value: held.set(value)),
 }
 """Where a value of 0.5 is -> an object, a function that reads the value from it, and one that changes it there."""
 

@@ -181,24 +181,6 @@ def test_fltrust_gives_opposed_updates_weight_zero(x64):
     assert weights_of(clients=opposed)["fltrust"][trusted] == 0
 
 
-def test_fltrust_s_weights_of_half_precision_models_sum_to_1():
-    """In bfloat16 they would, to two digits."""
-    reports, view = jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, returned()
-    )
-
-    @worlds.jit
-    def trusted(reports, view):
-        lengths = jax.vmap(lambda delta: signals.drift({}, ClientReturn(None, None, delta), None))(reports.delta)
-        return baselines.fltrust(worlds.TASK).weigh({"lr": jnp.bfloat16(0.1)}, lengths, view).params
-
-    with jax.numpy_dtype_promotion("standard"):
-        weights = trusted(reports, view)
-    for leaf in jax.tree.leaves(weights):
-        assert leaf.dtype == jnp.float32
-        np.testing.assert_allclose(leaf.sum(), 1, rtol=1e-6)
-
-
 def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
     """Losses in the tens move the logarithms of the present ones by hundreds."""
 
@@ -216,12 +198,6 @@ def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
     assert alone[0] > 0.9
     np.testing.assert_array_equal(fitted([3.0, 8.0, 0.0], [True, True, False]), [*alone, 0])
     np.testing.assert_array_equal(fitted([3.0, 8.0], [False, False]), [0, 0])
-
-
-def test_fitted_with_a_rate_of_its_own_declares_none():
-    for rate in (0.0, 0.5, jax.eval_shape(lambda: jnp.ones(()))):
-        assert baselines.fitted(worlds.TASK, 1, rate=rate).defaults == ()
-    assert baselines.fitted(worlds.TASK, 1).defaults
 
 
 @worlds.jit

@@ -164,16 +164,3 @@ def test_counts_of_rows_may_be_beyond_32_bits():
     for counts in (np.array([3 * 2**32, 2**32]), [3 * 2**32, 2**32]):
         weights = family.generalised_weights({"w": jnp.ones(2)}, counts, mix=1.0)["w"]
         np.testing.assert_allclose(weights, [0.75, 0.25])
-
-
-def test_weights_of_a_negative_exponent_are_those_of_inverse_norms_under_the_positive_one():
-    """Norms from 1e-3 to 1e3, in float32."""
-    given = jnp.logspace(-3, 3, K, dtype=jnp.float32)
-    weights = worlds.jit(lambda norms, p: family.generalised_weights({"w": norms}, eps=0.0, exponent=p)["w"])
-    for exponent in (0.5, 40.0):
-        np.testing.assert_allclose(weights(given, -exponent), weights(1 / given, exponent), atol=1e-5)
-
-
-def test_a_weight_that_is_nan_makes_no_uniform_weights():
-    weights = family.sharpened(jnp.array([0.5, np.nan, 0.0]), 2.0)
-    assert np.isnan(weights).all()

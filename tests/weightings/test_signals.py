@@ -2,7 +2,6 @@
 
 import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ from support import worlds
 
 import fedvg_jax
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import ClientReturn, Data, Task, UsageError, Variables
+from fedvg_jax.core.types import ClientReturn, Data, Task, Variables
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.weightings import signals
 
@@ -49,32 +48,6 @@ def test_every_client_s_loss_uses_its_own_statistics(x64):
         {"w": jnp.ones(K)}, val, client_stats={"s": jnp.array([1.0, 2.0, -3.0])},
     )  # fmt: skip
     worlds.assert_close(actual, {"w": np.array([4.0, 8.0, -12.0])}, 1e-12)
-
-
-def test_validation_gradients_can_be_compiled_and_differentiated(x64):
-    """grad of |grad loss|^2 / 2 for loss = |w|^2 c / 2 is c^2 w."""
-    val = jnp.array([[1.0], [3.0]])  # c = 2
-
-    @jax.jit
-    @jax.grad
-    def slope(clients):
-        g = fedvg_jax.validation_gradients(lambda p, c: (p["w"] ** 2).sum() * c[0] / 2, clients, val)
-        return (g["w"] ** 2).sum() / 2
-
-    clients = {"w": jnp.arange(6.0).reshape(K, 2)}
-    worlds.assert_close(slope(clients), {"w": 4 * np.arange(6.0).reshape(K, 2)}, 1e-12)
-
-
-def test_gradient_norms_are_the_norm_of_every_clients_tensor():
-    clients, _ = linear_problem()
-    actual = fedvg_jax.gradient_norms(clients, "l2")
-    expected = jax.tree.map(lambda leaf: np.linalg.norm(leaf.reshape(K, -1), axis=1), clients)
-    worlds.assert_close(actual, expected, 1e-6)
-
-
-def test_the_loss_is_traced_once_whatever_the_number_of_clients_and_batches():
-    loss = chex.assert_max_traces(lambda *args: squared(*args), n=1)  # noqa: PLW0108  counts of its own
-    fedvg_jax.validation_gradients(loss, *linear_problem())
 
 
 @functools.cache
@@ -135,15 +108,3 @@ def test_every_norm_is_zero_without_rows_to_score():
     variables = worlds.variables()
     actual = worlds.jit(signal)(worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data)
     assert all(leaf == 0 for leaf in jax.tree.leaves(actual))
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [lambda params, x: params["w"] * x, lambda params: params["w"].sum(), lambda params, x: params["w"] @ jnp.ones(7)],
-    ids=["of a row", "other arguments", "fails"],
-)
-def test_a_loss_without_a_gradient_is_refused_in_one_line(loss):
-    clients, x = {"w": jnp.ones((3, 2))}, jnp.ones((1, 4, 2))
-    for function, data in ((fedvg_jax.validation_gradients, x), (fedvg_jax.joint_fisher, x[0])):
-        with pytest.raises(UsageError, match=r"\Aloss_fn [^\n]*\Z"):
-            function(loss, clients, data)

@@ -84,28 +84,12 @@ def test_permuting_the_clients_permutes_the_weights(x64, name, granularity):
     worlds.assert_close(permuted, jax.tree.map(lambda w: w[order], weights), 1e-12)
 
 
-@every_weighting
-def test_scaling_the_signals_changes_no_weight(x64, name, granularity):
-    rule = make(name, granularity)
-    signals = measured(rule)
-    scaled = change(lambda x: 1024 * x, signals)
-    worlds.assert_close(weigh(rule, scaled, eps=0.0), weigh(rule, signals, eps=0.0), 1e-12)
-
-
 @pytest.mark.parametrize("algorithm", config.ALGORITHMS)
 def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_others(algorithm):
     """As in the algorithms' own papers."""
     rule = make("native", "modelwise", algorithm)
     client = ClientReturn(worlds.variables(), jnp.int32(3), worlds.variables().params)
     assert rule.signal({}, client, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
-
-
-@pytest.mark.parametrize("own", ["samples+fedvg", "native", None], ids=str)
-def test_an_unknown_native_weighting_is_refused_in_one_line_where_it_is_used(own):
-    settings = config.Config(weighting="samples+native")
-    algorithm = worlds.algorithm("fedavg")._replace(native_weighting=own)
-    with pytest.raises(UsageError, match=r"\Aalgorithm.native_weighting must be one of samples, [^\n]*; got [^\n]*\Z"):
-        registry.make_weighting(settings, worlds.TASK, algorithm)
 
 
 EXTREMES = [
@@ -295,20 +279,6 @@ def test_without_a_finite_client_weights_are_refused_and_traced_ones_are_zero(ru
     with pytest.raises(UsageError, match="norms of all clients are NaN or infinite"):
         rule(norms)
     assert worlds.jit(rule)(norms)["a"].tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("rule", "wrong"),
-    [
-        *((fv.inverse_norm_weights, {"eps": eps}) for eps in (jnp.float32(-1.5), "x")),
-        (fv.generalised_weights, {"temperature": 0.0}),
-        (fv.generalised_weights, {"mix": jnp.array(2.0)}),
-        (fv.generalised_weights, {"exponent": float("nan")}),
-    ],
-)
-def test_a_parameter_out_of_range_is_refused(rule, wrong):
-    with pytest.raises(UsageError, match=f"hyperparameter '{next(iter(wrong))}' must be in .*; got"):
-        rule({"a": jnp.array([1.0, 2.0])}, **wrong)
 
 
 def test_a_client_of_weight_zero_that_is_not_finite_changes_no_average():

@@ -142,13 +142,3 @@ def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_a
             client_memories.choose(often, 2**16, 64, rows).num_rows for rows in (None, executors.sharded(4, 1).rows)
         ]
     assert placed == [True, False] and divided == [1024, None]
-
-
-def test_a_host_that_cannot_hold_the_memories_is_refused(monkeypatch):
-    monkeypatch.setattr(hw, "host_memory", lambda: 2**30)
-    client_memories.refuse_unfitting(MILLION, 2**10)
-    with pytest.raises(
-        UsageError, match=r"the memories of 51,000 clients and a copy of them need 99\.6 GiB, .* has 1\.0 GiB"
-    ):
-        client_memories.refuse_unfitting(MILLION, 2**20)
-    client_memories.refuse_unfitting(replace(MILLION, force=True), 2**20)

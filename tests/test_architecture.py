@@ -33,12 +33,7 @@ ORDER = (
 ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
 """Within `runs`, a package imports itself and packages before it; the modules of `runs` itself import any."""
 
-ONLY_IN = {
-    "flax": {"models"},
-    "flwr": {"integrations"},
-    "torch": {"integrations"},
-    "matplotlib": {"views", "study"},
-}
+ONLY_IN = {"flax": {"models"}, "flwr": {"integrations"}, "torch": {"integrations"}, "matplotlib": {"views", "study"}}
 WITHOUT_JAX = {
     "config",
     "paper",

@@ -22,11 +22,7 @@ SPLITS = {"test": range(7, 9), "train": range(5), "validation": range(5, 7)}
 
 def rows(numbers, x=X):
     """Returns a data set of these rows with the columns image, label and writer."""
-    features = {
-        "image": library.Image(),
-        "label": library.ClassLabel(names=NAMES),
-        "writer": library.Value("string"),
-    }
+    features = {"image": library.Image(), "label": library.ClassLabel(names=NAMES), "writer": library.Value("string")}
     content = {
         "image": [{"bytes": png(x[i]), "path": None} for i in numbers],
         "label": [i % 3 for i in numbers],

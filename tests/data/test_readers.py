@@ -84,11 +84,6 @@ def forged(shape="K\x02K\x02\x86", dtype="u1", state="N", content="U\x04abcd") -
     return text.encode("latin1")
 
 
-def test_pickle_without_other_parts_is_read_and_its_state_changes_no_dtype():
-    assert cifar_stl10.unpickled(forged(), "file").tobytes() == b"abcd"
-    assert cifar_stl10.unpickled(forged(state="U\x01xX\x00\x00\x00\x00\x86"), "file").dtype == np.uint8
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -174,13 +169,9 @@ def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
 
 DAMAGED = [
     ("stl10", "train_X.bin", bytes(100), "train_X.bin"),
-    ("stl10", "train_y.bin", bytes([1, 11, 2]), "10"),
     ("stl10", "train_y.bin", bytes([1, 2]), "3 images but 2 labels"),
-    ("stl10", "test_X.bin", None, "test_X.bin"),
     ("tinyimagenet", "wnids.txt", None, "wnids.txt"),
-    ("tinyimagenet", "wnids.txt", b"\xff\xfe", "wnids.txt"),
     ("tinyimagenet", "wnids.txt", b"n02\nn01\nn03", "n03"),
-    ("tinyimagenet", "train/n01/images/n01_2.JPEG", None, "n01"),
     ("tinyimagenet", "val/images/val_1.JPEG", None, "val_1.JPEG"),
     ("tinyimagenet", "val/val_annotations.txt", b"val_0.JPEG\tn01", "val_1.JPEG"),
 ]

@@ -121,15 +121,6 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
     np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)  # means of 60, 80, 100 and 120, 140, 160
 
 
-@pytest.mark.parametrize("depth", [2, 3, 5])
-def test_each_channel_is_resized_as_a_grey_image(depth):
-    x = RNG.integers(0, 256, (3, 6, 10, depth), np.uint8)
-    small = external.resized(x, (4, 5, depth), "here")
-    for channel in range(depth):
-        alone = external.resized(x[..., channel : channel + 1], (4, 5, 1), "here")
-        np.testing.assert_array_equal(small[..., channel], alone[..., 0])
-
-
 def test_external_images_follow_the_pool_for_every_seed():
     x, y = RNG.integers(0, 256, (30, 4, 4, 3), np.uint8), np.repeat([1, 3, 5], 10).astype(np.int32)
     first, second = (validation.from_outside(ARRAYS, x, y, "official", seed) for seed in (0, 1))

@@ -123,13 +123,6 @@ def after(disturb, seed=0, scale=1.0):
 ALL_CLIENTS = np.arange(len(WORLD.train))
 
 
-def test_noise_is_reproduced_by_the_same_seed_only():
-    disturb = attacks.disturbance(attacks.noise, ALL_CLIENTS, len(ALL_CLIENTS))
-    first, again, other = (after(disturb, seed) for seed in (0, 0, 1))
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    assert not np.array_equal(*(s.variables.params["left"]["x"] for s, _ in (first, other)))
-
-
 def test_a_client_whose_attack_overflows_counts_as_diverged():
     schedule = WORLD.schedule(0)
     attacker = schedule.num_steps.argmax()

@@ -173,9 +173,6 @@ def test_streamable_names_are_the_rules_with_terms(name):
 # --- runs
 
 
-@pytest.mark.parametrize(
-    ("cohort", "hold", "size"),
-    [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)],
-)
+@pytest.mark.parametrize(("cohort", "hold", "size"), [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)])
 def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size

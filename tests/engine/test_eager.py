@@ -22,10 +22,7 @@ def test_whole_numbers_inside_jit_take_the_model_s_dtype():
 
 # --- half precision
 
-WEIGH = {
-    "inverse_norm_weights": fedvg_jax.inverse_norm_weights,
-    "generalised_weights": family.generalised_weights,
-}
+WEIGH = {"inverse_norm_weights": fedvg_jax.inverse_norm_weights, "generalised_weights": family.generalised_weights}
 NORMS = {
     "one is 0": [0.0, 1.0, 3.0],
     "all are 0": [0.0, 0.0, 0.0],

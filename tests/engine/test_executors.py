@@ -109,13 +109,7 @@ def test_a_single_lane_holds_at_most_two_models():
 
 
 @pytest.mark.parametrize(
-    "executor",
-    [
-        executors.lanes(1),
-        executors.vmapped(),
-        executors.sharded(4, 2),
-        executors.lanes(1, num_mapped=3),
-    ],
+    "executor", [executors.lanes(1), executors.vmapped(), executors.sharded(4, 2), executors.lanes(1, num_mapped=3)]
 )
 def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(K), "b": jnp.arange(2 * K).reshape(K, 2)}

@@ -21,7 +21,6 @@ from fedvg_jax.engine import attacks, federated_round, local_training, robust, s
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble import population, registry
 from fedvg_jax.runs.assemble import simulation as build
-from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import baselines, basic
 
 WORLD = worlds.uneven(cohort_size=5)
@@ -58,10 +57,7 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
     step, before = worlds.make_round(WORLD, algorithm, ANY_RULE), worlds.state(WORLD, algorithm, TASK)
     if number:
         before, _ = step(before, schedule_of(0), WORLD.data(), worlds.hyper() | {"rule": jnp.int32(0)})
-    dropped, others = (
-        without(schedule, [3, 4]),
-        schedule_of(number, clients=schedule.clients[present], cohort_size=3),
-    )
+    dropped, others = (without(schedule, [3, 4]), schedule_of(number, clients=schedule.clients[present], cohort_size=3))
     absent = schedule.clients[[3, 4]]
     for rule in range(len(RULES)):
         hyper = worlds.hyper() | {"rule": jnp.int32(rule)}
@@ -186,18 +182,6 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
     assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
     message = str(error.value)
     assert "round 1" in message and f"[{who}]" in message and "--nonfinite skip" in message and "\n" not in message
-
-
-def test_a_run_that_diverged_in_its_last_round_is_resumed(poisoned, tmp_path):
-    """Without a checkpoint it starts again, here with a setting under which it does not stop."""
-    sim = poisoned[0]("raise")
-    config = replace(sim.config, rounds=1, out=tmp_path / "run")
-    with pytest.raises(history.DivergedError):
-        loop.run_simulation(sim._replace(config=config))
-    again = replace(config, resume=str(config.out), nonfinite="skip")
-    resumed = loop.run_simulation(sim._replace(config=again))
-    assert resumed.summary["stopped_by"] is None and len(resumed.records) == 1
-    assert resumed.variables is not None and "test_loss" in resumed.records[0]
 
 
 def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):

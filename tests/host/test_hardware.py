@@ -25,17 +25,13 @@ TWO = GPU._replace(num_devices=8, num_processes=2)
     [
         (CPU, {"model": "resnet18"}, 8),
         (CPU, {"model": "mlp"}, 1),
-        (CPU, {"model": "vit_b16"}, 1),
         (CPU._replace(memory_bytes=4 * 2**30), {"model": "vit_s16"}, 3),  # 640 MiB a client of half of 4 GiB
         (CPU._replace(memory_bytes=None), {"model": "vit_s16"}, 8),
-        (GPU, {"model": "mlp"}, 4),
         (GPU, {"model": "mlp", "clients": 3}, 3),
         (GPU, {"model": "mlp", "devices": "2"}, 2),
         (TWO, {"model": "mlp", "clients": 3}, 4),
         (TWO._replace(num_devices=6), {"model": "mlp", "clients": 5}, 6),
-        (TWO, {"model": "mlp", "devices": "2"}, 2),
         (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
-        (TWO._replace(platform="cpu"), {"model": "resnet18"}, 8),
     ],
 )
 def test_a_cohort_is_shared_among_the_devices_that_pay_equally_many_of_each_process(hardware, changes, devices):
@@ -89,14 +85,3 @@ def test_a_fork_of_a_process_that_has_used_jax_is_refused_in_place_of_hanging(mo
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
     with one_line("a fork of a process that has used JAX would hang; .*spawn"):
         hw.current()
-
-
-@pytest.mark.parametrize(("version", "is_known"), [((0, 10, 2), True), ((0, 11, 0), False)])
-def test_options_of_jax_0_10_reach_draws_of_small_models_and_no_later_compiler(version, is_known, monkeypatch):
-    made = []
-    monkeypatch.setattr(jax, "__version_info__", version)
-    monkeypatch.setattr(jax, "jit", lambda function, compiler_options: made.append(set(compiler_options or {})))
-    with hw.assumed(CPU):
-        for num_drawn in (hw.MOST_DRAWN, hw.MOST_DRAWN + 1):
-            hw.jit_once(None, num_drawn)
-    assert [made[0] - made[1], made[1] - made[0]] == [set(hw.CPU.options_of_draw) if is_known else set(), set()]

@@ -179,11 +179,7 @@ CASES = [
     ("precision beside a task", simulation(precision="bfloat16"), "precision bfloat16"),
     ("norm beside a task", simulation(model="resnet18", norm_layers="group"), "norm_layers group"),
     ("confusion of a task", simulation(record="confusion"), "record confusion"),
-    (
-        "a robust rule beside a weighting",
-        run({"robust": "median"}, weighting=basic.uniform()),
-        "robust median",
-    ),
+    ("a robust rule beside a weighting", run({"robust": "median"}, weighting=basic.uniform()), "robust median"),
     # arguments of a run
     ("another initial tensor", initial({"w": np.ones(3, np.float32), "v": np.ones(1, np.float32)}), "'params/v'"),
     ("an initial tensor of another shape", initial({"w": np.ones(2, np.float32)}), "'params/w'"),

@@ -82,8 +82,7 @@ def test_patches_and_taps_equal_lax_in_value_and_gradients(x64, case):
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["3x3 padded, many outputs", "unequal strides and padding", "7x7 stride 2 on 2 pixels: dead taps all round"],
+    "case", ["3x3 padded, many outputs", "unequal strides and padding", "7x7 stride 2 on 2 pixels: dead taps all round"]
 )
 def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
     """vmap batches each primitive by itself: these cases have every one of them (strided slices,

@@ -62,11 +62,6 @@ def test_named_model_has_the_published_number_of_parameters(x64, model, classes)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == COUNTS[model, classes]
 
 
-@pytest.mark.parametrize("model", ["lenet5", "gru", "vit_s16", "linear"])
-def test_initial_parameters_are_float32_also_in_double_precision(x64, model):
-    assert {leaf.dtype for leaf in jax.tree.leaves(abstract_in_double_precision(model))} == {np.dtype(np.float32)}
-
-
 def test_stem_and_norm_follow_the_settings(tiny):
     published, other = abstract(tiny), abstract(dataclasses.replace(tiny, model="resnet18_cifar", norm_layers="group"))
     assert published.params["conv1"]["kernel"].shape == (7, 7, 3, 4) and published.stats

@@ -136,11 +136,7 @@ def layered(x, w1, w2, scale, features_last):
 
 @pytest.mark.parametrize(
     ("conv", "size", "side", "features_last"),
-    [
-        ("auto", (10, 8), 5, True),
-        ("winograd", (12, 8), 3, False),
-        ("planes", (5, 7), 5, True),
-    ],
+    [("auto", (10, 8), 5, True), ("winograd", (12, 8), 3, False), ("planes", (5, 7), 5, True)],
 )
 def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, conv, size, side, features_last):
     rng = np.random.default_rng(0)

@@ -29,14 +29,6 @@ def test_the_message_names_the_global_model_that_is_not_finite(number, bad, mess
     assert endings.divergence(records, Variables({"w": np.array([0.0, bad])}, {})).startswith(message)
 
 
-@pytest.mark.parametrize("weights", [([0.0, 1.0], [0.0, 0.0]), ([0.0, 0.0], [0.0, 1.0])])
-def test_a_model_that_later_rounds_changed_is_not_blamed(weights):
-    """It may have become non-finite after the round in which clients diverged."""
-    records = [{"round": r, "diverged": [1], "scores": [None, 1.0], "weights": w} for r, w in enumerate(weights, 2)]
-    error = endings.divergence(records, Variables({"w": np.array([np.nan])}, {}))
-    assert error.startswith("round 2: clients [1] diverged")
-
-
 def losses(*values, **last):
     """Records of consecutive rounds with these training losses, the last one with further entries."""
     records = [{"round": i, "train_loss": value} for i, value in enumerate(values, 1)]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,10 +54,7 @@ def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):
 
 @pytest.mark.parametrize(
     ("error", "code", "text"),
-    [
-        (UsageError("no such data"), 2, "error: no such data\n"),
-        (KeyboardInterrupt(), 130, "stopped at once\n"),
-    ],
+    [(UsageError("no such data"), 2, "error: no such data\n"), (KeyboardInterrupt(), 130, "stopped at once\n")],
 )
 def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, monkeypatch, capsys, error, code, text):
     def train(config, *rest):
@@ -92,19 +88,6 @@ def test_first_signal_is_collected_and_a_second_has_its_usual_effect():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is before
     assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
-
-
-def test_outside_the_main_thread_no_signal_is_collected():
-    actual = []
-
-    def listen():
-        with stop_signals.catch_signals() as requests:
-            actual.append(requests)
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert actual == [([], [])]
 
 
 # --- the cache folder

@@ -2,11 +2,9 @@
 
 import dataclasses
 import gc
-import os
 import weakref
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import linear
@@ -20,79 +18,7 @@ RATE = 0.5
 SETTINGS_OF_RUN = fv.Config(clients=2, partition="iid", local_epochs=1, lanes="1", devices="1")
 
 
-class Scale:
-    """An object whose value is an attribute."""
-
-    def __init__(self):
-        self.rate = 0.5
-
-    def __call__(self):
-        return self.rate
-
-
-def with_default(rate=0.5):
-    return rate
-
-
-def of_closure():
-    rate = 0.5
-
-    def change(value):
-        nonlocal rate
-        rate = value
-
-    return (lambda: rate), change
-
-
-WAYS = {
-    "global": (None, lambda _: RATE, lambda _, value: globals().update(RATE=value)),
-    "closure": (of_closure(), lambda pair: pair[0](), lambda pair, value: pair[1](value)),
-    "default argument": (with_default, lambda f: f(), lambda f, value: setattr(f, "__defaults__", (value,))),
-    "object that is called": (Scale(), lambda held: held(), lambda held, value: setattr(held, "rate", value)),
-    "array": (np.array([0.5]), lambda held: float(held[0]), lambda held, value: held.fill(value)),
-    "environment": (os.environ, lambda held: float(held.get("OWN", "0.5")), lambda h, value: h.update(OWN=str(value))),
-}
-"""Where a value of 0.5 is -> an object, a function that reads the value from it, and one that changes it there."""
-
-
-def values() -> np.ndarray:
-    return np.array([read(held) for held, read, _ in WAYS.values()], np.float32)
-
-
-def loss(params, stats, batch, mask, train):
-    return params["w"] @ values() * mask.max().astype(jnp.float32), stats
-
-
-TASK = linear.TASK._replace(
-    init=lambda key: fv.Variables({"w": jnp.zeros(len(WAYS))}, {}),
-    loss=loss,
-    predict=lambda params, stats, batch: None,
-    measure=lambda params, stats, batch, mask: {"loss": jnp.where(mask, params["w"][0], 0).sum()},
-)
-"""A task whose gradient has the values of all ways."""
-
 GIVEN = {"data": linear.data(), "weighting": basic.uniform()}
-
-
-def gradient(task) -> np.ndarray:
-    """The gradient of the loss in a run's program."""
-    sim = fv.simulation(SETTINGS_OF_RUN, task=task, **GIVEN)
-    batch, mask = fv.Batch(*(array[:2] for array in linear.data())), jnp.ones(2, bool)
-    return jax.grad(lambda params: sim.task.loss(params, {}, batch, mask, True)[0])(sim.state.variables.params)["w"]
-
-
-@pytest.fixture(scope="module")
-def first():
-    gradient(TASK)
-
-
-@pytest.mark.usefixtures("first")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_changed_value_is_read_by_the_next_run(way):
-    held, read, change = WAYS[way]
-    change(held, 0.25)
-    assert read(held) == 0.25
-    np.testing.assert_array_equal(gradient(TASK), values())
 
 
 def rated_loss(*batch):

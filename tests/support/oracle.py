@@ -579,16 +579,7 @@ def averaged(old: Tree, new: list[Tree], weights: Tree) -> Tree:
     }
 
 
-def round_step(
-    state: State,
-    schedule,
-    pool,
-    table,
-    hyper,
-    algorithm: Algorithm,
-    weighting: str,
-    scoring: Scoring,
-):
+def round_step(state: State, schedule, pool, table, hyper, algorithm: Algorithm, weighting: str, scoring: Scoring):
     """Returns the state after one round, and its metrics.
 
     Clients that drop out train, and are then left out of everything. So are clients without a step. Without present

@@ -157,26 +157,10 @@ def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool
 
 
 HYPER = {
-    "lr": 0.3,
-    "eps": 1e-3,
-    "server_lr": 0.7,
-    "avgm_lr": 0.7,
-    "server_momentum": 0.8,
-    "b1": 0.9,
-    "b2": 0.99,
-    "server_eps": 1e-3,
-    "mu": 0.2,
-    "eta_g": 0.6,
-    "dyn_alpha": 0.3,
-    "clip": 1.2,
-    "sensitivity_decay": 0.7,
-    "moon_mu": 1.5,
-    "moon_tau": 0.4,
-    "ntd_beta": 0.8,
-    "ntd_tau": 1.7,
-    "decorr_beta": 2.5,
-    "ditto_lam": 0.6,
-}
+    "lr": 0.3, "eps": 1e-3, "server_lr": 0.7, "avgm_lr": 0.7, "server_momentum": 0.8, "b1": 0.9, "b2": 0.99,
+    "server_eps": 1e-3, "mu": 0.2, "eta_g": 0.6, "dyn_alpha": 0.3, "clip": 1.2, "sensitivity_decay": 0.7,
+    "moon_mu": 1.5, "moon_tau": 0.4, "ntd_beta": 0.8, "ntd_tau": 1.7, "decorr_beta": 2.5, "ditto_lam": 0.6,
+}  # fmt: skip
 """Every value has an effect on its algorithm."""
 
 

@@ -88,14 +88,6 @@ def test_resumed_run_goes_on_in_the_same_tracked_run(fake, tmp_path, monkeypatch
     assert [value[0] for name, value in fake if name == "close"] == ["failed", "finished"]
 
 
-def test_damaged_file_of_tracked_runs_starts_a_new_one(fake, tmp_path, monkeypatch):
-    a_run(monkeypatch, settings(tmp_path), first=2)
-    assert rounds_of(fake) == [1, 2, 3, 4], "the round before was not tracked"
-    (settings(tmp_path).out / "tracking" / "runs.json").write_text('{"wandb": {"rounds": "x"')
-    a_run(monkeypatch, settings(tmp_path), last=2)
-    assert rounds_of(fake) == [1, 2, 3, 4, 1, 2]
-
-
 @pytest.mark.parametrize("when", ["open_writer", "log", "close"])
 def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, monkeypatch, when):
     module, lines = sys.modules[FAKE], []

@@ -285,32 +285,3 @@ def test_a_client_of_weight_zero_that_is_not_finite_changes_no_average():
     params, weights = {"w": jnp.zeros(2)}, {"w": jnp.array([0.5, 0.0, 0.5])}
     clients = {"w": jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf], [3.0, 4.0]])}
     assert fv.aggregate(params, clients, weights)["w"].tolist() == [2.0, 3.0]
-
-
-# --- the public factory
-
-
-def test_the_factory_of_a_task_equals_the_public_functions(x64):
-    """On whole minibatches of D_val, whose losses have equal weights."""
-    task, norm, granularity, scoring = worlds.TASK, "spectral_l2", "blockwise", WORLD.scoring[:2]
-    assert (scoring >= 0).all()
-    data = WORLD.data()._replace(scoring=jnp.asarray(scoring))
-    models = [worlds.variables(seed) for seed in range(3)]
-    clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-    rule = fv.weightings.fedvg(task, norm, granularity, groups_per_pass=2)
-
-    def loss(params, stats, batch):
-        return task.loss(params, stats, *batch, True)[0]
-
-    @worlds.jit
-    def both(clients):
-        view = ServerView(models[0], clients, jnp.arange(3), data)
-        client = ClientReturn(clients, jnp.arange(3), clients.params)
-        measured = jax.vmap(lambda one: rule.signal({}, one, data))(client)
-        batches = jax.vmap(lambda rows: fv.tree.gather(data.pool, rows))(data.scoring)
-        gradients = fv.validation_gradients(loss, clients.params, batches, client_stats=clients.stats)
-        of_tensors = fv.gradient_norms(gradients, norm)
-        weights = fv.inverse_norm_weights(of_tensors, granularity, 1e-3, task.block_of)
-        return (measured, rule.weigh({"eps": 1e-3}, measured, view).params), (of_tensors, weights)
-
-    worlds.assert_close(*both(clients), 1e-9)

@@ -91,35 +91,12 @@ def test_corruption_does_not_change_validation_and_test_rows():
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-def test_description_counts_partition_and_validation_set():
-    made = settings(**{"validation.source": "clients:0.5", "validation.size": 20, "corrupt.kind": "label_flip"})
-    parts = population.make_partition(made, DIGITS)
-    description = population.describe(made, DIGITS, parts, population.make_shared(made, DIGITS, parts))
-    assert description["partition"] == "dirichlet" and description["clients"] == 6
-    clean = [np.bincount(DIGITS.y[client_rows], minlength=10).tolist() for client_rows in parts.train]
-    assert description["counts"] == clean  # before any label was flipped
-    assert description["validation"]["samples"] == 20 == sum(description["validation"]["counts"])
-    assert len(description["validation"]["clients"]) == 3
-    assert json.loads(json.dumps(description)) == description
-
-
 @pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "noise")])
 def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(kinds):
     made = settings(**{"corrupt.kind": kinds[0], "attack": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
     alone = settings(attack="noise", clients=20)
     assert registry.corrupt_clients(made).tolist() == registry.corrupt_clients(alone).tolist()
-
-
-def test_partition_from_python_is_checked_and_lists_of_rows_are_split():
-    made = settings()
-    rows = np.array_split(np.random.default_rng(0).permutation(1797), 6)
-    parts = population.take_partition(made, DIGITS, rows)
-    for client_rows, train, val, test in zip(rows, *parts, strict=True):
-        assert set(client_rows) == {*train, *val, *test}
-        assert [len(test), len(val)] == [len(client_rows) // 4, len(client_rows) // 10]
-    again = population.take_partition(made, DIGITS, tuple(parts))
-    assert all(np.array_equal(a, b) for a, b in zip(again.train, parts.train, strict=True))
 
 
 def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, **fedvg):
@@ -133,10 +110,7 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, *
     return int((np.asarray(tables_of(changed, made, parts, task=task).scoring) >= 0).sum())
 
 
-@pytest.mark.parametrize(
-    ("model", "pixels", "kept"),
-    [("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)],
-)
+@pytest.mark.parametrize(("model", "pixels", "kept"), [("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)])
 def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept, monkeypatch):
     """LeNet-5's layers have maps of several pixels.
 

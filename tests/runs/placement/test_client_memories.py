@@ -85,8 +85,7 @@ def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "num_stored"),
-    [("device", "host, a round", 20), ("host, a round", "device", 7)],
+    ("first", "then", "num_stored"), [("device", "host, a round", 20), ("host, a round", "device", 7)]
 )
 def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, first, then, num_stored):
     """A checkpoint of memories on the host holds those of sampled clients only."""

@@ -47,3 +47,12 @@ def test_help_imports_no_numpy_and_mistakes_import_neither_jax_nor_matplotlib():
     code += "from fedvg_jax import prepare; prepare.main(['--help']); prepare.main(['nosuch']);"
     code += "sys.exit(bool(used or {'jax', 'matplotlib'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+# --- A mistake on a command line; `tests/messages/commands.py` lists more
+
+
+def test_a_mistake_prints_one_line_and_exits_with_two(capfd):
+    assert sim.main(["--alpha", "0"]) == 2
+    output, errors = capfd.readouterr()
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and not output

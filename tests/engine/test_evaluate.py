@@ -1,11 +1,15 @@
-"""Evaluation is a sum over rows, however they are batched."""
+"""Evaluation is a sum over rows, however they are batched; the server's steps on D_val."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import oracle, worlds
 
-from fedvg_jax.engine import evaluate, executors, schedule
+from fedvg_jax.core import tree
+from fedvg_jax.engine import evaluate, executors, schedule, server_tuning
 
 WORLD = worlds.small()
 
@@ -33,3 +37,57 @@ def test_evaluation_equals_a_loop_over_rows_for_any_batch_size(x64, run, batch_s
 def test_a_table_without_rows_sums_to_zero(run):
     sums, _ = summed(run, np.full((2, 4), -1, np.int32))
     assert sums["loss"] == 0 and not sums["confusion"].any()
+
+
+# --- the server's steps on D_val
+
+
+USED = 3  # minibatches of D_val's 10 rows; its table has an empty one behind them
+
+
+@functools.cache
+def refine(num_steps):
+    return worlds.jit(server_tuning.sgd(worlds.TASK, num_steps))
+
+
+def refined(num_steps, number=0, lr=0.1, data=None):
+    hyper, model = worlds.hyper(tuning_lr=lr), worlds.variables()
+    return refine(num_steps)(hyper, jnp.int32(number), model, data or WORLD.data())
+
+
+def on_rows(f):
+    """`f` of a minibatch of D_val, in train mode."""
+    return worlds.jit(lambda variables, rows: f(*variables, *tree.gather(WORLD.data().pool, rows), True))
+
+
+slope_of = on_rows(jax.grad(worlds.TASK.loss, has_aux=True))
+
+
+def test_server_tuning_equals_plain_sgd_over_the_minibatches_in_turn(x64):
+    model, data, number = worlds.variables(), WORLD.data(), 5
+    for i in range(number * 4, number * 4 + 4):
+        grads, stats = slope_of(model, data.scoring[i % USED])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, model.params, grads)
+        model = model._replace(params=params, stats=stats)
+    worlds.assert_close(refined(4, number), model, 1e-12)
+
+
+def test_server_tuning_without_steps_or_rows_keeps_the_model():
+    data = WORLD.data()
+    empty = data._replace(scoring=jnp.full_like(data.scoring, -1))
+    for variables in (refined(0), refined(5, data=empty)):
+        jax.tree.map(np.testing.assert_array_equal, variables, worlds.variables())
+
+
+QUADRATICS = worlds.uneven()
+
+
+def test_server_tuning_is_the_last_phase_of_a_round():
+    """Many steps of rate 0.1 on the loss x^2 / 2 - x end at its minimum, 1, wherever the clients' mean is."""
+    plan, values = [QUADRATICS.schedule(number, 2) for number in range(2)], worlds.hyper(tuning_lr=0.1)
+    plain, tuned = (
+        worlds.play(QUADRATICS, plan, worlds.algorithm("fedavg"), values=values, **hooks)[-1][0].variables
+        for hooks in ({}, {"refine": server_tuning.sgd(worlds.QUADRATIC, 300)})
+    )
+    assert max(np.abs(x - 1).max() for x in jax.tree.leaves(plain)) > 0.1
+    assert max(np.abs(x - 1).max() for x in jax.tree.leaves(tuned)) < 1e-5

@@ -1,5 +1,6 @@
 """Weights of real cohorts are checked, and so is what a caller's own objects get; `tests/messages` has the mistakes."""
 
+import dataclasses
 import json
 
 import flax.linen as nn
@@ -9,9 +10,11 @@ import numpy as np
 import optax
 import pytest
 from support import linear, worlds
+from support.files import usage_error
 
 import fedvg_jax as fv
-from fedvg_jax.core.types import Metrics
+from fedvg_jax.algorithms import fedavg
+from fedvg_jax.core.types import Batch, Metrics
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.assemble import contracts
 from fedvg_jax.runs.record import history
@@ -106,3 +109,41 @@ def test_a_history_is_two_tables():
     assert rounds.loc[2, "test_loss"] == 1 and rounds["test_loss"].isna().tolist() == [True, False]
     assert clients.to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
     assert history.History([], {}, None, None).to_pandas().empty, "of a run without a round"
+
+
+# --- settings beside a user's task act as beside the config's model; `tests/messages/objects.py` has the refusals
+
+
+CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
+
+
+def built(task=linear.TASK, given=None, **changes):
+    """Returns the simulation of a task on rows of three classes."""
+    config = dataclasses.replace(CONFIG, **changes)
+    return fv.simulation(config, data=linear.data(), task=task, algorithm=given)
+
+
+def scores(num_classes):
+    def predict(params, stats, batch):
+        return jnp.stack(num_classes * [batch.x @ params["w"]], -1)
+
+    return linear.TASK._replace(predict=predict)
+
+
+@pytest.mark.parametrize("setting", [{"weighting": "val_accuracy"}, {"record": "client_accuracy"}])
+def test_scores_of_more_classes_than_the_labels_have_are_accuracies(setting):
+    built(scores(4), **setting)
+
+
+def test_scores_of_sequences_have_an_axis_for_their_places():
+    batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
+    contracts.check_scores(scores(2), batch, "it", "leave it", 2)
+    with usage_error("it needs floats [7, 5, C]", "float32 of shape (7, 5)"):
+        contracts.check_scores(linear.TASK, batch, "it", "leave it", 2)
+
+
+def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
+    named = {"algorithm": "scaffold", "departures": "scaffold-steps"}
+    given, other = (built(given=fedavg(), **changes).schedule(0) for changes in (named, {}))
+    assert given.num_steps.tolist() == other.num_steps.tolist()
+    assert built(**named).schedule(0).num_steps.tolist() != given.num_steps.tolist()

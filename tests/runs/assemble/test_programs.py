@@ -1,6 +1,9 @@
 """Runs that differ in values only share their compiled programs."""
 
 import functools
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import flax.linen as nn
@@ -13,11 +16,13 @@ from support.programs import compilations
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax
-from fedvg_jax import config
-from fedvg_jax.config import Config
+import fedvg_jax as fv
+from fedvg_jax import commands, config
+from fedvg_jax.config import ALGORITHMS, MODELS, WEIGHTINGS, Config, method_title, methods, networks, presets
 from fedvg_jax.config.departures import departs
 from fedvg_jax.core import reuse
-from fedvg_jax.core.types import Batch
+from fedvg_jax.core.types import Batch, Hyperparameter
+from fedvg_jax.data import datasets
 from fedvg_jax.engine import evaluate, federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.assemble import programs, registry, simulation, tables
@@ -137,3 +142,70 @@ def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tm
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+
+
+# --- A named algorithm, weighting, model or data set is one entry of the settings' tables
+
+
+def halved() -> fv.Algorithm:
+    """FedAvg with gradients times a factor."""
+
+    def correct(hyper, grads, params, anchor):
+        return jax.tree.map(lambda g: hyper["factor"] * g, grads)
+
+    return fv.algorithms.fedavg()._replace(correct=correct, defaults=(Hyperparameter("factor", 0.5, 0.0),))
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Adds one of each."""
+    monkeypatch.setitem(ALGORITHMS, "halved", methods.AlgorithmFacts("Halved", make=halved))
+    monkeypatch.setitem(WEIGHTINGS, "even", methods.WeightingFacts(make=fv.weightings.uniform, takes_task=False))
+    monkeypatch.setitem(MODELS, "single", networks.Network(functools.partial(fv.models.MLP, hidden=()), smallest=2))
+    monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "single"})
+    digits = fv.data.load("digits")
+    few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)
+    monkeypatch.setitem(datasets.BUILT_IN, "small_digits", lambda: few)
+
+
+@pytest.mark.usefixtures("added")
+def test_an_entry_of_a_table_runs_by_name():
+    named = commands.parse(["--dataset", "small_digits", "--method", "halved+even"])
+    assert (named.model, named.algorithm, named.weighting) == ("single", "halved", "even")
+    named = replace(named, rounds=2, local_epochs=1, clients=4, min_samples=2, partition="iid")
+    run = fv.run(named)
+    assert len(run.records) == 2 and set(run.variables.params) == {"classifier"}
+    expected = fv.run(replace(named, algorithm="fedavg", weighting="uniform", lr=named.lr / 2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), run.variables, expected.variables)
+    assert method_title("halved+even") == "Halved with even weights"
+
+
+# --- the cache of compiled programs
+
+
+DAMAGED = """
+import sys
+from pathlib import Path
+import jax
+from fedvg_jax.runs.assemble import compilation
+
+folder, lines = Path(sys.argv[1]), []
+compilation.use_cache(folder)
+
+def compile_once():
+    with compilation.announced(folder, "program", lines.append):
+        jax.jit(lambda x: x * 2 + 1).lower(1.0).compile()
+    return {path: path.read_bytes() for path in folder.glob("xla/*-cache")}
+
+(path, whole), = compile_once().items()
+path.write_bytes(whole[:20])
+assert compile_once().keys() == {path} and len(path.read_bytes()) > 20 and "replaced" in lines[0], lines
+assert compile_once().keys() == {path} and len(lines) == 1, lines
+"""
+
+
+def test_a_damaged_program_in_the_cache_is_replaced_and_said_once(tmp_path):
+    command, env = [sys.executable, "-W", "error:Error reading", "-c", DAMAGED, str(tmp_path)], dict(os.environ)
+    env.pop("JAX_COMPILATION_CACHE_DIR", None)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,185 @@
+"""ResNets, EfficientNet-Lite0 and vision transformers: published blocks, outputs, initialisation, grayscale images."""
+
+import functools
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import worlds
+
+import fedvg_jax as fv
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Batch, ClientReturn, Data
+from fedvg_jax.models import pretrained, resnet, vit
+from fedvg_jax.models import task as tasks
+from fedvg_jax.models.layers import GroupNorm
+from fedvg_jax.runs.assemble import registry
+from fedvg_jax.weightings import signals
+
+
+def make(image, **options):
+    return tasks.classification(resnet.ResNet(3, (1,), **options), 3, image, resnet.blocks_residual)
+
+
+# --- padding
+
+
+def test_scores_are_finite_beside_empty_groups_and_rows_that_differ_from_their_padding():
+    """BatchNorm divides by the standard deviation, here of two equal rows and of none: by sqrt(1e-5) in every layer."""
+    task = tasks.classification(resnet.ResNet(3, (1, 2, 2, 2), width=2), 3, (16, 16, 1))
+    x = np.random.default_rng(0).normal(size=(8, 16, 16, 1)).astype(np.float32)
+    x[7], rows = x[6], jnp.array([[0, 1, 2], [3, 4, 5], [6, 7, -1]])
+    variables = worlds.random_variables(task)
+    data = Data(Batch(jnp.asarray(x), jnp.arange(8, dtype=jnp.int32) % 3), rows, rows, rows)
+    score = worlds.jit(signals.validation_gradient(task, True, groups_per_pass=2))
+    gradient = score(worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+# --- the published architectures
+
+
+def test_resnet18_has_six_stages_and_ten_blocks():
+    """The reference code's six, and the paper's eight residual blocks with stem and head."""
+    task = tasks.classification(resnet.resnet18(10), 10, (32, 32, 3))
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    names_of_blocks = resnet.blocks_stage, resnet.blocks_residual
+    stages, blocks = ({name(path) for path in tree.paths(variables.params)} for name in names_of_blocks)
+    assert stages == {"base", "layer1", "layer2", "layer3", "layer4", "classifier"}
+    assert blocks == {"stem", "classifier"} | {f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)}
+    assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {"classifier"}
+
+
+def test_initialisation_is_torchvision_s():
+    """Convolutions N(0, 2 / fan_out): the mean square of n weights is 2 / fan_out up to a factor 1 +- 6 sqrt(2 / n).
+    Normalisation has scale 1 and bias 0, also at the end of a block."""
+    init = worlds.jit(make((8, 8, 3), width=16, bottleneck=True).init)
+    params = jax.device_get(init(jax.random.key(0, impl="rbg")).params)
+    for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
+        if leaf.ndim == 4:
+            fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
+            assert abs(np.square(leaf).mean() * fan_out / 2 - 1) <= 6 * math.sqrt(2 / leaf.size), path
+        elif path.endswith("scale"):
+            assert (leaf == 1).all()
+        elif not path.startswith("classifier"):
+            assert (leaf == 0).all()
+    bound = params["classifier"]["kernel"].shape[0] ** -0.5
+    assert 0.8 * bound < np.abs(params["classifier"]["kernel"]).max() <= bound
+
+
+# --- laws
+
+
+def test_grayscale_equals_three_equal_channels():
+    task, x = make((9, 12, 1), width=4), np.random.default_rng(0).integers(0, 256, (6, 9, 12, 1), np.uint8)
+    variables = worlds.random_variables(task)
+    assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
+    both = [Batch(jnp.asarray(images), jnp.zeros(6, jnp.int32)) for images in (x, x.repeat(3, -1))]
+    np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (6, 2)])
+def test_group_norm_equals_its_equation(x64, channels, groups):
+    rng = np.random.default_rng(0)
+    x, scale, bias = rng.normal(3, 2, (2, 3, 5, channels)), rng.normal(size=channels), rng.normal(size=channels)
+    params = {"params": {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}}
+    actual = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(params, jnp.asarray(x))
+    parts = np.stack(np.split(x, groups, -1))
+    mean, var = parts.mean((2, 3, 4), keepdims=True), parts.var((2, 3, 4), keepdims=True)
+    expected = np.concatenate((parts - mean) / np.sqrt(var + 1e-5), -1) * scale + bias
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
+
+
+# --- EfficientNet-Lite0: the outputs of efficientnet-lite-pytorch on the same weights
+
+
+MODEL = "efficientnet_lite0"
+
+RECORDED = {
+    "logits": [[-1.2429515, -1.1282033, -2.1419272], [-1.5424136, -1.9019262, -2.6753984]],
+    "features": [[0.0, 0.9073571, 0.0], [0.0, 2.6033568, 0.0]],
+}
+"""Classes 0, 3 and 9, and features 0, 500 and 1279, of the two rows, by efficientnet-lite-pytorch."""
+
+
+def make_task(norm="batch"):
+    return registry.named_task(fv.Config(model=MODEL, norm_layers=norm), (32, 32, 3), 10)
+
+
+@functools.cache
+def shapes(norm="batch"):
+    return jax.eval_shape(make_task(norm).init, jax.random.key(0))
+
+
+def seeded(name, shape):
+    """Returns random weights that depend on the name and shape of a tensor only."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    if name.endswith("num_batches_tracked"):
+        return np.zeros((), np.int64)
+    if len(shape) == 1:
+        is_positive = name.endswith(("running_var", "bn0.weight", "bn1.weight", "bn2.weight"))
+        return (1 + rng.uniform(0, 0.3, shape) if is_positive else rng.normal(0, 0.1, shape)).astype(np.float32)
+    return rng.normal(0, (2 / np.prod(shape[1:])) ** 0.5, shape).astype(np.float32)
+
+
+def seeded_file(path):
+    """Writes a file of the model's tensors with random weights."""
+    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes())
+    pretrained.save(path, blank, MODEL)
+    pretrained.write(path, {name: seeded(name, array.shape) for name, array in pretrained.read(path).items()})
+    return path
+
+
+def test_outputs_equal_those_recorded_from_pytorch(tmp_path):
+    variables = pretrained.load(seeded_file(tmp_path / "lite0.safetensors"), shapes(), MODEL, head=True)
+    x = np.random.default_rng(32).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    batch, mask = fv.Batch(x, np.zeros(2, np.int32)), np.ones(2, bool)
+    forward = jax.jit(lambda variables: make_task().forward(*variables, batch, mask, False))
+    (_, logits, features), _ = forward(variables)
+    np.testing.assert_allclose(logits[:, [0, 3, 9]], RECORDED["logits"], atol=1e-4)
+    np.testing.assert_allclose(features[:, [0, 500, 1279]], RECORDED["features"], atol=1e-4)
+
+
+# --- vision transformers
+
+
+@pytest.mark.parametrize(
+    ("scheme", "deviations", "zero"),
+    [  # torch's U(+-b) has deviation b / sqrt 3; xavier's sqrt(2 / (fan_in + fan_out))
+        ("timm", {"qkv": 0.02, "proj": 0.02, "fc1": 0.02, "fc2": 0.02, "patch_embed": (3 * 192) ** -0.5},
+         {"qkv/bias", "proj/bias", "fc1/bias", "fc2/bias"}),
+        ("torchvision", {"qkv": (2 / 256) ** 0.5, "proj": (3 * 64) ** -0.5, "fc1": (2 / 320) ** 0.5,
+                         "fc2": (2 / 320) ** 0.5, "patch_embed": 192**-0.5},
+         {"qkv/bias", "proj/bias", "patch_embed/bias", "cls_token"}),
+    ],
+)  # fmt: skip
+def test_initialisation_is_that_of_its_library(scheme, deviations, zero):
+    """The standard deviation of n draws has a relative error of at most 6 / sqrt(2 n)."""
+    module = vit.ViT(3, patch=8, width=64, depth=1, heads=2, image_size=8, scheme=scheme)
+    init = worlds.jit(tasks.classification(module, 3, (8, 8, 3)).init)
+    params = jax.device_get(init(jax.random.key(0, impl="rbg")).params)
+    leaves = dict(zip(tree.paths(params), jax.tree.leaves(params), strict=True))
+    for layer, deviation in deviations.items():
+        kernel = params[layer] if layer == "patch_embed" else params["block_0"][layer]
+        assert kernel["kernel"].std() == pytest.approx(deviation, rel=6 / (2 * kernel["kernel"].size) ** 0.5), layer
+    assert params["pos_embed"].std() == pytest.approx(0.02, rel=6 / (2 * params["pos_embed"].size) ** 0.5)
+    norms = {path for path in leaves if "norm" in path and path.endswith("bias")}
+    assert {path for path, leaf in leaves.items() if not leaf.any()} == norms | {
+        path for path in leaves if any(path.endswith(name) for name in zero)
+    }
+    assert all((leaf == 1).all() for path, leaf in leaves.items() if path.endswith("scale"))
+    assert all(np.abs(leaf).max() < 1e-5 for path, leaf in leaves.items() if path.endswith(("fc1/bias", "cls_token")))
+    assert 0.8 / 8 < np.abs(leaves["classifier/kernel"]).max() <= 1 / 8
+
+
+def test_grayscale_images_of_a_vit_equal_three_equal_channels():
+    module = vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8)
+    task = tasks.classification(module, 3, (6, 9, 1))
+    variables, x = worlds.random_variables(task), np.random.default_rng(0).integers(0, 256, (4, 6, 9, 1), np.uint8)
+    both = [Batch(jnp.asarray(images), jnp.zeros(4, jnp.int32)) for images in (x, x.repeat(3, -1))]
+    actual, expected = worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])()
+    # the compiler may round the two programs differently: by 2e-7 of the largest output with AVX2
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * jnp.abs(expected).max())

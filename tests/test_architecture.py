@@ -13,21 +13,9 @@ from fedvg_jax.__main__ import COMMANDS
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
-    "host",
-    "core",
-    "paper",
-    "config",
-    "data",
-    "models",
-    "algorithms",
-    "compression",
-    "weightings",
-    "engine",
-    "runs",
-    "views",
-    "study",
-    "integrations",
-)
+    "host", "core", "paper", "config", "data", "models", "algorithms", "compression", "weightings", "engine", "runs",
+    "views", "study", "integrations",
+)  # fmt: skip
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
 
 ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
@@ -35,19 +23,9 @@ ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
 
 ONLY_IN = {"flax": {"models"}, "flwr": {"integrations"}, "torch": {"integrations"}, "matplotlib": {"views", "study"}}
 WITHOUT_JAX = {
-    "config",
-    "paper",
-    "data",
-    "core/types",
-    "host/files",
-    "host/errors",
-    "engine/schedule",
-    "engine/lane_plan",
-    "runs/placement/training_rows",
-    "runs/record/history",
-    "runs/record/folder",
-    "runs/record/digests",
-}
+    "config", "paper", "data", "core/types", "host/files", "host/errors", "engine/schedule", "engine/lane_plan",
+    "runs/placement/training_rows", "runs/record/history", "runs/record/folder", "runs/record/digests",
+}  # fmt: skip
 WITHOUT_JAX |= {"runs/stop_signals", "study/sweep_points", "study/sweep_folder", "study/tuning"}
 WITHOUT_JAX |= {"study/workers"}
 

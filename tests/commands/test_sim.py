@@ -22,7 +22,6 @@ from fedvg_jax import commands, sim
 from fedvg_jax.config import Config
 from fedvg_jax.runs import stop_signals
 from fedvg_jax.runs.record import digests, history
-from fedvg_jax.views import display
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
 
@@ -37,24 +36,6 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
     assert sim.main([*SHORT, "--out", str(out)]) == 0
     return out
-
-
-def test_dry_run_of_a_run_to_resume_plans_the_rounds_that_are_left(traced, tmp_path, monkeypatch, capsys):
-    out, plans, plan_table = tmp_path / "run", [], display.plan_table
-    monkeypatch.setattr(display, "plan_table", lambda plan: plans.append(plan) or plan_table(plan))
-    assert sim.main([*SHORT, "--checkpoint-every", "1", "--out", str(out)]) == 0
-    before = sorted(path for path in out.rglob("*"))
-    assert sim.main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0
-    assert (plans[0].rounds, plans[0].evaluations) == (5, 3)  # after rounds 4, 6 and 8
-    assert sim.main(["--resume", str(out), "--dry-run"]) == 0 and len(plans) == 1
-    assert "0 of 3 rounds are left" in capsys.readouterr().out
-    assert sim.main(["--resume", str(out), "--rounds", "8", "--lr", "0.3", "--dry-run"]) == 2 and len(plans) == 1
-    assert sim.main(["--resume", str(out), "--rounds", "8", "--stop-at", "val_accuracy 0.01", "--dry-run"]) == 0
-    assert "none of them would run: val_accuracy" in capsys.readouterr().out and len(plans) == 1
-    assert sorted(path for path in out.rglob("*")) == before
-    with (out / "history.jsonl").open("ab") as file:
-        file.write(bytes(9) + b"\n")  # after the newest checkpoint, as a power failure may leave it
-    assert sim.main(["--resume", str(out), "--rounds", "8", "--dry-run"]) == 0 and plans[1].rounds == 5
 
 
 def test_taken_run_folder_is_refused_and_unchanged(folder, capsys):

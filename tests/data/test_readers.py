@@ -74,26 +74,10 @@ def test_arrays_text_numbers_and_containers_equal_those_of_pickle(protocol):
     assert result[b"labels"] == CONTENT[b"labels"] and result[b"names"] == CONTENT[b"names"]
 
 
-def forged(shape="K\x02K\x02\x86", dtype="u1", state="N", content="U\x04abcd") -> bytes:
-    """Returns an array's pickle with replaced parts of its state."""
-    text = (
-        "\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
-        f"{shape}cnumpy\ndtype\nU{chr(len(dtype))}{dtype}K\x00K\x01\x87R(K\x03U\x01|{state}NNJ\xff\xff\xff\xff"
-        f"J\xff\xff\xff\xffK\x00tb\x89{content}tb."
-    )
-    return text.encode("latin1")
-
-
 @pytest.mark.parametrize(
     "content",
-    [
-        forged("K\x02K\x03\x86"),
-        forged(dtype="O8"),
-        forged(content="N"),
-        b"",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-        b"\x80\x02c__builtin__\nprint\nU\x04ran!\x85R.",
-    ],
+    [b"", b"\x80\x04\x8c\x02os\x8c\x06system\x93.", b"\x80\x02c__builtin__\nprint\nU\x04ran!\x85R."],
+    ids=["empty", "system", "print"],
 )
 def test_other_pickle_is_refused_in_one_line_and_never_executed(content, capsys):
     with usage_error("file: "):

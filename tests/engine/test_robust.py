@@ -18,12 +18,9 @@ from fedvg_jax.weightings import basic
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
 RULES = {
-    "mean": robust.mean,
-    "median": robust.median,
-    "trimmed_mean": robust.trimmed_mean(0.3),
-    "krum": robust.krum(NUM_BAD, NUM_KEPT),
-    "clipped_mean": robust.clipped_mean,
-}
+    "mean": robust.mean, "median": robust.median, "trimmed_mean": robust.trimmed_mean(0.3),
+    "krum": robust.krum(NUM_BAD, NUM_KEPT), "clipped_mean": robust.clipped_mean,
+}  # fmt: skip
 ABSENT = {"all there": [], "two absent": [0, 7], "one there": [0, 1, 2, 3, 5, 6, 7, 8]}
 KEY = jax.random.key(7)
 
@@ -99,12 +96,9 @@ def numpy_clipped_mean(model, clients, weights):
 
 
 NUMPY = {
-    "mean": numpy_mean,
-    "median": numpy_median,
-    "trimmed_mean": numpy_trimmed_mean,
-    "krum": numpy_krum,
+    "mean": numpy_mean, "median": numpy_median, "trimmed_mean": numpy_trimmed_mean, "krum": numpy_krum,
     "clipped_mean": numpy_clipped_mean,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)

@@ -20,17 +20,12 @@ WORLD = worlds.world([11, 5, 2, 8], batch_size=4, cohort_size=4, local_epochs=1)
 LR = 0.3
 
 RULES = {
-    "samples": ("samples", {}),
-    "uniform": ("uniform", {}),
-    "inverse_samples": ("inverse_samples", {}),
-    "fedvg": ("fedvg", {}),
-    "layerwise": ("fedvg", {"granularity": "layerwise"}),
-    "blockwise": ("fedvg", {"granularity": "blockwise", "norm": "l2"}),
-    "delta": ("fedvg", {"signal": "delta"}),
-    "mean": ("samples+fedvg", {"granularity": "layerwise"}),
-    "generalised": ("generalised", {"exponent": 2.0}),
+    "samples": ("samples", {}), "uniform": ("uniform", {}), "inverse_samples": ("inverse_samples", {}),
+    "fedvg": ("fedvg", {}), "layerwise": ("fedvg", {"granularity": "layerwise"}),
+    "blockwise": ("fedvg", {"granularity": "blockwise", "norm": "l2"}), "delta": ("fedvg", {"signal": "delta"}),
+    "mean": ("samples+fedvg", {"granularity": "layerwise"}), "generalised": ("generalised", {"exponent": 2.0}),
     "permuted": ("permuted(fedvg)", {}),
-}
+}  # fmt: skip
 """Case -> (weighting, settings of its group)."""
 
 

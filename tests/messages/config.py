@@ -85,26 +85,16 @@ WITH_DATA = [
 """Settings that contradict each other, or the data."""
 
 FILES = {
-    "[fedgv]\nnorm = 'l1'": "fedvg.norm",
-    "rounds = 2.5": "mine.toml: rounds",
-    "[fedvg.norm]": "fedvg.norm",
-    "alpha = = 1": "mine.toml",
-    'data_dir = "C:\\Users\\me"': "mine.toml",
-}
+    "[fedgv]\nnorm = 'l1'": "fedvg.norm", "rounds = 2.5": "mine.toml: rounds", "[fedvg.norm]": "fedvg.norm",
+    "alpha = = 1": "mine.toml", 'data_dir = "C:\\Users\\me"': "mine.toml",
+}  # fmt: skip
 """Text of a file -> the name."""
 
 FLAGS = {
-    "--roun 1": "--rounds",
-    "-lr 1": "--lr",
-    "--fedvg-norm=l2": "--fedvg.norm",
-    "--no-fedvg.norm": "--fedvg.norm",
-    "--sed 1": "--seed",
-    "stray": "stray",
-    "--dry-run=stray": "--dry-run",
-    "--": "--",
-    "--out": "--out",
+    "--roun 1": "--rounds", "-lr 1": "--lr", "--fedvg-norm=l2": "--fedvg.norm", "--no-fedvg.norm": "--fedvg.norm",
+    "--sed 1": "--seed", "stray": "stray", "--dry-run=stray": "--dry-run", "--": "--", "--out": "--out",
     "--rounds 3.0": "--rounds",
-}
+}  # fmt: skip
 """Command line -> the name."""
 
 

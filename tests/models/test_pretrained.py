@@ -195,12 +195,10 @@ def test_a_layer_with_the_name_of_a_wrapper_is_read_as_it_was_written(tmp_path, 
 
 
 OTHER = {
-    "layer1.0.conv1.weight": ("basic", None),
-    "layer2.1.conv1.weight": ("basic", (8, 8, 3, 3)),
-    "conv1.weight": ("cifar stem, group norm", (48, 3, 7, 7)),
-    "pos_embed": ("timm", (1, 17, 8)),
+    "layer1.0.conv1.weight": ("basic", None), "layer2.1.conv1.weight": ("basic", (8, 8, 3, 3)),
+    "conv1.weight": ("cifar stem, group norm", (48, 3, 7, 7)), "pos_embed": ("timm", (1, 17, 8)),
     "encoder.layers.encoder_layer_1.self_attention.in_proj_weight": ("torchvision", (24, 9)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHER)

@@ -179,16 +179,12 @@ IMAGES = {"resnet18": (9, 12, 3), "vit_s16": (6, 9, 3), "tinycnn": (6, 4, 2), "l
 IMAGES |= {"efficientnet_lite0": (9, 8, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1)}
 
 CAMPAIGN = {
-    "model": list(IMAGES),
-    "algorithm": list(configs.ALGORITHMS),
+    "model": list(IMAGES), "algorithm": list(configs.ALGORITHMS),
     "weighting": [*configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
-    "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"],
-    "granularity": ["modelwise", "layerwise", "blockwise"],
-    "mode": ["train", "eval"],
-    "lanes": ["1", "2", "4"],
-    "hold": [0, 2],
+    "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"], "granularity": ["modelwise", "layerwise", "blockwise"],
+    "mode": ["train", "eval"], "lanes": ["1", "2", "4"], "hold": [0, 2],
     "scoring": list(itertools.product((8, 1024), (None, "lax"))),
-}
+}  # fmt: skip
 
 
 def config_of(case):

@@ -70,14 +70,9 @@ class World(NamedTuple):
     """Rows of D_val in evaluation mode; None for those of `scoring`."""
 
     def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes) -> Schedule:
-        settings = {
-            "seed": seed,
-            "cohort_size": self.cohort_size,
-            "local_epochs": (self.local_epochs, self.local_epochs),
-            "batch_size": self.batch_size,
-            "num_lanes": num_lanes,
-            "capacity": capacity,
-        }
+        epochs = (self.local_epochs, self.local_epochs)
+        settings = {"seed": seed, "cohort_size": self.cohort_size, "local_epochs": epochs}
+        settings |= {"batch_size": self.batch_size, "num_lanes": num_lanes, "capacity": capacity}
         return schedule.make(number, self.train, **settings | changes)
 
     def most_steps(self) -> int:

@@ -9,21 +9,17 @@ from dataclasses import replace
 import flax.linen as nn
 import jax
 import numpy as np
-import optax
 import pytest
 from support import linear
 from support.programs import compilations
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax
-import fedvg_jax as fv
-from fedvg_jax import commands, config
-from fedvg_jax.config import ALGORITHMS, MODELS, WEIGHTINGS, Config, method_title, methods, networks, presets
+from fedvg_jax import config
+from fedvg_jax.config import Config
 from fedvg_jax.config.departures import departs
 from fedvg_jax.core import reuse
-from fedvg_jax.core.types import Batch, Hyperparameter
-from fedvg_jax.data import datasets
-from fedvg_jax.engine import evaluate, federated_round
+from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.assemble import programs, registry, simulation, tables
 from fedvg_jax.weightings import basic
@@ -100,25 +96,6 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     assert_equal_runs(shared, alone)
 
 
-class Deep(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(2)(nn.relu(nn.Dense(8)(x.reshape(len(x), -1))))
-
-
-def traced_evaluation(net: nn.Module):
-    x, rows = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32), np.arange(8, dtype=np.int32)
-    task = fedvg_jax.linen_task(net, optax.softmax_cross_entropy_with_integer_labels, x[:1])
-    arguments = jax.jit(task.init)(jax.random.key(0)), Batch(x, rows % 2), rows.reshape(2, 4)
-    return jax.jit(evaluate.make_evaluate(task)).trace(*arguments), arguments
-
-
-def test_evaluations_without_fusion_emitters_have_the_same_bits():
-    traced, arguments = traced_evaluation(Deep())
-    expected, result = (c(*arguments) for c in (traced.lower().compile(), programs._compile_evaluation(traced)))
-    jax.tree.map(np.testing.assert_array_equal, result, expected)
-
-
 def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
     def loss(output, y):
         return (output[0] - y.astype(output.dtype)) ** 2
@@ -142,42 +119,6 @@ def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tm
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-
-
-# --- A named algorithm, weighting, model or data set is one entry of the settings' tables
-
-
-def halved() -> fv.Algorithm:
-    """FedAvg with gradients times a factor."""
-
-    def correct(hyper, grads, params, anchor):
-        return jax.tree.map(lambda g: hyper["factor"] * g, grads)
-
-    return fv.algorithms.fedavg()._replace(correct=correct, defaults=(Hyperparameter("factor", 0.5, 0.0),))
-
-
-@pytest.fixture
-def added(monkeypatch):
-    """Adds one of each."""
-    monkeypatch.setitem(ALGORITHMS, "halved", methods.AlgorithmFacts("Halved", make=halved))
-    monkeypatch.setitem(WEIGHTINGS, "even", methods.WeightingFacts(make=fv.weightings.uniform, takes_task=False))
-    monkeypatch.setitem(MODELS, "single", networks.Network(functools.partial(fv.models.MLP, hidden=()), smallest=2))
-    monkeypatch.setitem(presets.DATASETS, "small_digits", {"model": "single"})
-    digits = fv.data.load("digits")
-    few = digits._replace(name="small_digits", x=digits.x[:200], y=digits.y[:200], num_train=200)
-    monkeypatch.setitem(datasets.BUILT_IN, "small_digits", lambda: few)
-
-
-@pytest.mark.usefixtures("added")
-def test_an_entry_of_a_table_runs_by_name():
-    named = commands.parse(["--dataset", "small_digits", "--method", "halved+even"])
-    assert (named.model, named.algorithm, named.weighting) == ("single", "halved", "even")
-    named = replace(named, rounds=2, local_epochs=1, clients=4, min_samples=2, partition="iid")
-    run = fv.run(named)
-    assert len(run.records) == 2 and set(run.variables.params) == {"classifier"}
-    expected = fv.run(replace(named, algorithm="fedavg", weighting="uniform", lr=named.lr / 2))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), run.variables, expected.variables)
-    assert method_title("halved+even") == "Halved with even weights"
 
 
 # --- the cache of compiled programs

@@ -14,22 +14,7 @@ import numpy as np
 import optax
 
 from fedvg_jax import config
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import (
-    Algorithm,
-    Anchor,
-    Batch,
-    Data,
-    Executor,
-    Hyper,
-    Metrics,
-    Schedule,
-    SimState,
-    Task,
-    Tree,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core import tree, types
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import BatchNorm, dense
@@ -56,7 +41,7 @@ TASK = tasks.classification(Net(), CLASSES, IMAGE)
 class World(NamedTuple):
     """The data and settings of a federation, in NumPy."""
 
-    pool: Tree
+    pool: types.Tree
     train: Sequence[np.ndarray]
     """Rows of every client."""
     scoring: np.ndarray
@@ -69,7 +54,7 @@ class World(NamedTuple):
     val: np.ndarray | None = None
     """Rows of D_val in evaluation mode; None for those of `scoring`."""
 
-    def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes) -> Schedule:
+    def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes) -> types.Schedule:
         epochs = (self.local_epochs, self.local_epochs)
         settings = {"seed": seed, "cohort_size": self.cohort_size, "local_epochs": epochs}
         settings |= {"batch_size": self.batch_size, "num_lanes": num_lanes, "capacity": capacity}
@@ -79,11 +64,11 @@ class World(NamedTuple):
         """Returns an upper bound on the local steps of a client."""
         return self.local_epochs * -(-max(map(len, self.train)) // self.batch_size)
 
-    def data(self) -> Data:
+    def data(self) -> types.Data:
         rows = self.scoring[self.scoring >= 0] if self.val is None else self.val
         val = schedule.table(rows, 3, self.scoring.size // 3 + 1)
         tables = (jnp.asarray(table) for table in (self.scoring, val, self.test[:, None]))
-        return Data(jax.tree.map(jnp.asarray, self.pool), *tables)
+        return types.Data(jax.tree.map(jnp.asarray, self.pool), *tables)
 
 
 def world(sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epochs: int, seed: int = 0) -> World:
@@ -92,7 +77,7 @@ def world(sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epoc
     rng = np.random.default_rng(seed)
     val, test = 10, 13
     size = sum(sizes) + val + test
-    pool = Batch(rng.integers(0, 256, (size, *IMAGE), np.uint8), rng.integers(0, CLASSES, size, np.int32))
+    pool = types.Batch(rng.integers(0, 256, (size, *IMAGE), np.uint8), rng.integers(0, CLASSES, size, np.int32))
     parts = np.split(rng.permutation(size).astype(np.int32), np.cumsum([*sizes, val]))
     scoring = schedule.table(parts[-2], batch_size, -(-val // batch_size) + 1)
     evaluated = np.append(parts[-2], parts[-1][0])
@@ -104,7 +89,7 @@ def small() -> World:
     return world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=5, local_epochs=2)
 
 
-def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **changes) -> list[Schedule]:
+def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **changes) -> list[types.Schedule]:
     """Returns schedules with a probe; in the second round, two of the five clients drop out."""
     plan = [world.schedule(number, num_lanes, **{"probe_ratio": 0.5} | changes) for number in range(rounds)]
     heard = np.array([True, False, True, True, False])
@@ -116,20 +101,20 @@ def ragged() -> World:
     return world([7, 1, 200, 2, 64, 33, 120, 1, 17, 5], batch_size=16, cohort_size=10, local_epochs=1)
 
 
-def variables(seed: int = 0, task: Task = TASK) -> Variables:
+def variables(seed: int = 0, task: types.Task = TASK) -> types.Variables:
     """Returns the network's arrays, none at a special value, in the current precision."""
     return jax.tree.map(lambda x: jnp.asarray(x, float), _moved_variables(seed, task.init))
 
 
 @functools.cache
-def _moved_variables(seed: int, init) -> Variables:
+def _moved_variables(seed: int, init) -> types.Variables:
     with jax.enable_x64(False):
         start = jax.tree.map(np.asarray, jit(init)(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: x + rng.uniform(0, 0.3, x.shape), start)
 
 
-def random_variables(task: Task) -> Variables:
+def random_variables(task: types.Task) -> types.Variables:
     """Returns random arrays of a model's shapes in the current precision, with positive scales and variances; nothing
     is compiled."""
     rng = np.random.default_rng(1)
@@ -145,7 +130,9 @@ def random_variables(task: Task) -> Variables:
     return structure.unflatten([jnp.asarray(draw(leaf.shape), float) for leaf in leaves])
 
 
-def state(world: World, algorithm: Algorithm, task: Task = TASK, stats_too: bool = False, **changes: float) -> SimState:
+def state(
+    world: World, algorithm: types.Algorithm, task: types.Task = TASK, stats_too: bool = False, **changes: float
+) -> types.SimState:
     """Returns the state before the first round, from `variables`; `changes` are hyperparameters."""
     arguments = task, algorithm, len(world.train), hyper(**changes)
     return federated_round.init_state(*arguments, variables=variables(task=task), stats_too=stats_too)
@@ -159,7 +146,7 @@ HYPER = {
 """Every value has an effect on its algorithm."""
 
 
-def hyper(**changes: float) -> Hyper:
+def hyper(**changes: float) -> types.Hyper:
     """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
     defaults = registry.make_hyper(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
@@ -167,7 +154,7 @@ def hyper(**changes: float) -> Hyper:
 
 
 @functools.cache
-def algorithm(name: str, **settings) -> Algorithm:
+def algorithm(name: str, **settings) -> types.Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
     return registry.make_algorithm(replace(config.Config(), algorithm=name, **settings))
 
@@ -177,7 +164,7 @@ ON_QUADRATICS = [n for n in config.ALGORITHMS if algorithm(n).loss is None and a
 
 
 @functools.cache
-def full_algorithm() -> Algorithm:
+def full_algorithm() -> types.Algorithm:
     """Uses every part of the contract: all memories, a probe, both kinds of messages and every argument."""
 
     def init(hyper, params):
@@ -213,7 +200,7 @@ def full_algorithm() -> Algorithm:
         added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
         return added, {"c": c}
 
-    return Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+    return types.Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
 
 
 # --- compiled cheaply
@@ -238,7 +225,7 @@ jit = functools.partial(jax.jit, compiler_options=HASTE)
 TWO_LANES = executors.lanes(2)
 
 
-def looped(make_client, shared: Tree, schedule: Schedule) -> Tree:
+def looped(make_client, shared: types.Tree, schedule: types.Schedule) -> types.Tree:
     """Trains clients as an executor does, in Python loops over clients and compiled steps."""
     client, trained = make_client(shared, schedule), []
     init, step = jit(client.init), jit(client.step)
@@ -265,8 +252,8 @@ def _measure(params, stats, batch, mask):
     return {"loss": loss * mask.sum().astype(loss.dtype), "rows": mask.sum()}
 
 
-QUADRATIC = Task(
-    init=lambda key: Variables({"left": {"x": jnp.ones(2)}, "right": {"x": jnp.full(1, 2.0)}}, {}),
+QUADRATIC = types.Task(
+    init=lambda key: types.Variables({"left": {"x": jnp.ones(2)}, "right": {"x": jnp.full(1, 2.0)}}, {}),
     loss=_loss,
     predict=lambda params, stats, batch: jnp.concatenate(
         jax.tree.leaves(jax.tree.map(lambda x, a, b: a * x[None] - b, params, *batch)), 1
@@ -307,7 +294,7 @@ def uneven(cohort_size: int = 3, seed: int = 0) -> World:
     return quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], cohort_size)
 
 
-def any_of(weightings: Sequence[Weighting]) -> Weighting:
+def any_of(weightings: Sequence[types.Weighting]) -> types.Weighting:
     """Returns a weighting that uses the rule with number `hyper["rule"]`: one program for all rules."""
 
     def weigh(hyper, measured, view):
@@ -332,10 +319,10 @@ def any_of(weightings: Sequence[Weighting]) -> Weighting:
 
     streams = all(rule.terms for rule in weightings)
     terms = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()
-    return Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=terms)
+    return types.Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=terms)
 
 
-def any_algorithm(algorithms: Mapping[str, Algorithm]) -> Algorithm:
+def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
     """Uses the algorithm with number `hyper["algorithm"]`: one program for all. Memories and probes are by name, and
     those of the algorithms that are not chosen take the same rounds."""
 
@@ -383,23 +370,25 @@ def any_algorithm(algorithms: Mapping[str, Algorithm]) -> Algorithm:
         return choose(hyper, losses)
 
     has_losses = any(algorithm.loss for algorithm in algorithms.values())
-    return Algorithm(init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None)
+    return types.Algorithm(init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None)
 
 
-def _own(anchor: Anchor, name: str) -> Anchor:
+def _own(anchor: types.Anchor, name: str) -> types.Anchor:
     return anchor._replace(server=anchor.server[name], client=anchor.client[name])
 
 
 @functools.cache
-def weighting(name: str, algorithm: Algorithm, task: Task = QUADRATIC, batch_size: int = 2, **settings) -> Weighting:
+def weighting(
+    name: str, algorithm: types.Algorithm, task: types.Task = QUADRATIC, batch_size: int = 2, **settings
+) -> types.Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
     settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.Config.FedVG(**settings))
     return registry.make_weighting(settings, task, algorithm)
 
 
 def make_round(
-    world: World, algorithm: Algorithm, rule: Weighting | str = "native", task: Task = QUADRATIC,
-    optimiser: local_training.Optimiser = local_training.sgd, executor: Executor = TWO_LANES, **options,
+    world: World, algorithm: types.Algorithm, rule: types.Weighting | str = "native", task: types.Task = QUADRATIC,
+    optimiser: local_training.Optimiser = local_training.sgd, executor: types.Executor = TWO_LANES, **options,
 ):  # fmt: skip
     """Returns the jitted round of an algorithm and weighting; equal arguments share one program across tests."""
     if isinstance(rule, str):
@@ -418,9 +407,9 @@ def _program(*args, **options):
 
 
 def play(
-    world: World, plan: Sequence[Schedule], algorithm: Algorithm, rule: Weighting | str = "samples",
-    task: Task = QUADRATIC, values: Hyper | None = None, **options,
-) -> list[tuple[SimState, Metrics]]:  # fmt: skip
+    world: World, plan: Sequence[types.Schedule], algorithm: types.Algorithm, rule: types.Weighting | str = "samples",
+    task: types.Task = QUADRATIC, values: types.Hyper | None = None, **options,
+) -> list[tuple[types.SimState, types.Metrics]]:  # fmt: skip
     """Returns state and metrics after every round of a plan; `options` are those of `make_round`."""
     step, values = make_round(world, algorithm, rule, task, **options), values or hyper()
     start = {name: value for name, value in options.items() if name in ("stats_too", "local")}
@@ -457,23 +446,23 @@ def with_momentum(hyper, round):
 
 
 @functools.cache
-def any_rule(algorithm: Algorithm) -> Weighting:
+def any_rule(algorithm: types.Algorithm) -> types.Weighting:
     """Returns the rule of RULES that `rule` chooses."""
     return any_of([weighting(rule, algorithm) for rule in RULES])
 
 
-def shared_round(algorithm: Algorithm, **options):
+def shared_round(algorithm: types.Algorithm, **options):
     """Returns the jitted round of three of five quadratics under any of RULES, with kept momentum. Rounds in double
     precision of all worlds from `quadratics` and `uneven` with these numbers of clients share one program."""
     return make_round(uneven(), algorithm, any_rule(algorithm), optimiser=with_momentum, **options)
 
 
 @functools.cache
-def _any_registered() -> Algorithm:
+def _any_registered() -> types.Algorithm:
     return any_algorithm({name: algorithm(name) for name in ON_QUADRATICS})
 
 
-def any_shared_round(chosen: Algorithm):
+def any_shared_round(chosen: types.Algorithm):
     """Returns the round of `shared_round` as a choice in one program of all registered algorithms; with other settings
     than the defaults, an algorithm has a program of its own."""
     names = [name for name in ON_QUADRATICS if algorithm(name) is chosen]
@@ -495,19 +484,19 @@ def any_program():
     return shared_round(_any_registered())
 
 
-def shared_state(world: World, algorithm: Algorithm, stats_too: bool = False, **changes: float) -> SimState:
+def shared_state(world: World, algorithm: types.Algorithm, stats_too: bool = False, **changes: float) -> types.SimState:
     """Returns the state before the first `shared_round`."""
     return state(world, algorithm, QUADRATIC, stats_too, **changes)
 
 
-def by_rule(name: str, **changes: float) -> Hyper:
+def by_rule(name: str, **changes: float) -> types.Hyper:
     """Returns hyperparameters that choose a rule of RULES."""
     return hyper(**changes) | {"rule": jnp.int32(RULES.index(name))}
 
 
 def rounds_of_oracle(
-    world: World, plan: Sequence[Schedule], algorithm: oracle.Algorithm, rule: str = "samples",
-    scoring: oracle.Scoring = oracle.Scoring(), task: Task = TASK,  # noqa: B008
+    world: World, plan: Sequence[types.Schedule], algorithm: oracle.Algorithm, rule: str = "samples",
+    scoring: oracle.Scoring = oracle.Scoring(), task: types.Task = TASK,  # noqa: B008
 ) -> Iterator[tuple[oracle.State, oracle.Metrics]]:  # fmt: skip
     """Yields the oracle's state and metrics after every round of a plan, from `variables` with `hyper()`."""
     values = {name: float(value) for name, value in hyper().items()}

@@ -193,6 +193,8 @@ CASES = [
     ("a word as gradient", lambda: fv.gradient_norms({"w": "x"}), "leaf 'w'"),
     ("a negative norm", lambda: fv.inverse_norm_weights({"w": -TWO}), "leaf 'w'"),
     ("norms of two cohorts", lambda: fv.inverse_norm_weights({"a": THREE, "b": TWO}), "norms leaf 'b'"),
+    ("a temperature of 0", lambda: fv.generalised_weights({"a": THREE}, temperature=0.0), "'temperature'"),
+    ("layers without a matrix", lambda: fv.weightings.fedvg(TASK, "spectral", "layerwise"), "a matrix in every group"),
     ("a norm that is none", lambda: fv.weightings.fedvg(TASK, "l3"), "'l3'"),
     ("numbers of two clients", lambda: fv.generalised_weights({"a": THREE}, TWO), "num_samples"),
     ("weights of other tensors", lambda: fv.aggregate({"a": TWO}, {"a": STACK}, {"b": THREE}), "weights leaf 'a'"),

@@ -14,8 +14,6 @@ from support import linear, worlds
 from support.programs import compilations
 
 import fedvg_jax as fv
-from fedvg_jax.host import hardware
-from fedvg_jax.models import pretrained
 from fedvg_jax.study import sweeps
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
@@ -157,13 +155,6 @@ def test_loaded_history_is_the_history_of_the_run(finished):
     assert all(f"<th>{name}</th>" in table for name in ("test_accuracy_final", "best_val_round", "run folder"))
 
 
-def test_run_exports_its_final_model(finished):
-    task = fv.simulation(finished.config).task
-    template = jax.eval_shape(task.init, jax.random.key(0))
-    exported = pretrained.load(finished.config.export, template, "mlp", head=True)
-    jax.tree.map(np.testing.assert_array_equal, exported, finished.variables)
-
-
 def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     """A sweep of another one is another sweep."""
     given = linear.GIVEN | {"initial": fv.Variables({"w": np.full(3, 5, np.float32)}, {})}
@@ -172,15 +163,6 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     assert swept.result.records[-1]["val_loss"] == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
     with pytest.raises(fv.UsageError, match="initial"):
         fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
-
-
-def test_determinism_on_an_accelerator_needs_a_flag_before_jax_starts(monkeypatch):
-    gpu = hardware.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=8, memory_bytes=None)
-    monkeypatch.setattr(hardware, "current", lambda: gpu)
-    monkeypatch.setenv("XLA_FLAGS", "")
-    for run in (fv.run, fv.run_sweep):
-        with pytest.raises(fv.UsageError, match="--xla_gpu_deterministic_ops=true"):
-            run(replace(SMALL, deterministic=True))
 
 
 def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):

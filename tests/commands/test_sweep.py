@@ -49,18 +49,6 @@ def run(tmp_path, capsys, monkeypatch):
     return run
 
 
-def test_several_values_make_an_axis_and_one_value_is_shared():
-    command = read("--alpha", "0.05", "0.5", "--seed", "0:3", "--lr=0.1", "--deterministic")
-    assert [axis.names for axis in command.points.sweep.axes] == [("alpha",), ("seed",)]
-    assert [p.values for p in command.points.points][:4] == [
-        {"alpha": 0.05, "seed": 0},
-        {"alpha": 0.05, "seed": 1},
-        {"alpha": 0.05, "seed": 2},
-        {"alpha": 0.5, "seed": 0},
-    ]
-    assert {(p.config.lr, p.config.deterministic, p.config.keep) for p in command.points.points} == {(0.1, True, 1)}
-
-
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").tuning_runs
     assert {(p.config.seed, p.config.partition_seed) for p in grid.points} == {(1000, 1000), (1001, 1001)}

@@ -1,7 +1,6 @@
 """A user's own images: folders of image files."""
 
 import io
-import os
 
 import numpy as np
 import pytest
@@ -53,16 +52,6 @@ def test_images_are_turned_as_their_exif_orientation_says(orientation):
     turned = {1: upright, 2: mirrored, 3: np.rot90(upright, 2), 4: np.rot90(mirrored, 2)}
     turned |= {5: np.rot90(mirrored, 1), 6: np.rot90(upright, -1), 7: np.rot90(mirrored, -1), 8: np.rot90(upright, 1)}
     np.testing.assert_array_equal(images.decode(file.getvalue(), "x.png"), turned[orientation])
-
-
-def test_changed_folder_is_decoded_again(tmp_path):
-    write_folder(tmp_path / "set", {"a": 1, "b": 1})
-    before = load_twice("folder", tmp_path / "set")
-    write(tmp_path / "set" / "b" / "9.png", png(pixels(6, 6, 3)))
-    assert len(before.y) == 2 and len(load_twice("folder", tmp_path / "set").y) == 3
-    (tmp_path / "set" / "a" / "00.png").write_bytes(png(before.x[1]))
-    os.utime(tmp_path / "set" / "a" / "00.png", (0, 0))
-    np.testing.assert_array_equal(load_twice("folder", tmp_path / "set").x[0], before.x[1])
 
 
 def test_images_of_many_formats_are_resized_to_uint8_of_one_size(tmp_path):

@@ -116,7 +116,7 @@ CASES = [
     (
         "a measure of padded rows",
         task(measure=lambda *at: TASK.measure(*at[:3], jnp.ones(at[3].shape, bool))),
-        "task.measure does not depend on mask",
+        "measure",
     ),
     # an algorithm
     ("a sum per leaf", algorithm(residual=lambda h, s, p, c: (jax.tree.map(jnp.sum, p), s)), "bn1/bias"),
@@ -126,24 +126,20 @@ CASES = [
     ("losses of rows", algorithm(loss=lambda h, t, p, s, batch, mask, k, a: (mask.astype(float), s)), "algorithm.loss"),
     ("personal gradients of nothing", algorithm(personal=lambda *_: {}), "algorithm.personal"),
     (
-        "personal models and local tensors",
-        lambda: fv.run(replace(SMALL, local="^classifier/"), algorithm=fv.algorithms.ditto(fedavg())),
+        "two own",
+        lambda: fv.run(replace(SMALL, local="^fc1"), algorithm=fv.algorithms.ditto(fedavg())),
         "do not combine",
     ),
     ("FedNTD without labels of classes", regress(fv.algorithms.fedntd), "FedNTD needs labels"),
     ("a task without forward", regress(fv.algorithms.fedntd, forward=lambda own: None), "task.forward"),
     (
-        "a loss replaced alone",
+        "a loss alone",
         regress(fv.algorithms.moon, loss=lambda own: lambda *at: (2 * own.loss(*at)[0], {})),
         "task.forward",
     ),
     # a weighting
     ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
-    (
-        "weights of parameters alone",
-        weighting(weigh=lambda h, ones, view: basic.broadcast_weights(ones / 3, view).params),
-        "params/left/x",
-    ),
+    ("no statistics", weighting(weigh=lambda h, ones, view: basic.broadcast_weights(ones / 3, view).params), "left/x"),
     ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
     ("a detail of the history's", weighting(detail=lambda ones: {"weights": ones}), "weights"),
     ("no terms", weighting(in_blocks=True, terms=()), "weighting.terms"),
@@ -181,11 +177,7 @@ CASES = [
     ("no rows in a batch", schedule(batch_size=0), "batch_size"),
     ("a ratio above 1", schedule(probe_ratio=1.5), "probe_ratio"),
     ("no clients", schedule([]), "client_rows"),
-    (
-        "schedules of two cohorts",
-        lambda: fv.stack_schedules([fv.make_schedule(0, CLIENTS * k) for k in (1, 2)]),
-        "equal cohort sizes",
-    ),
+    ("two cohorts", lambda: fv.stack_schedules([fv.make_schedule(0, CLIENTS * k) for k in (1, 2)]), "cohort sizes"),
     ("no schedules", lambda: fv.max_steps([]), "schedule"),
     ("no data", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {})), "data"),
     ("no folder of a history", lambda: fv.History.load(None), "History.load"),
@@ -202,9 +194,5 @@ CASES = [
     ("models as a list", lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}), "client_params"),
     ("no validation batch", gradients(THREE, np.zeros((0, 4))), "val_batches"),
     ("labels of one batch", gradients(THREE, (np.ones((6, 4)), np.ones(6))), "leaf '1'"),
-    (
-        "examples of two lengths",
-        lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)),
-        "examples",
-    ),
+    ("two lengths", lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)), "examples"),
 ]

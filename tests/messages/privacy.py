@@ -29,16 +29,8 @@ CASES = [
     ("memories of clients", simulate({"algorithm": "moon", "train": ""}), "memories"),
     ("messages of clients", simulate({"algorithm": "scaffold"}), "messages"),
     ("errors of a compression", simulate({"send": "topk"}), "topk"),
-    (
-        "a residual that reads the weights",
-        simulate({}, algorithm=fv.algorithms.fedavg()._replace(residual=residual_of_weights)),
-        "residual",
-    ),
-    (
-        "running statistics",
-        simulate({"train": ""}, data=worlds.random_images(), task=worlds.TASK),
-        "running statistics",
-    ),
+    ("weights", simulate({}, algorithm=fv.algorithms.fedavg()._replace(residual=residual_of_weights)), "residual"),
+    ("statistics", simulate({"train": ""}, data=worlds.random_images(), task=worlds.TASK), "running statistics"),
     ("own cohorts", simulate({}, selection=fv.Selection(lambda population: [0, 1])), "selection"),
     ("a robust rule", round_step(aggregate=robust.median), "private"),
     ("a local part", round_step(local=fv.local_part("left")), "private"),

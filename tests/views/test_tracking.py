@@ -5,10 +5,8 @@ import sys
 import types
 
 import pytest
-from support.files import usage_error
 
 import fedvg_jax as fv
-from fedvg_jax.config.options import TRACKERS
 from fedvg_jax.runs import loop
 from fedvg_jax.views import tracking
 from fedvg_jax.views.tracking import Writer
@@ -101,16 +99,6 @@ def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, mo
     assert len(history.records) == 4
     failed = [line for line in lines if "failed" in line]
     assert failed == ["tracker wandb failed, and the run continues without it: no answer"]
-
-
-def test_missing_package_is_one_line_before_anything_starts(monkeypatch, tmp_path):
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
-    for name in TRACKERS:
-        with usage_error(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'"):
-            fv.run(fv.Config(track=name, out=tmp_path / "out"))
-        with usage_error(f"track {name} needs"):
-            fv.run_sweep(fv.Config(rounds=1), {"seed": [0]}, tmp_path / "out", track=name)
-    assert not (tmp_path / "out").exists()
 
 
 # --- real packages

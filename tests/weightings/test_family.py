@@ -62,12 +62,6 @@ def test_each_parameter_changes_the_weights_as_documented(x64, changes, expected
     np.testing.assert_allclose(weights["w"], expected, atol=1e-8)
 
 
-def test_mix_one_half_is_the_mean_of_fedavg_and_fedvg_weights(x64):
-    plain = fedvg_jax.inverse_norm_weights(norms(), "layerwise")
-    expected = jax.tree.map(lambda s: (s + SAMPLES / SAMPLES.sum()) / 2, plain)
-    worlds.assert_close(family.generalised_weights(norms(), SAMPLES, "layerwise", mix=0.5), expected, 1e-12)
-
-
 @pytest.mark.parametrize("mix", [1.0, 0.5])
 @pytest.mark.parametrize("options", [{}, {"include": "^classifier/"}], ids=["statistics", "one layer"])
 def test_tensors_without_a_norm_are_mixed_like_the_others(x64, mix, options):

@@ -51,11 +51,6 @@ def test_every_client_of_the_cohort_has_its_numbers(runs):
         assert len(joint) == 3 and joint.sum(1) == pytest.approx(fisher, rel=1e-5)
 
 
-def test_recorded_validation_loss_is_the_score_of_the_weighting_by_it(runs):
-    for record in runs[1].records:
-        assert record["client_val_loss"] == pytest.approx(record["scores"], rel=1e-5)
-
-
 def test_joint_fisher_is_in_the_order_of_the_layers():
     """The L1 norm of a tensor's Fisher diagonal is its joint Fisher information."""
     options = {"weighting": "fedvg", "record": "client_joint_fisher", "rounds": 1}

@@ -72,7 +72,11 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
 
 
 def run_chunks(
-    sim: simulation.Simulation, compiled: Programs, state: SimState, num_done: int, *, single: bool
+    sim: simulation.Simulation,
+    compiled: Programs,
+    state: SimState,
+    num_done: int,
+    is_ended: Callable[[Record, SimState], bool] | None,
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
@@ -84,9 +88,10 @@ def run_chunks(
         compiled: the programs of `sim`.
         state: the state after `num_done` rounds.
         num_done: rounds that precede the first chunk.
-        single: whether every chunk is a single round, because callbacks get its state.
+        is_ended: (record, state) of a round -> whether the run ends with it, which is then evaluated. Every chunk is a
+            single round, unless it is None.
     """
-    store = client_memories.open_store(sim.memories, sim.config, state)
+    store, single = client_memories.open_store(sim.memories, sim.config, state), is_ended is not None
     state = client_memories.without_memories(state) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
@@ -106,11 +111,14 @@ def run_chunks(
         records = chunk_records(sim.traffic, num_done - len(planned), planned, metrics, round_seconds)
         if sim.account:
             records = [record | {"epsilon": history.number(sim.account.epsilon(record["round"]))} for record in records]
-        if until_evaluation(sim.config, num_done - 1) == 1:
+        is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
+        if is_evaluated:
             with jax.profiler.TraceAnnotation("evaluate"):
                 records[-1] |= evaluate(sim, compiled, state, store)
-        after = _with_own_model(state) if single else state
-        yield client_memories.whole_state(store, after), records
+        after = client_memories.whole_state(store, _with_own_model(state) if single else state)
+        if is_ended and is_ended(records[-1], after) and not is_evaluated:
+            records[-1] |= evaluate(sim, compiled, state, store)
+        yield after, records
 
 
 def _with_own_model(state: SimState) -> SimState:

@@ -160,16 +160,14 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         with contextlib.ExitStack() as tracing:
             if config.profile and processes.is_first():
                 tracing.enter_context(jax.profiler.trace(config.profile, create_perfetto_trace=True))
-            is_single = bool(observers.callbacks)
-            rounds = chunks.run_chunks(sim, compiled, state, num_done, single=is_single) if compiled else ()
+            is_ended = functools.partial(call_callbacks, run) if observers.callbacks else None
+            rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended) if compiled else ()
             for state, new in rounds:
                 with processes.together():
                     add_chunk(run, state, new)
                     if len(run.records) - num_done > len(new):  # the first chunk is one round
                         tracing.close()
                 agreed = stop_signals.agree(requests, processes.largest)
-                if is_single and processes.largest([bool(run.endings)])[0]:
-                    run.endings[:] = run.endings or ["callback"]  # of another process
                 is_over = bool(run.endings or ("test_loss" in new[-1] and endings.stop_reason(config, run.records)))
                 if agreed.stop or is_over:
                     break
@@ -183,8 +181,21 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         return finish(run, state, agreed.stop[0] if is_stopped else None)
 
 
+def call_callbacks(run: Run, record: Record, state: SimState) -> bool:
+    """Calls the callbacks with a copy of a record; returns whether one, in whichever process, has ended the run."""
+    with processes.together():
+        for callback in run.observers.callbacks:
+            try:
+                callback(copy.deepcopy(record), state)
+            except history.StopRun as stop:
+                run.endings.append(f"callback: {stop}" if str(stop) else "callback")
+    is_ended = bool(processes.largest([bool(run.endings)])[0])
+    run.endings[:] = run.endings or ["callback"] * is_ended
+    return is_ended
+
+
 def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
-    """Records a chunk of rounds, and calls the callbacks.
+    """Records a chunk of rounds.
 
     Where `nonfinite` is "raise", rounds after the first in which a client or the loss diverged are not recorded: how
     many there are depends on the length of the chunk.
@@ -204,11 +215,6 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
-    for callback in run.observers.callbacks:
-        try:
-            callback(copy.deepcopy(recorded[-1]), state)
-        except history.StopRun as stop:
-            run.endings.append(f"callback: {stop}" if str(stop) else "callback")
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
     if not run.warnings and (message := endings.no_client_warning(recorded)):

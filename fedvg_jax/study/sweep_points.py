@@ -12,6 +12,7 @@ points share, as a run's file has them, and
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -50,6 +51,7 @@ NO_AXES = {
     "export": "the points would overwrite one file; export a model from its point's folder",
     "profile": "the points would write into one folder; profile a run of its own",
     "export_partition": "the points would write into one file; export the partition of a run of its own",
+    "dp.noise_seed": "noise that the points share cancels between their models; give runs of their own other seeds",
 }
 """Settings of a run that no point of a sweep has -> the reason."""
 
@@ -129,7 +131,7 @@ def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, di
     name.
 
     Raises:
-        UsageError: an object has no name, the name of another one, or that of a setting's value.
+        UsageError: an object has no name, the name of another one, or one that means a value of the setting.
 
     >>> def root(task): ...
     >>> named_objects({"weighting": ["fedvg", root], "seed": "0:2"})[0]
@@ -151,27 +153,45 @@ def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, di
                 continue
             if not name or not isinstance(name, str) or name == "<lambda>":
                 raise UsageError(f"axes: an object of {argument} has no name; give a dict, name -> object")
-            if name in (*ALGORITHMS, *WEIGHTINGS) or objects[argument].setdefault(name, value) is not value:
+            if _is_value(argument, name) or objects[argument].setdefault(name, value) is not value:
                 raise UsageError(f"axes: {argument} {name} is the name of another {argument}; give it one of its own")
             plain[argument].append(name)
     return plain, objects
 
 
-def parse_axes(axes: Mapping[str | tuple[str, ...], Any]) -> tuple[Axis, ...]:
+def _is_value(argument: str, name: str) -> bool:
+    """Returns whether a name means something to the setting that an object replaces, as FedVG and a+b do."""
+    if (text := registered(argument, name)) in (*ALGORITHMS, *WEIGHTINGS):
+        return True
+    with contextlib.suppress(UsageError):
+        return argument in SETTINGS and bool(check(dataclasses.replace(Config(), **{argument: text})))
+    return False
+
+
+def parse_axes(
+    axes: Mapping[str | tuple[str, ...], Any], objects: Mapping[str, Mapping[str, Any]] = {}
+) -> tuple[Axis, ...]:
     """Returns the axes that a call from Python gives: a tuple of settings goes together.
+
+    Args:
+        axes: with names in place of objects.
+        objects: argument -> name -> object; these names stay as they are.
 
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
     """
     parsed = []
     for names, values in axes.items():
-        if not isinstance(names, tuple):
+        if names in objects:
+            listed = dict.fromkeys(v if v in objects[names] else registered(names, v) for v in values)
+            parsed.append(Axis((names,), tuple((value,) for value in listed)))
+        elif not isinstance(names, tuple):
             parsed += cross({names: values}, "axes")
-            continue
-        rows = list(values) if isinstance(values, Iterable) else [values]
-        if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
-            raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
-        parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
+        else:
+            rows = list(values) if isinstance(values, Iterable) else [values]
+            if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
+                raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
+            parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
     return tuple(parsed)
 
 
@@ -225,7 +245,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
 def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
-    if name not in known and (name, source) != ("task", "axes"):
+    if name not in known:
         raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{name_hint(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
@@ -234,7 +254,7 @@ def check_name(name: str, source: str) -> None:
 def refuse_set(config: Config) -> None:
     """Raises UsageError if the config that all points share has a setting that no point has."""
     for name, reason in NO_AXES.items():
-        if getattr(config, name) != getattr(Config, name):
+        if SETTINGS[name].get(config) != SETTINGS[name].get(Config()):
             raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
 
 

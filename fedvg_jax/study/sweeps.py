@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.core import reuse
+from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
@@ -295,8 +296,7 @@ def check(
             used = SETTINGS[name].facts.used if name in SETTINGS and "." not in name else ()
             if name in replaced or any(condition.setting == setting for condition in used):
                 raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    of_points = [of_point(point.values, given) for point in points]
-    are_given = any(value is not None for its in of_points[:1] for value in its)
+    are_given = any(value is not None for point in points[:1] for value in of_point(point.values, given))
     first_of_each: dict[tuple, Point] = {}
     for point in points:
         if are_given or objects or any(SETTINGS[name].get(point.config) for name in OF_TENSORS):
@@ -304,11 +304,13 @@ def check(
             own = (point.values.get(name) for name in objects)
             first_of_each.setdefault((data_key(point.config), *of_model, *own), point)
     sim, work = None, Work(None, Observers(), given, objects, {} if keeps is None else keeps, {}, {}, [])
+    declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
     for point in reversed(first_of_each.values()):
         try:
             sim = simulation_of(work, point)
         except UsageError as error:
             raise UsageError(f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)) from None
+        declaring[tuple(point.values.get(name) for name in objects)] = sim.algorithm, sim.weighting
     if not are_given or sim is None:
         return
     own = {name: getattr(sim, name) for name in ("algorithm", "weighting") if getattr(given, name) is not None}
@@ -317,9 +319,11 @@ def check(
         is_replaced = any(condition.setting == argument for condition in facts.used)
         if is_replaced and facts.hyper not in {parameter.name for parameter in part.defaults}:
             raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
-    for point, its in zip(points, of_points, strict=True):
-        if its.hyper and not objects:
-            merge_hyperparameters(point.config, sim.algorithm, sim.weighting, its.hyper, tuple(own.values()))
+    for point in points:
+        its, parts = of_point(point.values, given, objects), declaring[tuple(point.values.get(n) for n in objects)]
+        passed = tuple(part for part, value in zip(parts, (its.algorithm, its.weighting), strict=True) if value)
+        if its.hyper:
+            merge_hyperparameters(point.config, *parts, its.hyper, passed)
 
 
 def run_sweep(
@@ -342,7 +346,7 @@ def run_sweep(
     """
     sweep_points.refuse_set(start)
     axes, named = sweep_points.named_objects(axes)
-    parsed = sweep_points.parse_axes(axes)
+    parsed = sweep_points.parse_axes(axes, named)
     made = sweep_points.make_points(Sweep(parsed, start=start, objects=named))
     points = made.points
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`

@@ -45,7 +45,7 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
     last = min(config.rounds, num_done + 2)
     two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
     start, durations, records = time.perf_counter(), [], []
-    for _, new in chunks.run_chunks(two, programs, sim.state, num_done, single=True):
+    for _, new in chunks.run_chunks(two, programs, sim.state, num_done, lambda record, state: False):
         durations.append(time.perf_counter() - start)
         records += new
         start = time.perf_counter()

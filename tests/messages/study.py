@@ -94,12 +94,27 @@ CASES = [
     ("tuning seeds that are lists", tune({"lr": [0.1]}, [[1000, 1001]]), "seeds"),
     ("tuned signal", tune({"fedvg.signal": ["gradient", "delta"]}, axes=BOTH_MODES), "fedvg.mode"),
     ("hyperparameter out of range", run_sweep({"hyper.T": [1.0, 9.0]}, weighting=tempered), "'T'"),
+    (
+        "an own one of an axis out of range",
+        run_sweep({"weighting": {"a": tempered, "b": again(tempered)}, "hyper.T": [1.0, 9.0]}),
+        "'T'",
+    ),
     ("unknown hyperparameter", run_sweep({"hyper.U": [1.0]}, weighting=tempered), "'U'"),
     ("weighting twice", run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered), "weighting"),
     ("setting of another weighting", run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered), "fedvg.norm"),
     ("an object without a name", run_sweep({"weighting": [functools.partial(tempered)]}), "weighting"),
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
-    ("an object of a weighting's name", run_sweep({"weighting": {"fedvg": tempered}}), "fedvg"),
+    *(
+        (f"an object of the name {name}", run_sweep({argument: {name: tempered}}), name)
+        for name in ("fedvg", "FedVG", "permuted(fedvg)", "Samples + FedVG", "native", "FedAvg", "size")
+        for argument in ("selection" if name == "size" else "weighting",)
+    ),
+    (
+        "a seed of the noise that points share",
+        run_sweep({}, fv.Config(dp={"clip": 1.0, "noise_seed": 5})),
+        "noise_seed",
+    ),
+    ("noise seeds as an axis", words("--dp.noise-seed", "5", "6"), "noise_seed"),
     ("alpha of a given partition", run_sweep({"alpha": [0.1, 1.0]}, partition=ROWS), "alpha"),
     ("rows that occur twice", run_sweep({}, partition=ROWS), "row 0"),
     ("rank that no layer has", run_sweep({"lora": [0, 2, 99]}), "point lora=99"),

@@ -82,6 +82,14 @@ def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
     assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
 
 
+def test_a_method_whose_name_begins_with_an_underscore_is_in_the_legend(study, tmp_path):
+    """Matplotlib leaves labels that begin with one out."""
+    cells = {(f"_{m}", s): cell._replace(method=f"_{m}") for (m, s), cell in study.cells.items()}
+    figure = draw(study._replace(cells=cells, methods=tuple(f"_{m}" for m in study.methods)), "curves")[0]
+    base.save(figure, tmp_path, WIDE)
+    assert len(figure.figure.legends[0].get_texts()) == len(study.methods) + 1
+
+
 def test_twenty_methods_differ_in_grey():
     """By dashes or marker; every pair of methods shares its colour and marker."""
     names = [f"method{i}" for i in range(10)]

@@ -117,27 +117,27 @@ def square(task):
 
 
 def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_methods_of_one_report(tmp_path):
-    """Settings that only a named weighting uses multiply its points alone."""
+    """Settings that only a named weighting uses multiply its points alone. Names stand as they are written."""
     pytest.importorskip("scipy", reason="reports need the report extra")
     from fedvg_jax.study.collect import collect
 
-    axes = {"weighting": {"root": root, "by square": square, "fedvg": "fedvg"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
+    axes = {"weighting": {"Root": root, "by square": square, "x": "FedVG"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
     config = dataclasses.replace(CONFIG, eval_every=1)
     results = {r.name: r.result for r in fv.run_sweep(config, axes, tmp_path / "s")}
     assert list(results) == [
-        "weighting=root", "weighting=by%20square", "weighting=fedvg,fedvg.norm=l1", "weighting=fedvg,fedvg.norm=l2"
+        "weighting=Root", "weighting=by%20square", "weighting=fedvg,fedvg.norm=l1", "weighting=fedvg,fedvg.norm=l2"
     ]  # fmt: skip
     config = dataclasses.replace(config, partition_seed=0)
-    for name, weighting in {"root": root, "by%20square": square}.items():
+    for name, weighting in {"Root": root, "by%20square": square}.items():
         alone = fv.run(dataclasses.replace(config, out=tmp_path / name), weighting=weighting)
         assert results[f"weighting={name}"].records[0]["weights"] == alone.records[0]["weights"]
-    assert collect([tmp_path / "s"]).methods == ("root", "by square", "fedvg, norm l1", "fedvg, norm l2")
-    assert {"root", "by square", "fedvg, norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
-    assert set(collect([tmp_path / name for name in ("root", "by%20square")]).methods) == {"root", "square"}
-    (tmp_path / "s" / "points" / "weighting=root" / "config.json").unlink()
-    assert collect([tmp_path / "s"], partial=True).cell("root", ()).missing
-    with pytest.raises(fv.UsageError, match="holds another sweep: weighting root is of other code or values"):
-        fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": {"root": square}}, tmp_path / "s")
+    assert collect([tmp_path / "s"]).methods == ("Root", "by square", "fedvg, norm l1", "fedvg, norm l2")
+    assert {"Root", "by square", "fedvg, norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
+    assert set(collect([tmp_path / name for name in ("Root", "by%20square")]).methods) == {"root", "square"}
+    (tmp_path / "s" / "points" / "weighting=Root" / "config.json").unlink()
+    assert collect([tmp_path / "s"], partial=True).cell("Root", ()).missing
+    with pytest.raises(fv.UsageError, match="holds another sweep: weighting Root is of other code or values"):
+        fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": {"Root": square}}, tmp_path / "s")
 
 
 def test_functions_of_a_list_have_their_own_names_on_the_axis():

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -138,15 +137,21 @@ def mechanism(config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: boo
     return Mechanism(float(hyper["dp_noise"]), config.clients, config.clients if own_reads else cohort_size(config))
 
 
-def earlier_rounds(init: Path | None, sources: Callable[[], Mapping[str, str]]) -> tuple | None:
-    """Returns `Account.earlier` of a run that starts from `init`; None where that is not known.
+def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> tuple | None:
+    """Returns `Account.earlier` of a run; None where that is not known.
 
-    Weights of a file count as public.
+    Weights of a file count as public. A run with a checkpoint keeps the account that it started with: the run that it
+    started from may have more rounds meanwhile.
 
     Args:
-        init: of the config.
+        config: its `init` is where the run starts.
         sources: () -> digests of the new run, see `provenance.sources`.
     """
+    begun = config.out if config.resume and config.out and digests.newest_round(config.out) else None
+    started = files.read_object_if_any(begun / "manifest.json") if begun else {}
+    if "privacy" in started:
+        return _counted(*json.loads(started["privacy"])[0]) if started["privacy"] else None
+    init = config.init
     if init is None or not digests.is_run(init):
         return ()
     is_checkpoint = not (init / digests.HISTORY).exists()
@@ -156,7 +161,12 @@ def earlier_rounds(init: Path | None, sources: Callable[[], Mapping[str, str]]) 
         return None
     earlier, own = json.loads(manifest["privacy"])
     rounds = int(init.resolve().name) if is_checkpoint else len(history.read(run))
-    return tuple((Mechanism(*mechanism), count) for mechanism, count in (*earlier, (own, rounds)))
+    return _counted(*earlier, (own, rounds))
+
+
+def _counted(*entries: tuple[Sequence, int]) -> tuple[tuple[Mechanism, int], ...]:
+    """Returns mechanisms of a manifest, with their numbers of rounds."""
+    return tuple((Mechanism(*mechanism), count) for mechanism, count in entries)
 
 
 @functools.cache

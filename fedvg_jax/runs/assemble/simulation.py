@@ -324,7 +324,7 @@ def _account(
     own_reads = contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
     mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
     arrays, parts, _ = population
-    earlier = privacy.earlier_rounds(config.init, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
+    earlier = privacy.earlier_rounds(config, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
     return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
 
 

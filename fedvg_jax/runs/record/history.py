@@ -211,7 +211,7 @@ def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[],
 
 
 class StopRun(Exception):
-    """Raised by a callback to end the run after its round; the message is the reason, in `summary["stopped_early"]`."""
+    """Raised by a callback to end the run after its round; `summary["stopped_early"]` has the message."""
 
     __module__ = "fedvg_jax"
 

@@ -117,6 +117,10 @@ def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_bot
     assert epsilons(fv.run(other, **GIVEN))[0] == pytest.approx(expected, rel=1e-8)
     assert "no epsilon" not in caplog.text
 
+    fv.run(dataclasses.replace(config, rounds=5, resume=str(first.folder)), **GIVEN)  # after the second has started
+    resumed = dataclasses.replace(second, rounds=3, resume=str(second.out))
+    assert epsilons(fv.run(resumed, **GIVEN)) == pytest.approx([epsilon(n) for n in (3, 4, 5)], rel=1e-8)
+
     public = dataclasses.replace(config, dp={}, out=tmp_path / "public")
     fv.run(public, **GIVEN)
     unknown = dataclasses.replace(config, rounds=1, init=public.out), dataclasses.replace(second, partition_seed=1)
@@ -163,7 +167,7 @@ def test_a_noise_seed_of_its_own_is_written_nowhere_and_given_again_to_resume(tm
 
 def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch):
     """Its records end where it diverged, and its model is of the end of the chunk."""
-    monkeypatch.setattr(chunks, "_rounds_of_chunk", lambda *_: 9)
+    monkeypatch.setattr(chunks, "_rounds_of_chunk", lambda sim, num_done, *_: sim.config.rounds - num_done)
     settings = {"rounds": 9, "eval_every": 9, "dp": {"clip": 1e6, "noise_multiplier": 1.5}}
     with pytest.raises(fv.DivergedError) as stopped:
         fv.run(dataclasses.replace(CONFIG, **settings), **GIVEN)

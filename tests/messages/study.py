@@ -106,7 +106,7 @@ CASES = [
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
     *(
         (f"an object of the name {name}", run_sweep({argument: {name: tempered}}), name)
-        for name in ("fedvg", "FedVG", "permuted(fedvg)", "Samples + FedVG", "native", "FedAvg", "size")
+        for name in ("FedVG", "Samples + permuted(fedvg)", "FedAvg", "size")
         for argument in ("selection" if name == "size" else "weighting",)
     ),
     (

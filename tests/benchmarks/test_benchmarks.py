@@ -3,9 +3,6 @@
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -138,25 +135,6 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
     assert session.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
     assert (tmp_path / "study.tar.xz").stat().st_size > 0
-
-
-SMALLEST = {
-    "speed.costs": "--only width planning --points 1 --repeats 1",
-    "speed.limits": "--sections help start --repeats 1",
-}
-"""Module of a measurement -> its arguments at a small size."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALLEST)
-def test_a_measurement_runs_and_writes_its_machine_and_command(name, tmp_path):
-    words = [*SMALLEST[name].split(), "--out", str(tmp_path / "results.json")]
-    environment = {n: v for n, v in os.environ.items() if not n.startswith("JAX_NUM")}
-    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *words], check=True, env=environment, cwd=machine.ROOT)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert (
-        results["machine"]["command"].startswith(f"python -m benchmarks.{name} ") and results["machine"]["load_after"]
-    )
 
 
 # --- recorded rounds

@@ -164,13 +164,3 @@ def test_a_split_without_labels_is_named_and_can_be_left_out(tmp_path):
         load(tmp_path / "set")
     got = data.load(f"hf:{tmp_path / 'set'}", splits="train")
     np.testing.assert_array_equal(got.x, X[: len(SPLITS["train"])])
-
-
-@pytest.mark.parametrize("depth", [(), (3,)])
-def test_columns_of_arrays_are_images(tmp_path, depth):
-    x = X[:4] if depth else X[:4, ..., 0]
-    kind = (library.Array3D if depth else library.Array2D)(shape=x.shape[1:], dtype="uint8")
-    features = library.Features({"pixels": kind, "label": library.ClassLabel(names=NAMES)})
-    content = {"pixels": list(x), "label": [0, 1, 2, 0]}
-    library.Dataset.from_dict(content, features=features).save_to_disk(tmp_path / "set")
-    np.testing.assert_array_equal(load(tmp_path / "set").x, x if depth else x[..., None])

@@ -172,13 +172,6 @@ def test_counters_stay_integers_where_the_server_steps_from_the_mean():
     assert arrays["n"].numpy() == 7
 
 
-def test_replies_without_examples_are_weighed_and_have_no_mean_of_metrics():
-    strategy = without_evaluation(flower.FedVG, gradient=gradient)
-    arrays, metrics = one_round_of(strategy, lambda node, message: quadratic_client(node, message, 0))
-    assert arrays is not None and metrics is None
-    assert strategy.rounds[-1].weights.sum() == pytest.approx(1)
-
-
 @pytest.mark.parametrize("strategy", ["fedvg", "fedavg"])
 def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeypatch):
     """Its two apps with the settings of its pyproject.toml, in this process."""

@@ -115,15 +115,6 @@ def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name, 
     worlds.assert_close(train_step(name, conv)(batch, mask), train_step(name, "lax")(batch, mask), 1e-9)
 
 
-def test_mlp_without_hidden_layers_is_logistic_regression(x64):
-    """On pixels scaled to [0, 1]."""
-    task, rng = tasks.classification(MLP(3, ()), 3, (2, 2, 1)), np.random.default_rng(0)
-    x, kernel, bias = rng.integers(0, 256, (5, 2, 2, 1), np.uint8), rng.normal(size=(4, 3)), rng.normal(size=3)
-    params = {"classifier": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}}
-    actual = task.predict(params, {}, fv.Batch(jnp.asarray(x), jnp.zeros(5, jnp.int32)))
-    np.testing.assert_allclose(actual, x.reshape(5, 4) / 255 @ kernel + bias, rtol=1e-12)
-
-
 # --- metrics
 
 

@@ -39,6 +39,13 @@ def main(argv: Sequence[str]) -> int:
     return commands.guarded(lambda: write(argv))
 
 
+METRIC = (
+    "outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile, ...;"
+    " min:NAME or max:NAME says which is better, where the name does not; default: accuracy, that of the clients' own"
+    " models where methods have such models and all runs record it"
+)
+
+
 class Parser(argparse.ArgumentParser):
     """The command line; its refusals are UsageErrors with the usage on the same line."""
 
@@ -49,7 +56,8 @@ class Parser(argparse.ArgumentParser):
         add = self.add_argument
         add("dirs", metavar="DIR", nargs="+", type=parse_path, help="folder of a sweep, of a run, or of runs")
         add("--out", type=parse_path, metavar="DIR", help="folder to write; default: report in the first DIR")
-        add("--baseline", metavar="METHOD", help="method to compare with; default: fedavg")
+        add("--baseline", metavar="METHOD", help="method to compare with, or all: every pair; default: fedavg")
+        add("--metric", metavar="NAME", help=METRIC)
         add("--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean")
         add(
             "--choice",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,19 @@ CHOICES: dict[Choice, str] = {
     "max": "maximum over evaluations",
 }
 """Evaluation -> its name in tables."""
+
+SHARES = ("accuracy", "accuracy_mean", "decile", "spread", "f1")
+"""Last words of metrics between 0 and 1, which are shown in percent."""
+
+TITLES = {"accuracy": "test accuracy", "loss": "test loss"}
+TITLES |= {
+    key: f"{statistic} over clients, {model}"
+    for keys, model in zip(
+        history.CLIENT_ACCURACIES.values(), ("global model", "own models", "fine-tuned models"), strict=True
+    )
+    for key, statistic in zip(keys, ("mean accuracy", "worst decile of accuracy", "spread of accuracy"), strict=True)
+}
+"""Metric -> its name in tables; any other one has its own."""
 
 Scenario = tuple[tuple[str, Any], ...]
 """(setting, value) of every setting that varies besides the method and the seeds."""
@@ -78,11 +92,13 @@ class Study(NamedTuple):
     scenarios: tuple[Scenario, ...]
     cells: Mapping[tuple[str, Scenario], Cell]
     metric: str
-    """"accuracy", or "loss" where some run has no accuracy."""
+    """The outcome that is compared: a name of `outcomes`."""
     settings: Mapping[str, Any]
     """Settings that all runs share, by dotted name."""
     notes: tuple[str, ...] = ()
     """Lines on what is unusual about the runs."""
+    declared_sign: int = 0
+    """`sign`, where the caller declares it; 0 for that of the metric's name."""
 
     def cell(self, method: str, scenario: Scenario) -> Cell:
         """Returns a cell; empty where there is none."""
@@ -90,18 +106,28 @@ class Study(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """100 for an accuracy, which is shown in percent; 1 for a loss."""
-        return 100.0 if self.metric == "accuracy" else 1.0
+        """100 for a share, which is shown in percent; 1 for another metric."""
+        return unit(self.metric)
+
+    @property
+    def metric_title(self) -> str:
+        """The metric in words."""
+        return TITLES.get(self.metric, self.metric)
+
+    @property
+    def difference_unit(self) -> str:
+        """The unit of differences, in words."""
+        return f"points of {self.metric_title}" if self.unit > 1 else self.metric_title
 
     @property
     def digits(self) -> int:
         """Decimals of the metric in tables."""
-        return 2 if self.metric == "accuracy" else 4
+        return 2 if self.unit > 1 else 4
 
     @property
     def sign(self) -> int:
         """1 where a larger value of the metric is better, otherwise -1."""
-        return sign_of(self.metric)
+        return self.declared_sign or sign_of(self.metric)
 
     @property
     def runs(self) -> list[Run]:
@@ -137,7 +163,7 @@ def replicate_text(replicate: Replicate) -> str:
 
 
 def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicate, float]:
-    """Returns the test result of every run of a cell, accuracy in percent.
+    """Returns the outcome of every run of a cell, shares in percent.
 
     Runs without that result are left out.
 
@@ -146,19 +172,52 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
         cell: runs of one method in one scenario.
         choice: which evaluation.
     """
-    key = f"test_{study.metric}"
-    values = {replicate: _chosen(study, run, choice).get(key) for replicate, run in sorted(cell.runs.items())}
-    return {replicate: study.unit * value for replicate, value in values.items() if value is not None}
+    chosen = {replicate: _chosen(study, run, choice) for replicate, run in sorted(cell.runs.items())}
+    values = {replicate: outcomes(record).get(study.metric) for replicate, record in chosen.items()}
+    return {replicate: value for replicate, value in values.items() if value is not None}
+
+
+def outcomes(record: Record, part: str = "test") -> dict[str, float | None]:
+    """Returns name -> value of all that a record has measured on rows of a part, shares in percent.
+
+    With the test rows are those of the caller's own metrics and the accuracies over clients.
+
+    >>> outcomes({"round": 1, "val_loss": 1.0, "test_loss": 2.0, "test_accuracy": 0.5, "mae": 3.0, "weights": [1.0]})
+    {'loss': 2.0, 'accuracy': 50.0, 'mae': 3.0}
+    """
+    own = {n: v for n, v in record.items() if part == "test" and (n in TITLES or not history.is_reserved(n))}
+    measured = {n.removeprefix(f"{part}_"): v for n, v in record.items() if n.startswith(f"{part}_")} | own
+    measured.pop("majority_accuracy", None)
+    return {n: v and unit(n) * v for n, v in measured.items() if v is None or isinstance(v, (int, float))}
+
+
+def last_outcomes(run: Run) -> dict[str, float | None]:
+    """Returns what the last evaluation of a run has measured; see `outcomes`."""
+    return outcomes(next((record for record in reversed(run.records) if "test_loss" in record), {}))
+
+
+def unit(metric: str) -> float:
+    """Returns 100 for a share, which is shown in percent; 1 for another metric.
+
+    >>> unit("accuracy"), unit("personal_worst_decile"), unit("mae")
+    (100.0, 100.0, 1.0)
+    """
+    return 100.0 if metric.endswith(SHARES) else 1.0
 
 
 def _chosen(study: Study, run: Run, choice: Choice) -> Record:
     """Returns the evaluation that stands for a run; the summary names the round best on validation."""
     evaluated = [record for record in run.records if "test_loss" in record]
     if choice == "max":
-        return max(evaluated, key=lambda record: history.quality(record, f"test_{study.metric}"))
+        return max(evaluated, key=lambda record: _quality(study, record))
     if choice == "at_best_val":
         return next(record for record in evaluated if record["round"] == run.history.summary["best_val_round"])
     return evaluated[-1]
+
+
+def _quality(study: Study, record: Record) -> float:
+    value = outcomes(record).get(study.metric)
+    return -math.inf if value is None else study.sign * value
 
 
 def choice_name(study: Study, choice: Choice) -> str:
@@ -167,10 +226,10 @@ def choice_name(study: Study, choice: Choice) -> str:
 
 
 def evaluations(study: Study, run: Run, part: str = "test") -> tuple[list[int], list[float]]:
-    """Returns the rounds with an evaluation, and the metric on rows of a part at each, accuracy in percent."""
-    key = f"{part}_{study.metric}"
-    evaluated = [record for record in run.records if record.get(key) is not None]
-    return [record["round"] for record in evaluated], [study.unit * record[key] for record in evaluated]
+    """Returns the rounds with an evaluation, and the metric on rows of a part at each, shares in percent."""
+    measured = {record["round"]: outcomes(record, part).get(study.metric) for record in run.records}
+    known = {number: value for number, value in measured.items() if value is not None}
+    return list(known), list(known.values())
 
 
 ROUNDING = 1e-9

@@ -7,15 +7,26 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.config.methods import ALGORITHMS
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL, History
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, OF_GLOBAL_MODEL, History
 from fedvg_jax.study import sweep_folder, tuning
-from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, replicate_text, scenario_text
+from fedvg_jax.study.cells import (
+    TITLES,
+    Cell,
+    Replicate,
+    Run,
+    Scenario,
+    Study,
+    last_outcomes,
+    replicate_text,
+    scenario_text,
+)
 from fedvg_jax.study.scenarios import Place, Point, make_point, method_order, mixtures, places, shared_settings
 from fedvg_jax.study.sweep_folder import Stored
 
@@ -26,7 +37,7 @@ MEASURED = ("clients", "weights", "train_loss", "test_loss")
 """Keys of a record in which runs of different seeds differ."""
 
 
-class _Folder(NamedTuple):
+class Folder(NamedTuple):
     """What a run folder, or a point of a sweep, has to offer."""
 
     point: Point
@@ -37,19 +48,32 @@ class _Folder(NamedTuple):
     failure: str = ""
 
 
-def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
+def collect(folders: Sequence[Path | str], partial: bool = False, metric: str | None = None) -> Study:
     """Returns the study of run folders.
 
     Args:
         folders: sweep folders (with sweep.json), run folders, or folders of these.
         partial: keep to the runs that are finished and mark the cells that lack some; settings that are mixed become
             part of the scenario.
+        metric: the outcome that is compared, a name of `cells.outcomes`; "min:NAME" and "max:NAME" declare that a
+            smaller or a larger value is better. None for accuracy, that of the clients' own models where a method has
+            such models and all runs record it, or loss where some run has no accuracy.
 
     Raises:
         UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, settings are mixed or
             runs are missing. The message lists them.
     """
-    read, sweeps = _read_all([files.user_path(folder) for folder in folders])
+    return make_study(*read_all([files.user_path(folder) for folder in folders]), folders, partial, metric)
+
+
+def make_study(
+    read: Sequence[Folder | str],
+    sweeps: Sequence[Stored],
+    folders: Sequence[Path | str],
+    partial: bool = False,
+    metric: str | None = None,
+) -> Study:
+    """Returns the study of what was read: runs, or lines on lost ones, and their sweeps; see `collect`."""
     lost = [line for line in read if isinstance(line, str)]
     run_folders = [folder for folder in read if not isinstance(folder, str)]
     if not any(folder.run for folder in run_folders):
@@ -71,22 +95,52 @@ def collect(folders: Sequence[Path | str], partial: bool = False) -> Study:
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
-    evaluated = [r for folder in run_folders if folder.run for r in folder.run.records if "test_loss" in r]
-    metric = "accuracy" if all("test_accuracy" in record for record in evaluated) else "loss"
-    cells = {key: _with_lost_results(cell, metric) for key, cell in cells.items()}
+    name, sign = _metric([folder.run for folder in run_folders if folder.run], metric)
+    cells = {key: _with_lost_results(cell, name) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.point for folder in run_folders if folder.run]
     local = [OF_GLOBAL_MODEL] if any(point.settings.get("local") for point in runs) else []
+    local = [OF_OWN_MODELS] if name.startswith("personal_") else local
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
         title="; ".join(dict.fromkeys(named)),
         methods=tuple(dict.fromkeys(method for method, _ in cells)),
         scenarios=tuple(scenarios),
         cells=cells,
-        metric=metric,
+        metric=name,
+        declared_sign=sign,
         settings=shared_settings(runs),
         notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + notes + mixed + lost + repeated),
     )
+
+
+OF_OWN_MODELS = (
+    "results are of the clients' own models on their own test rows, and of the global model for a method without such"
+    " models; the table of clients has the global model on all test rows beside them"
+)
+
+PERSONAL, *_ = CLIENT_ACCURACIES["personal_accuracy"]
+
+
+def _metric(runs: Sequence[Run], text: str | None) -> tuple[str, int]:
+    """Returns the name of the metric that is compared, and its declared sign, 0 without one.
+
+    Raises:
+        UsageError: some run has not recorded it.
+    """
+    finals = [last_outcomes(run) for run in runs]
+    common = [name for name in finals[0] if all(name in final for final in finals)]
+    if text is None:
+        are_personal = any(r.config.local or ALGORITHMS[r.config.algorithm].has_personal_models for r in runs)
+        if are_personal and PERSONAL in common:
+            return PERSONAL, 0
+        return "accuracy" if "accuracy" in common else "loss", 0
+    sign = {"min:": -1, "max:": 1}.get(text[:4], 0)
+    name = text[4 * abs(sign) :].removeprefix("test_")
+    if name not in common:
+        without = next((run for run, final in zip(runs, finals, strict=True) if name not in final))
+        raise UsageError(f"--metric {text[:100]}: {without.folder} has none; all runs have {', '.join(common)}")
+    return name, sign
 
 
 def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
@@ -128,18 +182,17 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _with_lost_results(cell: Cell, metric: str) -> Cell:
     """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
-    key = f"test_{metric}"
-    last = [(run.folder.name, [r[key] for r in run.records if key in r][-1:]) for run in cell.runs.values()]
-    lines = (f"{name}: final test {metric} is not finite" for name, value in last if value == [None])
+    lost = (run.folder.name for run in cell.runs.values() if last_outcomes(run)[metric] is None)
+    lines = (f"{name}: final {TITLES.get(metric, metric)} is not finite" for name in lost)
     return cell._replace(failures=(*cell.failures, *lines))
 
 
 # --- reading
 
 
-def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored]]:
+def read_all(folders: Sequence[Path]) -> tuple[list[Folder | str], list[Stored]]:
     """Returns every run below the given folders, or a line where its settings are lost, and their sweeps."""
-    runs: list[_Folder | str] = []
+    runs: list[Folder | str] = []
     sweeps: list[Stored] = []
     for folder in folders:
         if not folder.is_dir():
@@ -152,7 +205,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored
                 given |= {n: values[n] for n in PASSED if f"{n} {values.get(n)}" in sweep.given}
                 read = _read_run(sweep_folder.point_folder(folder, name), values, tuned, given)
                 is_lost = isinstance(read, str)
-                runs.append(_Folder(make_point(config, values, tuned, given), missing=read) if is_lost else read)
+                runs.append(Folder(make_point(config, values, tuned, given), missing=read) if is_lost else read)
         elif run_folder.is_run(folder):
             runs.append(_read_run(folder))
         else:
@@ -160,7 +213,7 @@ def _read_all(folders: Sequence[Path]) -> tuple[list[_Folder | str], list[Stored
             if not inner:
                 points = f", such as {folder / 'points'}" if (folder / "points").is_dir() else ""
                 raise UsageError(f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{points}")
-            deeper, more = _read_all(inner)
+            deeper, more = read_all(inner)
             runs += deeper
             sweeps += more
     return runs, sweeps
@@ -180,7 +233,7 @@ def _read_sweep(folder: Path) -> Stored:
 
 def _read_run(
     folder: Path, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Mapping[str, str] = {}
-) -> _Folder | str:
+) -> Folder | str:
     """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
     Args:
@@ -201,12 +254,12 @@ def _read_run(
     given = {**given, **{n: names.get(n, "") for n in PASSED if n in (manifest or {}).get("given", {})}}
     point, failure = make_point(history.config, values, tuned, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(folder, history):
-        return _Folder(point, missing=f"{name}: {problem}")
+        return Folder(point, missing=f"{name}: {problem}")
     if misfits := digests.check(folder):
-        return _Folder(point, missing=f"{name}: {misfits[0]}")
+        return Folder(point, missing=f"{name}: {misfits[0]}")
     if failure:
-        return _Folder(point, failure=f"{name}: {failure}")
-    return _Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), given))
+        return Folder(point, failure=f"{name}: {failure}")
+    return Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), given))
 
 
 def _failure(folder: Path, history: History) -> str:
@@ -231,7 +284,7 @@ def _unfinished(folder: Path, history: History) -> str:
 
 
 def _cells(
-    run_folders: Sequence[_Folder], placed: Sequence[Place]
+    run_folders: Sequence[Folder], placed: Sequence[Place]
 ) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
     """Returns the cells in the order of their first run, and notes on runs that occur twice.
 
@@ -261,7 +314,7 @@ def _twin(first: Run, second: Run) -> str:
         UsageError: their data or their results differ.
     """
     for name in ("data", "partition"):
-        if first.manifest[name] != second.manifest[name]:
+        if first.manifest.get(name) != second.manifest.get(name):
             raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; report only one")
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
@@ -305,7 +358,7 @@ def _mixed_sources(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
         for run in cell.runs.values():
             for name, key in {"data": (), "partition": _seeds_of_partition(run)}.items():
                 other = first.setdefault((cell.scenario, name, key), run)
-                if other.manifest[name] != run.manifest[name]:
+                if other.manifest.get(name) != run.manifest.get(name):
                     lines.setdefault((cell.scenario, name), _mixed(name, other, run))
     return list(lines.values())
 
@@ -317,7 +370,7 @@ def _seeds_of_partition(run: Run) -> tuple[int, ...]:
 
 def _mixed(name: str, first: Run, second: Run) -> str:
     """Returns a line with the digests of the data, or of the partitions, of two runs."""
-    digests = [str(run.manifest[name])[:12] for run in (first, second)]
+    digests = [str(run.manifest.get(name))[:12] for run in (first, second)]
     return f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
 
 

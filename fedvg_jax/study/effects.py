@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 from fedvg_jax.config import method_title
 from fedvg_jax.study import cells, statistics
@@ -11,19 +13,32 @@ from fedvg_jax.study.statistics import LEVEL, Comparison
 
 
 def compare_all(study: Study, baseline: str, choice: Choice) -> dict[tuple[str, Scenario], Comparison]:
-    """Returns (method, scenario) -> comparison with the baseline, of all other methods; Holm corrects over all.
+    """Returns (method, scenario) -> comparison with the baseline, of all other methods; see `compare_pairs`."""
+    pairs = [(method, baseline) for method in study.methods if method != baseline]
+    compared = compare_pairs(study, pairs, choice)
+    return {(method, scenario): comparison for (method, _, scenario), comparison in compared.items()}
 
-    A comparison has no p value where runs of the method or of the baseline diverged or failed: the others are chosen by
+
+def all_pairs(study: Study) -> list[tuple[str, str]]:
+    """Returns every pair of methods, the later one of the study first."""
+    return [(later, earlier) for earlier, later in itertools.combinations(study.methods, 2)]
+
+
+def compare_pairs(
+    study: Study, pairs: Sequence[tuple[str, str]], choice: Choice
+) -> dict[tuple[str, str, Scenario], Comparison]:
+    """Returns (method, other, scenario) -> comparison of a method with the other; Holm corrects over all of them.
+
+    A comparison has no p value where runs of one of the two methods diverged or failed: the others are chosen by
     their success.
     """
     compared = {}
-    for scenario in study.scenarios:
-        theirs = study.cell(baseline, scenario)
-        for ours in (study.cell(method, scenario) for method in study.methods if method != baseline):
-            found = statistics.compare(*(cells.results(study, cell, choice) for cell in (ours, theirs)))
-            if ours.failures or theirs.failures:
-                found = found._replace(t_p=math.nan, wilcoxon_p=math.nan, wilcoxon_p_greater=math.nan)
-            compared[ours.method, scenario] = found
+    for scenario, pair in itertools.product(study.scenarios, pairs):
+        both = [study.cell(method, scenario) for method in pair]
+        found = statistics.compare(*(cells.results(study, cell, choice) for cell in both))
+        if any(cell.failures for cell in both):
+            found = found._replace(t_p=math.nan, wilcoxon_p=math.nan, wilcoxon_p_greater=math.nan)
+        compared[*pair, scenario] = found
     by_t, by_wilcoxon = (statistics.holm([getattr(c, p) for c in compared.values()]) for p in ("t_p", "wilcoxon_p"))
     rows = zip(compared.items(), by_t, by_wilcoxon, strict=True)
     return {key: each._replace(t_p_holm=p_t, wilcoxon_p_holm=p_wilcoxon) for (key, each), p_t, p_wilcoxon in rows}
@@ -34,6 +49,25 @@ def outcome(study: Study, comparison: Comparison) -> str:
     if not comparison.t_p_holm < LEVEL:  # nor nan
         return "undecided"
     return "ahead" if study.sign * comparison.mean > 0 else "behind"
+
+
+def findings_of_pairs(study: Study, choice: Choice) -> list[str]:
+    """Returns a sentence for every scenario with the pairs of methods that are decided; [] for one method."""
+    compared, lines = compare_pairs(study, all_pairs(study), choice), []
+    for scenario in study.scenarios:
+        of_scenario = [(pair, effect) for (*pair, s), effect in compared.items() if s == scenario and effect.n]
+        decided = []
+        for (ours, theirs), effect in of_scenario:
+            if (word := outcome(study, effect)) != "undecided":
+                first, second = map(method_title, (ours, theirs))
+                decided.append(f"{first} {word}{' of' * (word == 'ahead')} {second} {_difference(study, effect)}")
+        lost = [_lost(study, cell, choice) for m in study.methods if (cell := study.cell(m, scenario)).failures]
+        open_pairs = len(of_scenario) - len(decided)
+        said = "; ".join([*lost, *decided, f"{open_pairs} of {len(of_scenario)} pairs undecided"])
+        if where := cells.scenario_text(scenario):
+            said = f"{where}: {said}"
+        lines.append(f"{said[0].upper()}{said[1:]}.")
+    return [*lines, _how(study, list(compared.values()), choice)] if compared else []
 
 
 def findings(study: Study, baseline: str, choice: Choice) -> list[str]:
@@ -56,7 +90,7 @@ def findings(study: Study, baseline: str, choice: Choice) -> list[str]:
             where, said = cells.scenario_text(scenario), "; ".join([*lost, leading, *others])
             lines.append(f"{where}: {said}." if where else f"{said[0].upper()}{said[1:]}.")
     if lines:
-        lines.append(_how(study, [effect.n for effect in compared.values()], choice))
+        lines.append(_how(study, list(compared.values()), choice))
     return lines
 
 
@@ -73,11 +107,18 @@ def _difference(study: Study, effect: Comparison) -> str:
     return f"{mean} [{low}, {high}]" if math.isfinite(effect.t_interval[0]) else mean
 
 
-def _how(study: Study, counts: list[int], choice: Choice) -> str:
+def _how(study: Study, compared: Sequence[Comparison], choice: Choice) -> str:
     """Returns a sentence on what is compared, and when it is significant."""
+    counts = [effect.n for effect in compared]
     pairs = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    unit = "points of test accuracy" if study.metric == "accuracy" else "test loss"
     return (
-        f"Mean differences in {unit} and 95 % intervals, {cells.choice_name(study, choice)}, paired by seed"
-        f" (n = {pairs}). Ahead or behind: p < {LEVEL:g} in paired t tests after Holm's correction."
+        f"Mean differences in {study.difference_unit} and 95 % intervals, {cells.choice_name(study, choice)}, paired"
+        f" by seed (n = {pairs}). Ahead or behind: p < {LEVEL:g} in paired t tests after Holm's correction over"
+        f" {family(compared)}."
     )
+
+
+def family(compared: Sequence[Comparison]) -> str:
+    """Returns which comparisons Holm's correction is over, in words."""
+    tested = sum(not math.isnan(effect.t_p) for effect in compared)
+    return f"the {tested} comparisons of this study that have a p value" if tested != 1 else "one comparison"

@@ -9,7 +9,7 @@ import re
 import shlex
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -51,6 +51,7 @@ def write(
     style: str = "wide",
     figures: Sequence[str] | None = None,
     choice: str = "final",
+    metric: str | None = None,
     command: str = "",
 ) -> Written:
     """Writes the tables, the figures and the page of run folders.
@@ -61,12 +62,13 @@ def write(
     Args:
         dirs: sweep folders, run folders, or folders of these.
         out: folder of the report; None for `report` in the first of `dirs`.
-        baseline: method that the others are compared with; None for fedavg.
+        baseline: method that the others are compared with, or "all" for every pair; None for fedavg.
         target: accuracy from 0 to 1, or loss, for "rounds to the target"; None for the baseline's final mean.
         partial: report the runs that are finished, and mark cells that lack some.
         style: "wide", or "paper" for one column.
         figures: names of `FIGURES`; None for all that the runs have values for.
         choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
+        metric: see `collect`.
         command: that writes this report, for the page; empty for the plain one.
 
     Raises:
@@ -74,19 +76,33 @@ def write(
     """
     if not dirs:
         raise UsageError("name the folder of a sweep or of runs")
-    named = [
-        (style, base.STYLES, "style"),
-        (choice, CHOICES, "choice"),
-        *((f, FIGURES, "figure") for f in figures or ()),
-    ]
-    for value, allowed, what in named:
-        require_name(what, value, allowed)
+    named = [(style, base.STYLES, "style"), (choice, CHOICES, "choice")]
+    check_names(*named, *((f, FIGURES, "figure") for f in figures or ()))
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
-    study = collect(dirs, partial)
+    study = collect(dirs, partial, metric)
     chosen = tables.options(study, baseline, target, cast("Choice", choice))
+    return write_study(study, dirs, out, chosen, style, figures, command)
+
+
+def check_names(*named: tuple[str, Collection[str], str]) -> None:
+    """Raises UsageError for an option, (value, allowed ones, name), that has another value."""
+    for value, allowed, what in named:
+        require_name(what, value, allowed)
+
+
+def write_study(
+    study: Study,
+    dirs: Sequence[Path | str],
+    out: Path | str | None,
+    chosen: tables.Options,
+    style: str = "wide",
+    figures: Sequence[str] | None = None,
+    command: str = "",
+) -> Written:
+    """Writes the tables, the figures and the page of a study; see `write`."""
     made = tables.all_tables(study, chosen)
-    found = effects.findings(study, chosen.baseline, chosen.choice)
+    found = findings(study, chosen)
     drawings = FIGURES | {"differences": functools.partial(differences.differences, chosen=chosen)}
     names = FIGURES if figures is None else figures
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
@@ -100,6 +116,13 @@ def write(
         files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or again))
         _remove_stale(folder, paths)
     return Written(made, [*paths, folder / PAGE], left_out, found)
+
+
+def findings(study: Study, chosen: tables.Options) -> list[str]:
+    """Returns what the comparisons say, in sentences."""
+    if chosen.every_pair:
+        return effects.findings_of_pairs(study, chosen.choice)
+    return effects.findings(study, chosen.baseline, chosen.choice)
 
 
 def missing_packages() -> list[str]:
@@ -165,6 +188,7 @@ def page(
         found: the findings.
         drawn: figures with the files of each, the PNG first.
         left_out: figure -> why it is not drawn.
+        metric: see `collect`.
         command: that writes this report again.
     """
     absent = [f"No figure {name}: {reason}." for name, reason in left_out.items()]

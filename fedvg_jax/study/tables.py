@@ -13,11 +13,11 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import CHOICES, Cell, Choice, Run, Scenario, Study
-from fedvg_jax.study.effects import compare_all
+from fedvg_jax.study.effects import all_pairs, compare_all, compare_pairs, family
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, spread
 from fedvg_jax.views import labels
 
-NAMES = ("accuracy", "choices", "clients", "effects", "cost", "runs")
+NAMES = ("accuracy", "choices", "clients", "effects", "pairs", "cost", "runs")
 """Stems of the files of all tables."""
 
 INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
@@ -32,6 +32,10 @@ PUBLISHED_CHOICE = (
 )
 
 
+ALL = "all"
+"""The baseline with which every pair of methods is compared."""
+
+
 class Options(NamedTuple):
     """What the tables compare with."""
 
@@ -41,6 +45,8 @@ class Options(NamedTuple):
     """Test accuracy in percent, or loss; None for the baseline's mean in the final round."""
     choice: Choice = "final"
     """The evaluation that stands for a run, in the tables of accuracy and of effects."""
+    every_pair: bool = False
+    """Whether all pairs of methods are compared, in place of all others with the baseline."""
 
 
 def options(
@@ -50,20 +56,23 @@ def options(
 
     Args:
         study: what is reported.
-        baseline: a method, as `--method` takes it or as the tables print it; None for fedavg, or the first method
-            without it.
+        baseline: a method, as `--method` takes it or as the tables print it; "all" for every pair of methods; None for
+            fedavg, or the first method without it.
         target: test accuracy from 0 to 1, or loss; None for the baseline's mean in the final round.
         choice: of the evaluation that stands for a run.
 
     Raises:
         UsageError: the study has no such method, or the target is not an accuracy.
     """
+    every_pair = baseline == ALL and ALL not in study.methods
+    if every_pair:
+        baseline = None
     if baseline is not None:
         baseline = _method_named(study, baseline)
-    if target is not None and study.metric == "accuracy" and not 0 < target <= 1:
+    if target is not None and study.unit > 1 and not 0 < target <= 1:
         raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
     default = "fedavg" if "fedavg" in study.methods else study.methods[0]
-    return Options(baseline or default, None if target is None else study.unit * target, choice)
+    return Options(baseline or default, None if target is None else study.unit * target, choice, every_pair)
 
 
 def _method_named(study: Study, text: str) -> str:
@@ -81,14 +90,14 @@ def _method_named(study: Study, text: str) -> str:
 
 def all_tables(study: Study, chosen: Options) -> list[Table]:
     """Returns every table that the study has values for."""
-    compared = effects(study, chosen) if len(study.methods) > 1 else None
+    compared = (pairs if chosen.every_pair else effects)(study, chosen) if len(study.methods) > 1 else None
     made = (accuracy(study, chosen.choice), choices(study), clients(study), compared, cost(study, chosen))
     return [table for table in made if table]
 
 
 def metric_name(study: Study) -> str:
     """Returns the metric with its unit."""
-    return "test accuracy, %" if study.metric == "accuracy" else "test loss"
+    return f"{study.metric_title}, %" if study.unit > 1 else study.metric_title
 
 
 # --- accuracy
@@ -260,13 +269,14 @@ def clients(study: Study) -> Table | None:
     }
     if not titles:
         return None
+    titles = {"test_accuracy": "global, all test rows"} | titles
     columns = [Column(title, (key,)) for key, title in titles.items()]
     header, rows = per_cell(study, columns, lambda cell: [entry(cell, key) for key in titles])
     is_marked = any(UNRECORDED in value.text for row in rows for value in row)
     notes = (
-        "Accuracies of the clients, each on its own test rows, in the final round. Own: of personal models, or of the"
-        " global model with the client's tensors. Worst decile: mean of the lowest tenth of the clients. Spread:"
-        " standard deviation over clients.",
+        "Accuracies of the clients, each on its own test rows, in the final round. Own: of personal models, of the"
+        " global model with the client's tensors, or of the global model for a method without either. Worst"
+        " decile: mean of the lowest tenth of the clients. Spread: standard deviation over clients.",
         *([f"{UNRECORDED} Not recorded by all runs; --record does."] if is_marked else []),
         *footnotes(study),
     )
@@ -307,18 +317,45 @@ def effects(study: Study, chosen: Options) -> Table:
     header, rows = per_cell(study, columns, entries, skip=chosen.baseline)
     counts = [each.n for each in compared.values() if each.n]
     # Holm multiplies only the smallest p by the size of the family, and more pairs may have it
-    family = len(counts) if len(set(counts)) == 1 else 1
-    warnings = [text for n in sorted(set(counts)) if (text := statistics.warning(n, family))]
+    size = len(counts) if len(set(counts)) == 1 else 1
+    warnings = [text for n in sorted(set(counts)) if (text := statistics.warning(n, size))]
     notes = (
         f"Differences are method minus {baseline}, {cells.choice_name(study, chosen.choice)}, paired by seed and"
-        " partition seed. Holm corrects over the comparisons of this table that have a p value."
-        " One-sided tests whether the method's values are larger than the baseline's. Where runs diverged or failed,"
-        " there is no test: the others are chosen by their success.",
+        f" partition seed. Holm corrects over {family(list(compared.values()))}: every method with {baseline}"
+        f"{' in every setting' * (len(study.scenarios) > 1)}. One-sided tests whether the"
+        " method's values are larger than the baseline's. Where runs diverged or failed, there is no test: the others"
+        " are chosen by their success.",
         *warnings,
         *footnotes(study),
     )
-    unit = "points" if study.metric == "accuracy" else "loss"
-    return Table("effects", f"{study.title}: effect against {baseline}, {unit}", header, rows, notes)
+    return Table("effects", f"{study.title}: effect against {baseline}, {study.difference_unit}", header, rows, notes)
+
+
+def pairs(study: Study, chosen: Options) -> Table:
+    """Returns every pair of methods as a triangle: row minus column, with intervals and p values corrected by Holm."""
+    compared = compare_pairs(study, all_pairs(study), chosen.choice)
+    others, fields = study.methods[:-1], ("n", "difference", "t_low", "t_high", "t_p", "t_p_holm", "wilcoxon_p_holm")
+
+    def entry(cell: Cell, other: str) -> Entry:
+        if (found := compared.get((cell.method, other, cell.scenario))) is None:
+            return Entry("", (None,) * len(fields))
+        values = [found.mean, *found.t_interval, found.t_p, found.t_p_holm, found.wilcoxon_p_holm]
+        shown = [number(value, study.digits, signed=True).text for value in values[:3]]
+        numbers = [value if math.isfinite(value) else None for value in values]
+        text = f"{shown[0]} [{shown[1]}, {shown[2]}], p {p_value(found.t_p_holm).text}" if found.n else "–"
+        return Entry(text, (found.n, *numbers), found.t_p_holm < statistics.LEVEL)
+
+    columns = [Column(method_title(m), tuple(f"{m} {field}" for field in fields)) for m in others]
+    header, rows = per_cell(
+        study, columns, lambda cell: [entry(cell, other) for other in others], skip=study.methods[0]
+    )
+    notes = (
+        f"Row minus column, {cells.choice_name(study, chosen.choice)}, paired by seed and partition seed, with 95 % t"
+        f" intervals. Holm corrects over {family(list(compared.values()))}: every pair of methods"
+        f"{' in every setting' * (len(study.scenarios) > 1)}. Bold: p < {statistics.LEVEL:g}.",
+        *footnotes(study),
+    )
+    return Table("pairs", f"{study.title}: every pair, {study.difference_unit}", header, rows, notes)
 
 
 def cost(study: Study, chosen: Options) -> Table:
@@ -357,7 +394,7 @@ def cost(study: Study, chosen: Options) -> Table:
         " than all. Seconds and MB sent are means over runs, of all rounds.",
         *footnotes(study),
     )
-    return Table("cost", f"{study.title}: accuracy and cost", header, rows, notes)
+    return Table("cost", f"{study.title}: {study.metric_title} and cost", header, rows, notes)
 
 
 def epsilon(run: Run) -> float | None:
@@ -390,7 +427,8 @@ def runs(study: Study) -> Table:
     varied = cells.settings(study)
     measured = ("method", "seed", "partition_seed", *CHOICES, "majority", "rounds", "seconds", "bytes_sent")
     measured += ("epsilon",) * _is_private(study)
-    names = tuple(dict.fromkeys((*varied, *measured)))  # rounds may vary, and are those of the records
+    recorded = [name for run in study.runs for name in cells.last_outcomes(run)]
+    names = tuple(dict.fromkeys((*varied, *measured, *recorded)))  # rounds may vary, and are those of the records
     rows = []
     for cell in (study.cell(method, scenario) for scenario in study.scenarios for method in study.methods):
         by_choice = [cells.results(study, cell, choice) for choice in CHOICES]
@@ -398,7 +436,8 @@ def runs(study: Study) -> Table:
             chosen = [*(values.get((seed, partition_seed)) for values in by_choice), cells.majority_of_run(run)]
             cost_of_run = [len(run.records), cells.seconds(run), cells.bytes_sent(run)]
             values = [cell.method, seed, partition_seed, *chosen, *cost_of_run]
-            row = {**dict(cell.scenario), **dict(zip(measured, [*values, epsilon(run)], strict=False))}
+            row = cells.last_outcomes(run) | dict(cell.scenario)
+            row |= dict(zip(measured, [*values, epsilon(run)], strict=False))
             rows.append(tuple(_value(row.get(name)) for name in names))
     title = f"{study.title}: {metric_name(study)} of every run"
     return Table("runs", title, tuple(Column(name, (name,)) for name in names), tuple(rows))

@@ -65,7 +65,7 @@ def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
 
 def metric_label(study: Study) -> str:
     """Returns the label of the axis of the metric."""
-    return "test accuracy (%)" if study.metric == "accuracy" else "test loss"
+    return f"{study.metric_title} (%)" if study.unit > 1 else study.metric_title
 
 
 def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
@@ -114,7 +114,7 @@ def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
     low = min(float((c.mean - c.std)[part].min()) for c, part in zip(curves, later, strict=True))
     high = max(float((c.mean + c.std)[part].max()) for c, part in zip(curves, later, strict=True))
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    is_accuracy = study.metric == "accuracy"
+    is_accuracy = study.unit > 1
     most, least = (100.5 if is_accuracy else np.inf), (0.0 if is_accuracy or low >= 0 else -np.inf)
     return max(least, low - margin), min(most, high + margin)
 
@@ -157,7 +157,7 @@ def _panel_against_alpha(study: Study, axes: Axes, scenarios: list[Scenario], st
         rows += [(method, *point) for point in points]
     draw_largest_class(study, axes, scenarios)
     low, high = axes.get_ylim()
-    is_accuracy = study.metric == "accuracy"  # a mean minus its deviation may be below 0
+    is_accuracy = study.unit > 1  # a mean minus its deviation may be below 0
     axes.set_ylim(*((max(0.0, low), min(100.5, high)) if is_accuracy else (low, high)))
     labels = [cells.value_text(value) for value in values]
     axes.set_xticks(values, labels, rotation=0 if style.panels_per_row > 1 else 45)

@@ -43,6 +43,8 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
         chosen: what is compared; None for final rounds against the default baseline.
     """
     chosen = chosen or options(study)
+    if chosen.every_pair:
+        return "every pair is compared, in the table of pairs; --baseline METHOD draws the differences to one"
     compared = {k: e for k, e in effects.compare_all(study, chosen.baseline, chosen.choice).items() if e.n}
     scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in compared)]
     if not scenarios:
@@ -52,7 +54,6 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
     narrow = style if len(scenarios) > 1 else style._replace(width=min(style.width, WIDTH))
     figure, axes = base.grid(narrow, len(scenarios), height, sharey=True, sharex=True)
     baseline = method_title(chosen.baseline)
-    what = "points of test accuracy" if study.metric == "accuracy" else "test loss"
     rows = []
     for panel, scenario in zip(axes, scenarios, strict=True):
         bars = {
@@ -64,7 +65,7 @@ def differences(study: Study, style: Style, chosen: Options | None = None) -> li
         panel.tick_params(labelbottom=True)
         panel.set(
             title=base.plain(scenario_text(scenario), 40),
-            xlabel=base.plain(f"{what} more than {baseline}", 45 if len(scenarios) == 1 else 30),
+            xlabel=base.plain(f"{study.difference_unit} more than {baseline}", 45 if len(scenarios) == 1 else 30),
         )
         rows += [(scenario_text(scenario), method, *bar[1:]) for method, bar in bars.items()]
     title = f"Methods minus {baseline}, {choice_name(study, chosen.choice)}"

@@ -1,12 +1,14 @@
 """Draws the pictures of committed results.
 
-    python -m benchmarks.pages.pictures [forest] [uses] [methods]
+    python -m benchmarks.pages.pictures [forest] [uses] [methods] [size]
 
 forest     FedVG minus its controls in every study
 uses       every use of a validation set minus FedAvg
 methods    methods minus FedAvg on CIFAR-10, for the README
+size       reliability of FedVG's weights against the rows of a validation set
 
-Writes docs/pictures/NAME.png; points of test accuracy in the final round, means over paired seeds, 95 % intervals.
+Writes docs/pictures/NAME.png with 95 % intervals. The first three show points of test accuracy in the final round,
+means over paired seeds.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy import stats
 
 from benchmarks import machine
 from benchmarks.pages import studies as pages
+from benchmarks.pages.files import csv_rows
 from benchmarks.studies import uses
 from fedvg_jax.study import statistics
 from fedvg_jax.study.figures.differences import Bar, draw_bars
 
 CONTROLS = {"FedAvg": "#0072b2", "uniform": "#d55e00", "placebo": "#009e73"}
+SIZE_COLOURS = {"0.05": "#d55e00", "0.1": "#0072b2"}
 REACH = 12.0
 """Points on both sides of 0 that are drawn; longer intervals end in an arrow."""
 
@@ -110,7 +115,30 @@ def draw_methods(path: Path) -> None:
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
-PICTURES = {"forest": draw_forest, "uses": draw_uses, "methods": draw_methods}
+def draw_size(path: Path) -> None:
+    """Writes the reliability of FedVG's weights against the rows of D_val: means over seeds with 95 % intervals."""
+    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for pair in csv_rows(machine.RESULTS / "validation_size" / "reliability.csv"):
+        for name in ("signal", "rank_correlation"):
+            by_rows = cells.setdefault((name, pair["alpha"]), {})
+            by_rows.setdefault(int(pair["rows"]), []).append(float(pair[name]))
+    for (name, alpha), by_rows in cells.items():
+        values = np.array(list(by_rows.values()))
+        half = stats.t.ppf(0.975, values.shape[1] - 1) * stats.sem(values, axis=1)
+        colour, line = SIZE_COLOURS[alpha], "-" if name == "signal" else ":"
+        label = f"{'share of signal' if name == 'signal' else 'rank correlation'}, alpha {alpha}"
+        axes.errorbar(
+            list(by_rows), values.mean(1), half, marker="o", ms=4, capsize=2, color=colour, ls=line, label=label
+        )
+    axes.axhline(0.5, color="0.6", lw=0.8, zorder=0)
+    axes.set(xscale="log", xlabel="rows of each of two disjoint validation sets", ylim=(0, 1))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+PICTURES = {"forest": draw_forest, "uses": draw_uses, "methods": draw_methods, "size": draw_size}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -91,8 +91,8 @@ CASES = {
 
 def config(case: Case) -> Config:
     """Returns the settings of a case. A model that only the benchmarks define is passed as a task, see `task`."""
-    config = configs.apply(Config(), {"min_samples": 2, "rounds": case.rounds, "partition_seed": 1}, "benchmark")
-    config = configs.apply(config, case.settings, "benchmark")
+    drawn = {} if case.model == "pfl_cnn" else {"min_samples": 2, "partition_seed": 1}
+    config = configs.apply(Config(), {"rounds": case.rounds, **drawn, **case.settings}, "benchmark")
     return dataclasses.replace(config, model=case.model if case.model in PACKAGE_MODELS else "mlp")
 
 

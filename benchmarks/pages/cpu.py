@@ -27,10 +27,14 @@ def short_rounds(file: dict[str, Any]) -> Iterator[str]:
     yield describe(file) + "\n"
     rows = []
     for name, case in file["cases"].items():
-        ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in ("lean", "loader")]
+        ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in SHORT]
         seconds = number(case["seconds"]["ours"]["round"]["median"]), f"{case['about']['ours']['compile_seconds']:.1f}"
         rows.append([name + ("" if quiet(case) else " (busy)"), *seconds, *ratios])
-    yield table(["round", "ours, s", "compiling, s", "PyTorch, lean", "PyTorch, DataLoader"], rows).rstrip()
+    yield table(["round", "ours, s", "compiling, s", *SHORT.values()], rows).rstrip()
+
+
+SHORT = {"lean": "PyTorch, lean", "loader": "PyTorch, DataLoader", "flower": "Flower"}
+"""Contestants of the README's table; "-" where one is not measured."""
 
 
 def describe(file: dict[str, Any]) -> str:
@@ -65,11 +69,11 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
             cpu_seconds(case, "ours"),
             of_peak(case, file["sgemm GF/s"]["all cores"]),
-            *(ratio_to_ours(case, peer) for peer in ("lean", "loader", "pfl")),
+            *(ratio_to_ours(case, peer) for peer in ("lean", "loader", "pfl", "flower")),
             f"{case['about']['ours']['compile_seconds']:.1f}",
         ])  # fmt: skip
     head = ["round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader"]
-    yield table([*head, "pfl", "compile, s"], rows).rstrip()
+    yield table([*head, "pfl", "Flower", "compile, s"], rows).rstrip()
     if not all(map(quiet, file["cases"].values())):
         yield "\nbusy: other work was running on the machine, so that these times are too long and their ratios rough."
 

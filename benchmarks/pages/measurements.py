@@ -1,4 +1,4 @@
-"""Tables of measurements: speed, memory, faults, agreement with the published code."""
+"""Tables of measurements: speed, memory, agreement with the published code."""
 
 from __future__ import annotations
 
@@ -73,24 +73,6 @@ def host_pool() -> str:
     return table(["setting", "one round", size, "with pages of the file"], rows)
 
 
-def faults() -> str:
-    """Returns the faults that were injected, how many runs were lost, and where that was measured."""
-    measured = load("faults")
-    found, machine = measured["found"], measured["machine"]
-    kills, damage, caches = found["kill -9"], found["damage"], found["caches"]
-    in_rounds = sum(count for name, count in kills.items() if name.startswith("killed in its rounds"))
-    rows = [
-        ["`kill -9` within a checkpoint", found["crash"]["died"], found["crash"]["lost"]],
-        ["full disk", found["full disk"]["full"], found["full disk"]["lost"]],
-        [f"`kill -9` of a run, {in_rounds} times in its rounds", kills["killed"], kills["lost"]],
-        ["damaged run folder", damage["survived"] + damage["lost"], damage["lost"]],
-        ["damaged cache, compiled programs included", caches["survived"] + caches["lost"], caches["lost"]],
-    ]
-    where = f"{machine['processor']}, {machine['cores']} cores, {machine['date'][:10]}"
-    lines = table(["fault", "tries", "lost"], [[str(cell) for cell in row] for row in rows])
-    return f"{lines}\n`{machine['command']}`; {where}."
-
-
 def hypergradient_memory() -> str:
     """Returns MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]
@@ -153,7 +135,7 @@ def experiments() -> str:
 
 
 TABLES = (
-    *(compiling, adapters, adapters_vit_b16, cohort_memory, host_pool, faults),
+    *(compiling, adapters, adapters_vit_b16, cohort_memory, host_pool),
     *(hypergradient_memory, parity, costs, planning, experiments),
 )
 """Tables, each with the name of its markers."""

@@ -15,11 +15,23 @@ KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 """A setting's type -> the word for it."""
 
 
+OWN_SECTIONS = {
+    **dict.fromkeys(
+        ("departures", "holdout", "min_samples_rule", "fedvg.layer", "fedvg.mode", "fedvg.eps"),
+        "Fidelity to the paper and its code",
+    ),
+    **dict.fromkeys(("lanes", "hold", "placement", "conv", "deterministic"), "Advanced: how a round is computed"),
+}
+"""Settings that few runs change -> their sections, the last of the page."""
+
+
 def options() -> str:
     """Returns every option, under headings by topic."""
     texts, topics = descriptions(Config), {}
     for name, setting in SETTINGS.items():
-        topics.setdefault(setting.facts.topic, []).append(entry(name, setting, texts[name]))
+        topic = OWN_SECTIONS.get(name, setting.facts.topic)
+        topics.setdefault(topic, []).append(entry(name, setting, texts[name]))
+    topics = {topic: topics[topic] for topic in sorted(topics, key=list(OWN_SECTIONS.values()).__contains__)}
     return "\n".join("\n".join([f"## {topic}", "", *entries, ""]) for topic, entries in topics.items())
 
 

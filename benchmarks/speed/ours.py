@@ -28,7 +28,7 @@ from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import ClientReturn, Data, Executor, Hyper, Schedule, ServerView, SimState, Variables
 from fedvg_jax.engine import executors, lane_plan, local_training, robust
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble import registry, tables
 from fedvg_jax.runs.assemble import simulation as build
 
 
@@ -88,7 +88,7 @@ class Ours:
     def __init__(self, sim: build.Simulation, planned: list[Schedule], checked_steps: int | None = None):
         self.sim, self.planned = sim, planned
         self.checked = planned[0] if checked_steps is None else limit_steps(planned[0], sim, checked_steps)
-        self.stacked = schedules.stack(planned, build.MAX_ROUNDS)
+        self.stacked = schedules.stack(planned, tables.MAX_ROUNDS)
         start = time.perf_counter()
         lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
         self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - start
@@ -114,7 +114,7 @@ class Ours:
         The checked round runs in the timed program, in float32.
         """
         first = self.checked
-        single = schedules.stack([first], build.MAX_ROUNDS)
+        single = schedules.stack([first], tables.MAX_ROUNDS)
         state, metrics = self.chunk(self._copy_state(), np.int32(1), single, self.sim.data, self.sim.hyper)
         stepped = self._train_in_float64(first._replace(num_steps=np.minimum(first.num_steps, 1)))[2]
         arrays = contest.flatten_model("round", *jax.device_get(state.variables)) | {"weights": metrics.weights[0]}

@@ -279,7 +279,7 @@ class Config(Shorthands):
         is_common=True,
         also="dirichlet",
     )
-    """Dirichlet concentration of the clients' labels; small is skewed. With partition quantity, it is that of their
+    """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
     partition_seed: int = setting(42, SEED, "data")
     """Seed of the partition, independent of the seed of the run."""
@@ -363,8 +363,8 @@ class Config(Shorthands):
     record: str = setting("", form=as_name, word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
-    client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, the part of the
-    trace of every tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
+    client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, that trace,
+    split by tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
     global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
     of each client's own model; finetuned_accuracy, that of the global model after finetune_epochs on the client's own
     training rows. In checkpoints: client_models, the model that every client trained in its newest round, for

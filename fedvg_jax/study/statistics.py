@@ -14,7 +14,7 @@ LEVEL = 0.05
 """Significance level."""
 
 EXACT_UP_TO = 14
-"""Most differences of which all sign patterns are enumerated, with ties or without."""
+"""Most differences of which all sign patterns are enumerated where ties rule out SciPy's exact table."""
 
 Alternative = Literal["two-sided", "greater"]
 
@@ -106,8 +106,8 @@ def _t_test(differences: np.ndarray) -> tuple[tuple[float, float], float]:
 def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") -> float:
     """Returns the p value of the signed-rank test, exact for up to 50 differences without ties.
 
-    Differences of 0 are dropped. With ties it is exact for up to `EXACT_UP_TO` differences; above that, SciPy's normal
-    approximation is used.
+    Differences of 0 are dropped. With ties, all sign patterns are enumerated for up to `EXACT_UP_TO` differences; above
+    that, SciPy's normal approximation is used.
 
     Args:
         differences: [n] float.
@@ -126,9 +126,14 @@ def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") ->
     nonzero = differences[differences != 0]
     if not len(nonzero):
         return 1.0
-    is_small = 1 < len(nonzero) <= EXACT_UP_TO
-    method: Any = stats.PermutationMethod(n_resamples=2**EXACT_UP_TO) if is_small else "auto"
-    result: Any = stats.wilcoxon(nonzero, alternative=alternative, method=method)
+    has_ties = len(np.unique(np.abs(nonzero))) < len(nonzero)
+    if has_ties and len(nonzero) <= EXACT_UP_TO:
+        ranks = (np.sign(nonzero) * stats.rankdata(np.abs(nonzero)),)
+        signs = {"permutation_type": "samples", "n_resamples": 2**EXACT_UP_TO}
+        result: Any = stats.permutation_test(ranks, np.sum, alternative=alternative, **signs)
+    else:
+        method = "asymptotic" if has_ties or len(nonzero) > 50 else "exact"
+        result = stats.wilcoxon(nonzero, alternative=alternative, method=method)
     return float(result.pvalue)
 
 

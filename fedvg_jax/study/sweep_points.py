@@ -182,7 +182,7 @@ def parse_axes(
     """
     parsed = []
     for names, values in axes.items():
-        if names in objects:
+        if isinstance(names, str) and names in objects:
             listed = dict.fromkeys(v if v in objects[names] else registered(names, v) for v in values)
             parsed.append(Axis((names,), tuple((value,) for value in listed)))
         elif not isinstance(names, tuple):

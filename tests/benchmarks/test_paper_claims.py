@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 import pytest
-from support.run_folders import write_json, write_run, write_sweep
+from support.run_folders import write_digests, write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
@@ -163,6 +163,7 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, departures, expec
     options = {"method": "fedvg", "departures": departures, "layers": ("a/kernel", "classifier/kernel")}
     folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
     write_json(folder / "partition.json", {"partition": "given", "clients": 5})
+    write_digests(folder)
     (run,) = collect([tmp_path]).runs
     gaps = clients.head_minus_body(run)
     assert [len(of_rule) for of_rule in gaps.values()] == [2, 2]

@@ -21,9 +21,6 @@ os.environ.setdefault("FEDVG_CACHE_DIR", str(DOCS / "_build" / "cache"))
 
 import fedvg_jax  # noqa: E402  after the path is set
 
-for function in (fedvg_jax.run, fedvg_jax.run_sweep, fedvg_jax.simulation):
-    del function.__wrapped__  # of which autodoc would count the defaults in the source, where **given has none
-
 project = "fedvg_jax"
 author = "the fedvg_jax authors"
 copyright = "the fedvg_jax authors, MIT licence"
@@ -38,7 +35,8 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 myst_update_mathjax = False
 
-nb_execution_mode = "force"
+nb_execution_mode = "off"
+suppress_warnings = ["myst-nb.lexer"]  # of pages that are not executed
 nb_execution_in_temp = True
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

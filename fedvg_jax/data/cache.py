@@ -5,11 +5,12 @@ An entry appears by one rename, after its bytes are on the disk, so it is whole 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,12 +81,13 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
             draft = Path(folder) / target.name
             write(draft)
             files.flush(draft.iterdir() if draft.is_dir() else [draft])  # so that the name appears after the bytes
-            if target.is_dir():  # which no rename replaces
-                shutil.rmtree(target, ignore_errors=True)
+            if target.is_dir():  # which no rename replaces: it moves aside, to be removed with the draft's folder
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(target, Path(folder) / "replaced")
             os.replace(draft, target)
     except OSError as error:
-        if target.exists():  # another process has written the same content
-            return
+        if error.errno == errno.ENOTEMPTY or target.exists():
+            return  # another process has written the same content
         _log.warning("cannot write to the cache folder %s (%s): continuing without it", target.parent, error)
 
 

@@ -225,7 +225,7 @@ def test_unwritable_cache_gives_one_line_and_no_error(source, decode, caplog):
 
 def test_concurrent_writers_of_one_entry_agree(source, caplog):
     entry = source.parent / "cache" / "entry"
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: cache.publish(entry, lambda draft: cache._save(ARRAYS, draft)), range(20)))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: cache.publish(entry, lambda draft: cache._save(ARRAYS, draft)), range(150)))
     assert [path.name for path in (source.parent / "cache").iterdir()] == ["entry"]
     assert not caplog.messages and cache._load(entry) is not None

@@ -44,7 +44,7 @@ from fedvg_jax.config import Config, presets
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, SimState, Task, UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
-from fedvg_jax.models import cnn
+from fedvg_jax.models import plain
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import registry
@@ -183,7 +183,7 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     """Returns the jitted round of a recording's settings, with the published code's behaviour."""
     meta, config = recording.meta, settings(recording)
     images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
-    task = fast_task(tasks.classification(cnn.LeNet5(10), 10, images.x.shape[1:]))
+    task = fast_task(tasks.classification(plain.LeNet5(10), 10, images.x.shape[1:]))
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = registry.make_algorithm(config)

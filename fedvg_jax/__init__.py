@@ -15,8 +15,7 @@ _NAMES = {
     "fedvg_jax.api": "evaluate make_schedule run run_sweep",
     "fedvg_jax.config": "Config",
     "fedvg_jax.core": "norms tree",
-    "fedvg_jax.core.local_part": "local_part",
-    "fedvg_jax.core.trained_part": "trained_part",
+    "fedvg_jax.core.trained_part": "local_part trained_part",
     "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Schedule Selection Send SimState Task "
     "UsageError Variables Weighting WeightingMemory",
     "fedvg_jax.data.arrays": "Arrays",

@@ -13,7 +13,7 @@ from fedvg_jax.api import run_sweep as run_sweep
 from fedvg_jax.config import Config as Config
 from fedvg_jax.core import norms as norms
 from fedvg_jax.core import tree as tree
-from fedvg_jax.core.local_part import local_part as local_part
+from fedvg_jax.core.trained_part import local_part as local_part
 from fedvg_jax.core.trained_part import trained_part as trained_part
 from fedvg_jax.core.types import Algorithm as Algorithm
 from fedvg_jax.core.types import Batch as Batch

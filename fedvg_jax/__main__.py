@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from fedvg_jax.config.suggestions import suggestion
+from fedvg_jax.config.declare import suggestion
 from fedvg_jax.views import output
 
 COMMANDS = {

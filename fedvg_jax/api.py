@@ -35,9 +35,9 @@ from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import chunks, loop, shared_start
-from fedvg_jax.runs.assemble import hyperparameters, simulation
-from fedvg_jax.runs.assemble.given import Given, traced_anew
+from fedvg_jax.runs import chunks, loop, starts
+from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.assemble.given import Given, check_kind, traced_anew
 from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
@@ -109,7 +109,7 @@ def run(
     config = _with_trackers(Config() if config is None else config, track)
     settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
     _check_flags(settings)
-    config = shared_start.choose_folder(settings, run_folder.settings_to_resume)
+    config = starts.choose_folder(settings, run_folder.settings_to_resume)
     if settings.resume and config.out is None:
         raise UsageError(
             "Config: resume auto finds no run below runs/, and without out a new one is not stored; set out"
@@ -225,7 +225,7 @@ def run_sweep(
     """
     start = _with_trackers(Config() if config is None else config, track)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
-    hyperparameters.check_kind(hyper)
+    check_kind(hyper)
     given = traced_anew(Given(data, partition, task, algorithm, weighting, selection, hyper, initial))
     from fedvg_jax.study import sweeps
 

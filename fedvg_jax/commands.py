@@ -163,7 +163,7 @@ def start_jax(config: Config) -> None:
     except (RuntimeError, AssertionError) as error:
         platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
         raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
-    from fedvg_jax.runs.assemble import compilation
+    from fedvg_jax.runs.assemble import programs
 
-    if not compilation.use_cache(cache_dir):
+    if not programs.use_cache(cache_dir):
         print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)

@@ -126,7 +126,7 @@ def prepare(config: Config, downloads: bool) -> int:
     from fedvg_jax.data.partitions import exchange
     from fedvg_jax.data.readers import hf, tfds
     from fedvg_jax.runs.assemble import population
-    from fedvg_jax.views import display, labels
+    from fedvg_jax.views import display, output
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
     assert config.cache_dir is not None, "the check of the settings sets it"
@@ -146,7 +146,7 @@ def prepare(config: Config, downloads: bool) -> int:
     if config.export_partition:
         exchange.write(config.export_partition, partition, len(arrays.y))
         output.say(console, f"partition written to {config.export_partition}")
-    title = f"{config.clients} clients, partition {labels.partition_label(config)}"
+    title = f"{config.clients} clients, partition {output.partition_label(config)}"
     output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
     output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
@@ -182,14 +182,14 @@ def write_features(argv: Sequence[str]) -> int:
 
     from fedvg_jax.data.images import parse_size
     from fedvg_jax.runs import feature_file
-    from fedvg_jax.runs.assemble import compilation, population
+    from fedvg_jax.runs.assemble import population, programs
     from fedvg_jax.views import display
 
     config, size = parse_features(argv)
     console = Console(markup=False, emoji=False)
     assert config.cache_dir is not None, "the check of the settings sets it"
     files.private_folder(config.cache_dir)
-    compilation.use_cache(config.cache_dir)
+    programs.use_cache(config.cache_dir)
     with display.preparation_progress(console) as bar:
         arrays = population.load_data(config, bar("decoding images"))
     assert config.out is not None, "it is given"
@@ -207,14 +207,14 @@ def class_table(arrays: Arrays) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from fedvg_jax.views import labels
+    from fedvg_jax.views import output
 
     num_classes, first = len(arrays.class_names), arrays.num_train
     counts = np.array([np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:])])
     largest = np.sort(np.argsort(-counts.sum(0), kind="stable")[:MAX_CLASSES])
     table = Table()
     table.add_column("class", overflow="fold")
-    for title in ("training", "other splits", labels.unit(arrays), "share"):
+    for title in ("training", "other splits", output.unit(arrays), "share"):
         table.add_column(title, justify="right", no_wrap=True)
     shown = [(arrays.class_names[c], counts[:, c]) for c in largest]
     more = [(f"... {num_classes - MAX_CLASSES} smaller ones", counts.sum(1) - counts[:, largest].sum(1))]
@@ -228,13 +228,13 @@ def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
     """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
 
-    from fedvg_jax.views import labels
+    from fedvg_jax.views import output
 
     counts = counts_of_clients(arrays, partition)
     size, num = counts.sum(1), (counts > 0).sum(1)
     parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
     return [
-        f"{labels.unit(arrays)} of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
+        f"{output.unit(arrays)} of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
         f" its classes: {num.min()} to {num.max()}, mean {num.mean():.1f}",
         f"{parts['train']:,} to train, {parts['val']:,} to validate, {parts['test']:,} to test",
     ]

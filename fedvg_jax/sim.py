@@ -17,7 +17,7 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
-from fedvg_jax.runs import launch, stop_signals
+from fedvg_jax.runs import endings, launch
 from fedvg_jax.runs.record import digests, history
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.views import output, tracking
@@ -74,7 +74,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
     from rich.console import Console
 
     from fedvg_jax.host import processes
-    from fedvg_jax.runs import shared_start
+    from fedvg_jax.runs import starts
 
     console = Console(quiet=not processes.is_first())
     log = functools.partial(output.say, console)
@@ -85,7 +85,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
         if is_dry:
             return _show_plan(run_folder.settings_to_resume(config), console, unused)
         choose = functools.partial(_choose_folder, log=log, reserved=reserved)
-        config = shared_start.choose_folder(config, choose)
+        config = starts.choose_folder(config, choose)
         assert config.out is not None, "it is chosen"
         return _train(config, config.out, console, log, unused)
 
@@ -135,7 +135,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
 
             finished = tracking.run_simulation(sim, on_records=on_records, log=log, on_compiling=log)
     if not processes.is_first():
-        return stop_signals.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
+        return endings.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     display.print_results(console, finished)
     if config.export:
         from fedvg_jax.models import pretrained
@@ -151,7 +151,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
     if not finished.summary["interrupted"]:
         return 0
     log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
-    return stop_signals.exit_code(finished.summary["stopped_by"])
+    return endings.exit_code(finished.summary["stopped_by"])
 
 
 def _done(folder: Path, config: Config) -> list[history.Record]:
@@ -175,14 +175,14 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
         return 0
     commands.start_jax(config)
     from fedvg_jax.runs import endings
-    from fedvg_jax.views import display, dry_run
+    from fedvg_jax.views import display
 
     if reason := endings.stop_reason(config, done):
         output.say(console, f"none of them would run: {reason}")
         return 0
     sim = display.prepare(console, config, unused)
     with console.status("compiling, and timing two rounds"):
-        prediction = dry_run.predict(sim, num_done)
+        prediction = display.predict(sim, num_done)
     console.print(display.plan_table(prediction))
     return 0
 

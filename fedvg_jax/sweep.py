@@ -50,7 +50,7 @@ from fedvg_jax.config import checks, command_line
 from fedvg_jax.config.methods import ALGORITHMS
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
-from fedvg_jax.runs import stop_signals
+from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
 from fedvg_jax.study.sweep_folder import count
@@ -109,7 +109,7 @@ def run(command: CommandLine) -> int:
             phase = _compute_all(command, console, start)
     except Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
-        return stop_signals.exit_code(stop.signal)
+        return endings.exit_code(stop.signal)
     return _show_results(command, phase, console)
 
 
@@ -311,10 +311,10 @@ def _estimate(group: Sequence[Point]) -> tuple[float, float]:
     Points that differ in their seeds only are timed once.
     """
     from fedvg_jax.runs.assemble import simulation
-    from fedvg_jax.views import dry_run
+    from fedvg_jax.views import display
 
     counts = collections.Counter(dataclasses.replace(p.config, seed=0, partition_seed=0) for p in group)
-    predictions = {config: dry_run.predict(simulation.simulation(config)) for config in counts}
+    predictions = {config: display.predict(simulation.simulation(config)) for config in counts}
     seconds = sum(predictions[config].seconds * count for config, count in counts.items())
     return seconds, sum(prediction.compile_seconds for prediction in predictions.values())
 

@@ -24,9 +24,9 @@ ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
 ONLY_IN = {"flax": {"models"}, "flwr": {"integrations"}, "torch": {"integrations"}, "matplotlib": {"views", "study"}}
 WITHOUT_JAX = {
     "config", "paper", "data", "core/types", "host/files", "host/errors", "engine/schedule", "engine/lane_plan",
-    "runs/placement/training_rows", "runs/record/history", "runs/record/folder", "runs/record/digests",
+    "runs/record/history", "runs/record/folder", "runs/record/digests",
 }  # fmt: skip
-WITHOUT_JAX |= {"runs/stop_signals", "study/sweep_points", "study/sweep_folder", "study/tuning"}
+WITHOUT_JAX |= {"runs/endings", "study/sweep_points", "study/sweep_folder", "study/tuning"}
 WITHOUT_JAX |= {"study/workers"}
 
 

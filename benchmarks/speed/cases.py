@@ -133,13 +133,13 @@ _HELD_OUT = 128
 
 def task(case: Case, conv: str = "auto"):
     """Returns the task of a model that only the benchmarks define; None for the package's models."""
-    from fedvg_jax.models import mlp
+    from fedvg_jax.models import plain
     from fedvg_jax.models import task as tasks
     from fedvg_jax.models.conv.rewrite import fast_task
 
     hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}
     if case.model in hidden:
-        return tasks.classification(mlp.MLP(10, hidden[case.model]), 10, (8, 8, 1))
+        return tasks.classification(plain.MLP(10, hidden[case.model]), 10, (8, 8, 1))
     if case.model == "pfl_cnn":
         return fast_task(tasks.classification(_pfl_cnn(), 10, (32, 32, 3)), conv)
     return None

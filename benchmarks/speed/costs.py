@@ -102,7 +102,7 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     """Returns the seconds of a round without compiling, its image gradients (training and scoring), its parameters."""
     import fedvg_jax as fv
     from fedvg_jax.core import tree
-    from fedvg_jax.models import mlp
+    from fedvg_jax.models import plain
     from fedvg_jax.models import task as tasks
 
     sizes = Round()._replace(**{axis: value})
@@ -114,7 +114,7 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     partition = np.split(train, sizes.clients), [val, *empty], [test, *empty]
     settings = {"clients": sizes.clients, "join_ratio": sizes.cohort / sizes.clients, "local_epochs": sizes.epochs}
     config = fv.Config(**settings, weighting="fedvg", devices="1", lr=0.01, rounds=repeats + 1, eval_every=repeats + 1)
-    task = tasks.classification(mlp.MLP(10, (sizes.width, sizes.width)), 10, (8, 8, 1))
+    task = tasks.classification(plain.MLP(10, (sizes.width, sizes.width)), 10, (8, 8, 1))
     history = fv.run(config, data=data, partition=partition, task=task)
     return {
         "seconds": machine.spread([record["seconds"] for record in history.records[1:]]),

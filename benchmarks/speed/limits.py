@@ -128,9 +128,9 @@ def words_of(flags: str, folder: Path, cache: str) -> list[str]:
 
 def predict(words: list[str]) -> dict[str, float]:
     """Returns the seconds, without compilation, and the memory that `--dry-run` predicts."""
-    from fedvg_jax.views import dry_run
+    from fedvg_jax.views import display
 
-    plan = dry_run.predict(_simulation(words))
+    plan = display.predict(_simulation(words))
     return {"seconds": round(plan.seconds, 3), "GiB": round(plan.memory_bytes / 2**30, 3)}
 
 

@@ -2,8 +2,8 @@
 
 from fedvg_jax.config import mapping as mapping
 from fedvg_jax.config.checks import check, epochs_range
-from fedvg_jax.config.declare import flatten
-from fedvg_jax.config.io import dotted, read_toml
+from fedvg_jax.config.command_line import dotted, read_toml
+from fedvg_jax.config.declare import flatten, suggestion
 from fedvg_jax.config.mapping import apply
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.networks import MODELS
@@ -21,6 +21,5 @@ from fedvg_jax.config.options import (
     registered,
 )
 from fedvg_jax.config.presets import DATASETS
-from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
 from fedvg_jax.config.weighting_grammar import method_title, streams

@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedvg_jax.config import options
-from fedvg_jax.config.declare import flatten, shown
-from fedvg_jax.config.departures import departs, departures, listed
+from fedvg_jax.config.declare import flatten, shown, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, AlgorithmFacts
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
-from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import parse_weighting, streams
 from fedvg_jax.core.types import UsageError, compiled
+from fedvg_jax.paper.fidelity import departs, departures, listed
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
@@ -200,9 +199,7 @@ def _rule_problems(config: Config) -> Iterator[str]:
     if rule not in ("mean", "clipped_mean") and config.weighting not in ("uniform", "samples", "native"):
         yield f"robust {rule} ignores the weights of {config.weighting}; use uniform, or --robust clipped_mean"
     if rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1:  # as the rule counts them
-        digits = 10 ** (len(str(size)) + 1)
-        larger = f"{math.ceil(digits / size) / digits:g} or more, 0 for the plain mean, or " if size > 2 else ""
-        yield f"robust {rule}:{value:g} leaves out none of {size} clients; use {larger}a larger --join-ratio, or mean"
+        yield f"robust {rule}:{value:g} leaves out none of {size} clients; use a larger F or --join-ratio, or mean"
     if rule == "krum":
         bad, kept = value
         if size < 2 * bad + 3:

@@ -1,5 +1,8 @@
 # ruff: noqa: RUF009  the calls in the dataclass return fields
-"""The settings as flags of a command line, by argparse: `--name VALUE`, and `--name` and `--no-name` of a switch."""
+"""The settings as flags of a command line, by argparse: `--name VALUE`, and `--name` and `--no-name` of a switch.
+
+And settings from TOML files, with the names of `Config`: keys, and a `[table]` for a group such as `[fedvg]`.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ import dataclasses
 import functools
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.declare import descriptions, setting, table
+from fedvg_jax.config.declare import descriptions, setting, suggestion, table
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
-from fedvg_jax.config.options import SETTINGS, SYNONYMS, Config, registered
-from fedvg_jax.config.suggestions import closest
+from fedvg_jax.config.options import GROUPS, SETTINGS, Config, registered
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import files
 from fedvg_jax.host.files import user_path
 
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
@@ -191,9 +195,9 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
     found, unknown = parser.parse_known_args(words)
     if unknown:
         word = unknown[0]
-        close = closest(word.lstrip("-").partition("=")[0], ALL, SYNONYMS)
-        hint = f"did you mean {' or '.join(map(flag_of, close))}?" if close else f"{parser.prog} --help-all lists all"
-        raise UsageError(f"unknown argument {word[:100]}; {hint if word.startswith('-') else no_flag}")
+        hint = suggestion(word.lstrip("-").partition("=")[0], ALL) if word.startswith("-") else f"; {no_flag}"
+        hint = re.sub("'(.+)'", lambda name: flag_of(name[1]), hint)
+        raise UsageError(f"unknown argument {word[:100]}{hint}")
     return vars(found)
 
 
@@ -243,3 +247,42 @@ def _help(name: str, text: str, is_long: bool) -> str:
     if not (default is None or default is False or default == "" or "Default:" in text):
         shown.append(f"Default: {default}.")
     return ("\n" if name == "method" else " ").join(shown).replace("%", "%%")
+
+
+MAX_FILE_SIZE = 2**20
+"""Most characters of a file of settings; a device such as /dev/zero has no end."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the settings of a TOML file by dotted name.
+
+    Raises:
+        UsageError: the file cannot be read, or is not TOML.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:  # a pipe, too, such as a shell's <(command)
+            text = file.read(MAX_FILE_SIZE + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the config file {path}: {files.reason(error)}; check --config") from None
+    if len(text) > MAX_FILE_SIZE:
+        raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")
+    try:
+        return dotted(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
+        hint = "; paths with \\ stand in single quotes" if "\\" in text else ""
+        raise UsageError(f"{path} is not valid TOML: {error}{hint}") from None
+
+
+def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the settings of nested tables by dotted name; an empty table of a group has none.
+
+    Another empty table stays a value, which no setting accepts.
+
+    >>> dotted({"lr": 0.1, "fedvg": {"norm": "l2"}, "fedprox": {}, "rounds": {}})
+    {'lr': 0.1, 'fedvg.norm': 'l2', 'rounds': {}}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        is_table = isinstance(value, dict) and (value or prefix + name in GROUPS)
+        flat |= dotted(value, f"{prefix}{name}.") if is_table else {prefix + name: value}
+    return flat

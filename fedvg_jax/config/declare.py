@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -18,7 +19,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -31,7 +32,7 @@ Kind = Literal["compiled", "data", "host"]
 
 
 Reference = str | Callable[..., Any]
-"""A function, or MODULE:NAME of one in this package, such as models.cnn:CNN, which is imported when it is needed."""
+"""A function, or MODULE:NAME of one in this package, such as models.plain:CNN, which is imported when it is needed."""
 
 
 def referenced(reference: Reference) -> Callable[..., Any]:
@@ -111,8 +112,6 @@ class Facts(NamedTuple):
     """Name of the traced scalar of a round that has this value, which must then fit float32."""
     used: tuple[Condition, ...] = ()
     """Conditions that must all hold for a run to use the setting."""
-    also: str = ""
-    """Words that other libraries have for it, spelt too differently to be found by likeness."""
     form: Callable[[str], str] | None = None
     """Makes the one form of a text, such as a name in lower case; None where `allowed` and the types say it."""
     word: str = ""
@@ -324,3 +323,18 @@ def _docstrings(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
     for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             yield field.target.id, " ".join(str(ast.literal_eval(below.value)).split())
+
+
+def suggestion(name: str, allowed: Iterable[str]) -> str:
+    """Returns the end of an error message about a mistyped name: the one that is probably meant, or the allowed ones.
+
+    >>> suggestion("fedgv", ["fedvg", "samples"]), suggestion("norm", ["fedvg.norm", "lr"]), suggestion("x", ["lr"])
+    ("; did you mean 'fedvg'?", "; did you mean 'fedvg.norm'?", '; allowed: lr')
+    """
+    names, plain = list(allowed), name.lower().replace("-", "_")
+    of_group = [known for known in names if known.rpartition(".")[2] == plain]
+    likeness = {known: difflib.SequenceMatcher(None, known, plain).ratio() for known in of_group or names}
+    closest = min(likeness, key=lambda known: (-likeness[known], known), default="")
+    if closest and (of_group or likeness[closest] >= 0.6):
+        return f"; did you mean '{closest}'?"
+    return f"; allowed: {', '.join(names)}" if len(names) < 40 else "; python -m fedvg_jax.sim --help-all lists all"

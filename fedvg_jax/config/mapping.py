@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fedvg_jax.config import declare, presets
-from fedvg_jax.config.declare import as_name
+from fedvg_jax.config.declare import as_name, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
-from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
 
@@ -137,10 +136,7 @@ def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, 
     table = declare.table(config)
     for name in settings:
         if name not in table:
-            synonyms = {known: declared.facts.also for known, declared in table.items()}
             is_group = name in declare.groups(config)
-            hint = (
-                f"; it is a table, [{name}]" if is_group else suggestion(name, [*table, *presets.SHORTHANDS], synonyms)
-            )
+            hint = f"; it is a table, [{name}]" if is_group else suggestion(name, [*table, *presets.SHORTHANDS])
             raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{hint}")
     return {name: table[name].typed(value, f"{source}: {name}") for name, value in settings.items()}

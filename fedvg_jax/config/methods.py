@@ -29,8 +29,8 @@ from fedvg_jax.config.declare import (
     table,
     weighs_by,
 )
-from fedvg_jax.config.departures import departs
 from fedvg_jax.core.types import Hyperparameter, Range
+from fedvg_jax.paper.fidelity import departs
 
 T = TypeVar("T")
 
@@ -118,9 +118,7 @@ class Methods:
         include: str = setting("", word="REGEX", used=(_FEDVG,))
         """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
         "a/b/kernel"; empty selects all tensors."""
-        granularity: str = setting(
-            "modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,), also="layerwise blockwise"
-        )
+        granularity: str = setting("modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,))
         """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor;
         blockwise: one per client and network block."""
         eps: float = setting(1e-8, ABOVE_0, hyper="eps", used=(_INVERTING,))
@@ -160,7 +158,7 @@ class Methods:
     class FedAvgM:
         """FedAvgM: momentum on the server."""
 
-        momentum: float = setting(0.9, BELOW_1, hyper="server_momentum", also="server_momentum")
+        momentum: float = setting(0.9, BELOW_1, hyper="server_momentum")
         """Nesterov momentum beta of the server."""
         lr: float = setting(1.0, ABOVE_0, hyper="avgm_lr")
         """Learning rate of the server."""
@@ -171,7 +169,7 @@ class Methods:
     class FedOpt:
         """FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server."""
 
-        lr: float = setting(0.1, ABOVE_0, hyper="server_lr", also="server_lr")
+        lr: float = setting(0.1, ABOVE_0, hyper="server_lr")
         """Learning rate of the server."""
         b1: float = setting(0.9, BELOW_1, hyper="b1", used=(_FIRST_MOMENT,))
         """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers."""
@@ -186,7 +184,7 @@ class Methods:
     class FedProx:
         """FedProx: a proximal term in the clients' loss."""
 
-        mu: float = setting(0.01, FROM_0, hyper="mu", also="mu")
+        mu: float = setting(0.01, FROM_0, hyper="mu")
         """Coefficient of the proximal term."""
 
     fedprox: FedProx = _algorithm(FedProx, "FedProx", is_in_paper=True)

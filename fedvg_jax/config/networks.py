@@ -77,11 +77,11 @@ _VIT = Network(
 """Whatever the images, it sees 224 x 224 pixels."""
 
 MODELS = {
-    "mlp": Network("models.mlp:MLP", takes_rows=True, on_cpu=Costs(rows_per_scoring_pass=512)),
-    "linear": Network("models.mlp:Linear", takes_rows=True, on_cpu=Costs(None, 512, 16)),
-    "tinycnn": _CONVOLUTIONS._replace(make="models.cnn:TinyCNN", smallest=4),
-    "cnn": _CONVOLUTIONS._replace(make="models.cnn:CNN", smallest=16, on_cpu=_SHARED),
-    "lenet5": _BATCH_NORM._replace(make="models.cnn:LeNet5", smallest=16, on_cpu=_SHARED),
+    "mlp": Network("models.plain:MLP", takes_rows=True, on_cpu=Costs(rows_per_scoring_pass=512)),
+    "linear": Network("models.plain:Linear", takes_rows=True, on_cpu=Costs(None, 512, 16)),
+    "tinycnn": _CONVOLUTIONS._replace(make="models.plain:TinyCNN", smallest=4),
+    "cnn": _CONVOLUTIONS._replace(make="models.plain:CNN", smallest=16, on_cpu=_SHARED),
+    "lenet5": _BATCH_NORM._replace(make="models.plain:LeNet5", smallest=16, on_cpu=_SHARED),
     **_RESNETS,
     **{f"{name}_cifar": network._replace(options={"stem": "cifar"}) for name, network in _RESNETS.items()},
     "vit_s16": _VIT._replace(make="models.vit:vit_s16", on_cpu=Costs(640 * 2**20, microbatch_rows=2)),
@@ -89,7 +89,7 @@ MODELS = {
     "efficientnet_lite0": _BATCH_NORM._replace(
         make="models.efficientnet:efficientnet_lite0", block_of="models.efficientnet:blocks", settings=("norm_layers",)
     ),
-    "gru": Network("models.gru:GRU", "core.groups:first_component", is_sequence=True),
+    "gru": Network("models.plain:GRU", "core.groups:first_component", is_sequence=True),
 }
 
 

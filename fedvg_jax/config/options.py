@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -36,12 +36,11 @@ from fedvg_jax.config.declare import (
     table,
     weighs_by,
 )
-from fedvg_jax.config.departures import canonical, departs, listed
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.networks import MODELS
-from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Range, UsageError
+from fedvg_jax.paper.fidelity import canonical, departs, listed
 
 PARTITIONS = {
     **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
@@ -126,9 +125,9 @@ _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 class Privacy:
     """Client-level differential privacy: clipped updates, and Gaussian noise on their aggregate."""
 
-    clip: float = setting(0.0, FROM_0, hyper="dp_clip", also="differential_privacy clipping_norm epsilon")
+    clip: float = setting(0.0, FROM_0, hyper="dp_clip")
     """L2 norm C to which the server clips a client's update, after compression and attacks. 0: no privacy."""
-    noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,), also="sigma")
+    noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,))
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
     aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
     delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
@@ -207,9 +206,9 @@ class Config(Shorthands):
     ('fedprox', 'native', 0.5, 10, 'fedprox')
     """
 
-    algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True, also="strategy")
+    algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True)
     """Federated algorithm."""
-    weighting: str = setting("fedvg", form=as_name, word="NAME", is_common=True, also="aggregation weights")
+    weighting: str = setting("fedvg", form=as_name, word="NAME", is_common=True)
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses;
     beside a method, the method's own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     departures: str = setting("", form=canonical, word="NAME,...")
@@ -219,9 +218,7 @@ class Config(Shorthands):
     """Name of the data set. digits is built in; npz reads arrays, folder reads one sub-folder per class; tfds:NAME is a
     set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by save_to_disk or as parquet
     files, below data_dir if that is set."""
-    data_dir: Path | None = setting(
-        None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True, also="data data_path"
-    )
+    data_dir: Path | None = setting(None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True)
     """Folder or file with the raw data set."""
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
     """Size of the images in pixels, S or HxW. It chooses the file of a MedMNIST set, and image files are resized to it.
@@ -229,7 +226,7 @@ class Config(Shorthands):
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
     NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
-    max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data", also="max_samples num_samples")
+    max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
     sorted set stay. 0: all."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
@@ -242,10 +239,10 @@ class Config(Shorthands):
     the clients' training rows."""
     augment: str = setting("none", ("none", "flip", "crop", "flip_crop"))
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
-    model: str = setting("mlp", MODELS, topic="Model", is_common=True, also="arch network")
+    model: str = setting("mlp", MODELS, topic="Model", is_common=True)
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
     (published), and 3x3 in those named _cifar."""
-    init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN", also="weights checkpoint pretrained")
+    init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN")
     """Initial weights: a safetensors file, a folder of the Hugging Face hub that holds one, or a run folder or one of
     its checkpoints, such as RUN/checkpoints/000040. A run gives its global model. A file for ResNets and ViTs has
     torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those of
@@ -253,9 +250,9 @@ class Config(Shorthands):
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
     statistics of init; group: GroupNorm."""
-    clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True, also="num_users n_parties")
+    clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True)
     """Number of clients N."""
-    join_ratio: float = setting(0.5, FRACTION, is_common=True, also="fraction participation")
+    join_ratio: float = setting(0.5, FRACTION, is_common=True)
     """Fraction of the clients sampled each round, in (0, 1]."""
     selection: str = setting("uniform", {"uniform": None, "size": None, "power_of_choice": Value(0, FROM_0)}, "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D, of D clients
@@ -266,7 +263,7 @@ class Config(Shorthands):
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
     is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
-    partition: str = setting("dirichlet", PARTITIONS, "data", is_common=True, also="iid non_iid")
+    partition: str = setting("dirichlet", PARTITIONS, "data", is_common=True)
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ;
     shards:S, S pieces of the rows sorted by label, 2 by default; classes:C, at most C different classes, 2 by default;
@@ -277,7 +274,6 @@ class Config(Shorthands):
         "data",
         used=(is_one("partition", "dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity"),),
         is_common=True,
-        also="dirichlet",
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
@@ -294,27 +290,27 @@ class Config(Shorthands):
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes; group: so too,
     whole groups, such as patients, so that no group is in two parts."""
-    test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data", also="test_split")
+    test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
-        0.1, Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"), "data", also="val_split"
+        0.1, Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"), "data"
     )
     """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
     best_on: str = setting("shared", ("shared", "held_out"), "data")
     """Validation rows that choose the best round. shared: D_val, which FedVG's weights also use; held_out: a random
     half of D_val, which the weights then do not use."""
-    rounds: int = setting(100, COUNT, hyper="rounds", topic="Training", is_common=True, also="communication_rounds")
+    rounds: int = setting(100, COUNT, hyper="rounds", topic="Training", is_common=True)
     """Number of federated rounds."""
-    local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True, also="epoch num_epochs")
+    local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True)
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
-    train: str = setting("", word="REGEX", also="trainable freeze frozen")
+    train: str = setting("", word="REGEX")
     """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen:
     they keep their initial values and are neither sent, nor averaged, nor scored. Default: all are trained."""
-    lora: int | str = setting(0, word="RANK|RANK:REGEX", also="adapters peft low_rank")
+    lora: int | str = setting(0, word="RANK|RANK:REGEX")
     """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions; 0: no adapters. REGEX
     names the layers by their paths, as in 8:^block_11/; by default all have one except the head and a ViT's patch
     embedding. Without train, the adapters and the head are trained."""
-    local: str = setting("", word="REGEX|SHARE:REGEX", also="personal_layers")
+    local: str = setting("", word="REGEX|SHARE:REGEX")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
     sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own. With a SHARE below 1 of
     a client's local steps, as in 0.5:^classifier/, the first ones train only the local tensors, and then only the
@@ -326,38 +322,36 @@ class Config(Shorthands):
             "topk": Value(0.01, FRACTION, make="compression:top_k"),
             "qsgd": Value(4, COUNT, make="compression:qsgd"),
         },
-        also="compression sparsification quantization",
     )
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest
     entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S, random rounding to S levels of each
     tensor's norm, 4 by default."""
-    batch_size: int = setting(32, COUNT, is_common=True, also="bs")
+    batch_size: int = setting(32, COUNT, is_common=True)
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = setting(0.1, ABOVE_0, hyper="lr", is_common=True, also="learning_rate eta")
+    lr: float = setting(0.1, ABOVE_0, hyper="lr", is_common=True)
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
     momentum: float = setting(0.0, BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
     """Momentum of the clients' optimiser sgd."""
-    weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay", also="wd")
+    weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay")
     """Weight decay of the clients' optimiser."""
     lr_schedule: str = setting(
         "constant",
         {"constant": None, "exponential": Value(0.99, FRACTION, hyper="lr_decay"), "cosine": None},
-        also="gamma",
     )
     """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
     cosine ends at 0."""
-    seed: int = setting(0, SEED, "data", is_common=True, also="random_seed")
+    seed: int = setting(0, SEED, "data", is_common=True)
     """Seed of the model, the cohorts and the minibatches."""
     eval_every: int = setting(5, COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated. The interval of a data set's preset becomes a
     tenth of the rounds where it would leave no other evaluation than the last."""
-    stop_at: str = setting("", kind="data", word="'METRIC VALUE'", also="target_accuracy")
+    stop_at: str = setting("", kind="data", word="'METRIC VALUE'")
     """Metric of D_val and the value at which the run ends, e.g. "val_accuracy 0.9". Names in loss, error, mae, mse,
     perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" or "val_x > 0.1" says which.
     A task's own metrics have val_ before their name."""
-    patience: int = setting(0, FROM_0, "data", also="early_stopping")
+    patience: int = setting(0, FROM_0, "data")
     """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
     never."""
     record: str = setting("", form=as_name, word="NAME,...")
@@ -371,14 +365,14 @@ class Config(Shorthands):
     History.client_variables."""
     finetune_epochs: int = setting(1, COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
-    devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True, also="gpus")
+    devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
     lanes: str = setting("auto", word="INT|auto|all")
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = setting(0, FROM_0)
     """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
-    placement: str = setting("auto", ("auto", "device", "host"), "data", also="offload")
+    placement: str = setting("auto", ("auto", "device", "host"), "data")
     """Memory that holds the rows of the data set, and what an algorithm remembers of clients with their local tensors.
     device: every device has all rows, and its part of the memories; host: each device gets only those of the next
     rounds' clients, copied while it works; auto: for each of both, host where it takes too much of a device."""
@@ -386,20 +380,18 @@ class Config(Shorthands):
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
     innermost where the stride is 1, else gemm."""
-    precision: str = setting("default", ("default", "highest", "bfloat16"), also="dtype")
+    precision: str = setting("default", ("default", "highest", "bfloat16"))
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
     deterministic: bool = setting(False)
     """Use only operations that are reproducible to the bit on a GPU; slower. A CPU is always reproducible."""
     force: bool = setting(False, kind="host")
     """Start even if the estimate of memory exceeds the memory of this machine."""
-    out: Path | None = setting(
-        None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True, also="output_dir log_dir"
-    )
+    out: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True)
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
-    checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,), also="save_every")
+    checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,))
     """Rounds between two checkpoints; 0: about one a minute, and after each chunk of over 5 s. The last round and every
     stop are saved in any case."""
     keep: int = setting(2, FROM_0, "host")
@@ -411,12 +403,12 @@ class Config(Shorthands):
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names; the tensors of a
     task of your own are as they are, by path, such as params/fc1/kernel."""
-    track: str = setting("", kind="host", form=as_name, word="NAME,...", also="wandb tensorboard mlflow")
+    track: str = setting("", kind="host", form=as_name, word="NAME,...")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
     goes on in the same tracked run; a tracker that fails does not end the run."""
     profile: Path | None = setting(None, kind="host", word="DIR")
     """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
-    robust: str = setting("mean", RULES, topic="Corrupt updates", also="defense")
+    robust: str = setting("mean", RULES, topic="Corrupt updates")
     """Aggregation of the clients' models, some of which may be corrupt. mean, and clipped_mean:C, which shortens
     updates to the norm C, 10 by default, use the weights of --weighting; the others ignore them. trimmed_mean:F leaves
     out a fraction F of the clients at each end, 0.1 by default; krum:F,M tolerates F corrupt clients, of 2 F + 3 or
@@ -444,14 +436,6 @@ SETTINGS = table(Config)
 
 GROUPS = groups(Config)
 """Name of a group -> its dataclass."""
-
-SYNONYMS = {name: setting.facts.also for name, setting in SETTINGS.items()}
-"""Setting -> words that other libraries have for it."""
-
-
-def name_hint(name: str, allowed: Iterable[str] = SETTINGS) -> str:
-    """Returns the end of an error message about an unknown setting, with what is probably meant."""
-    return suggestion(name, allowed, SYNONYMS)
 
 
 def registered(name: str, value: Any) -> Any:

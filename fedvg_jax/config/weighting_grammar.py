@@ -6,8 +6,8 @@ import itertools
 import re
 from typing import NamedTuple
 
+from fedvg_jax.config.declare import suggestion
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS, label
-from fedvg_jax.config.suggestions import suggestion
 from fedvg_jax.core.types import UsageError
 
 MAX_CHARACTERS = 200

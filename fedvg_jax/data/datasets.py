@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar_stl10, folders, hf, medmnist, npz, scikit_learn, text, tfds
+from fedvg_jax.data.readers import cifar_stl10, folders, hf, npz, text, tfds
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
 
@@ -36,11 +36,11 @@ SOURCES = {
     "stl10": Source(cifar_stl10.load_stl10, f"{cifar_stl10.STL_LAYOUT} ({cifar_stl10.STL_SOURCE})"),
     **{
         name: Source(
-            partial(medmnist.load, name=name),
-            f"{medmnist.layout(name)} ({medmnist.SOURCE})",
+            partial(npz.load_medmnist, name=name),
+            f"{npz.layout(name)} ({npz.SOURCE})",
             ("size", "splits") if published.left_out else ("size",),
         )
-        for name, published in medmnist.SETS.items()
+        for name, published in npz.SETS.items()
     },
     "tinyimagenet": Source(folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES),
     "covid19": Source(folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES),
@@ -50,8 +50,8 @@ SOURCES = {
 }
 
 BUILT_IN: dict[str, Callable[[], Arrays]] = {
-    "digits": scikit_learn.load_digits,
-    **{name: partial(scikit_learn.load_table, name) for name in scikit_learn.TABLES},
+    "digits": text.load_digits,
+    **{name: partial(text.load_table, name) for name in text.TABLES},
     "literature": text.literature,
 }
 """Data set that needs no files -> its reader."""

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedvg_jax.core import local_part, tree
-from fedvg_jax.core.local_part import LocalPart
+from fedvg_jax.core import trained_part, tree
+from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import (
     Algorithm,
@@ -99,8 +99,8 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
-    local = local or local_part.NOTHING
-    local_part.check(local, variables, "local")
+    local = local or trained_part.NOTHING
+    trained_part.check(local, variables, "local")
     memory = weighting.memory if weighting else None
     of_server, of_client = (
         tree.arrays(memory.init(hyper, variables.params), tree.dtype(variables)) if memory else ((), ())
@@ -182,7 +182,7 @@ def make_round(
     >>> state.variables.params["w"].tolist(), metrics.weights.tolist()
     ([2.0], [0.5, 0.5])
     """
-    local = local or local_part.NOTHING
+    local = local or trained_part.NOTHING
     if local.is_local and algorithm.personal:
         raise UsageError("local= and an algorithm with personal models do not combine; leave one of them out")
     if private and (local.is_local or weighting.memory or aggregate is not robust.mean):

@@ -15,7 +15,7 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.local_part import NOTHING, LocalPart
+from fedvg_jax.core.trained_part import NOTHING, LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,

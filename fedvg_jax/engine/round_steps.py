@@ -16,7 +16,7 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import tree
-from fedvg_jax.core.local_part import LocalPart
+from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Augment,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -40,23 +39,13 @@ def export_target(path: Path, setting: str = "export") -> Path:
         setting: that names it, for messages.
 
     Raises:
-        UsageError: `path` exists and is not a regular file (but a folder, a device, a pipe or a broken link), or its
-            folder is missing or cannot be written to.
+        UsageError: `path` is not a regular file, or its folder is missing or cannot be written to.
     """
-    try:
-        kind = None if not os.path.lexists(path) else stat.S_IFMT(path.stat().st_mode)
-        target = Path(os.path.realpath(path))
-        has_folder = target.parent.is_dir()
-    except FileNotFoundError:
-        raise UsageError(f"{setting} {path}: it is a link to a missing file; name another file") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{setting} {path}: {reason(error)}; name another file") from None
-    if not has_folder:
-        raise UsageError(f"{setting} {path}: no such folder; make it, or name another file")
-    if kind not in (None, stat.S_IFREG):
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
         raise UsageError(f"{setting} {path}: it is no regular file; name a regular file or a new file")
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{setting} {path}: no permission to write to {target.parent}; name another file")
+        raise UsageError(f"{setting} {path}: no folder {target.parent} that can be written to; name another file")
     return target
 
 
@@ -171,26 +160,9 @@ def read_json(path: Path) -> Any:
         UsageError: if the file cannot be read, or is not complete JSON.
     """
     try:
-        return parse_json(read_regular(path), path)
+        return parse_json(path.read_bytes(), path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
-
-
-def refuse_special(path: Path) -> None:
-    """Raises a UsageError for a folder, pipe, socket or device: reading it fails or may never end."""
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} cannot be read: it is not a regular file")
-
-
-def read_regular(path: Path) -> bytes:
-    """Returns the bytes of a regular file.
-
-    Raises:
-        OSError: it cannot be read, or is a folder, pipe, socket or device, from which reading may never end.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path.read_bytes()
 
 
 def parse_json(text: bytes, source: object) -> Any:
@@ -205,10 +177,8 @@ def parse_json(text: bytes, source: object) -> Any:
     """
     try:
         return json.loads(text.decode("utf-8"))
-    except RecursionError:
-        raise UsageError(f"{source} is damaged: its JSON is nested too deeply") from None
-    except ValueError as error:
-        raise UsageError(f"{source} is damaged: not complete JSON ({reason(error)})") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{source} is damaged: no JSON ({reason(error)})") from None
 
 
 def make_private(folder: Path) -> None:
@@ -244,16 +214,11 @@ def private_folder(folder: Path) -> None:
 
 def _refuse_shared(folder: Path) -> None:
     """Raises UsageError for a folder that another user owns or may write to."""
-    status, own = folder.stat(), os.geteuid()
-    if status.st_uid != own:
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UsageError(
-            f"cache folder {folder} belongs to user {status.st_uid}, and this is user {own}, so its content cannot be"
-            " trusted; name a folder of your own with --cache-dir"
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(
-            f"cache folder {folder} is writable by other users (mode {stat.S_IMODE(status.st_mode):o}): chmod go-w"
-            f" {folder}, or name another with --cache-dir"
+            f"cache folder {folder} (user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}) may hold what others"
+            f" wrote; chmod go-w {folder}, or name a folder of your own with --cache-dir"
         )
 
 

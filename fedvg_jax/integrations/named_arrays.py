@@ -21,7 +21,7 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
-from fedvg_jax.runs.assemble import hyperparameters
+from fedvg_jax.runs.assemble import given
 from fedvg_jax.runs.assemble.registry import make_weighting
 from fedvg_jax.weightings import aggregate, basic
 
@@ -116,7 +116,7 @@ def make_scheme(
     unused: Any = None  # a weighting of callables reads only `init` and `block_of`
     task = Task(shapes, unused, unused, unused, unused, block)
     weighting = make_weighting(config, task, algorithms.fedavg(), gradient_of)
-    hyper = hyperparameters.merge_hyperparameters(config, algorithms.fedavg(), weighting, None)
+    hyper = given.merge_hyperparameters(config, algorithms.fedavg(), weighting, None)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
         def difference(origin: np.ndarray, array: np.ndarray) -> jax.Array:  # in float64: exact for any float type

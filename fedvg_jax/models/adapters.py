@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedvg_jax.core import local_part, tree
+from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import Task, UsageError, Variables, compiled
 from fedvg_jax.host import hardware
 
@@ -86,7 +86,7 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
     """Returns the task with adapters beside its parameters; arguments and errors as in `lora`."""
     layers = {path: layer for path, layer in _layers(task).items() if compiled(include, "lora").search(path)}
     if not layers:
-        names = local_part.listed(list(_layers(task))) or "none"
+        names = trained_part.listed(list(_layers(task))) or "none"
         raise UsageError(f"lora {include} matches no dense layer or 1x1 convolution; there are {names}")
     if any(map(IS_ADAPTER, tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params))):
         raise UsageError("lora: the task has adapters already; name all their layers in one call")

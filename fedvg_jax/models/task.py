@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
-from fedvg_jax.models import pixels
+from fedvg_jax.models import transforms
 
 
 def classification(
@@ -35,14 +35,14 @@ def classification(
         num_classes: C.
         image_shape: (H, W, D), or (D,) for a table. uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
         block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
-        normalise: name of the pixel statistics in `pixels.STATISTICS`.
+        normalise: name of the pixel statistics in `transforms.STATISTICS`.
 
     Returns:
         The task. Its loss raises UsageError for images of another shape than `image_shape`.
     """
 
     def scaled(x: Array, dtype) -> Array:
-        return pixels.scale(x, dtype, normalise)
+        return transforms.scale(x, dtype, normalise)
 
     row = jax.ShapeDtypeStruct(tuple(image_shape), jnp.float32)
     return _labelling(module, num_classes, row, scaled, "images", block_of)
@@ -64,7 +64,7 @@ def next_character(
     Returns:
         The task. Its loss raises UsageError for sequences of another length than `length`.
 
-    >>> from fedvg_jax.models.gru import GRU
+    >>> from fedvg_jax.models.plain import GRU
     >>> import jax
     >>> task = next_character(GRU(num_classes=5), 5, length=8)
     >>> x = jnp.zeros((2, 8), jnp.int32)

@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import reuse, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.runs import client_models
-from fedvg_jax.runs.assemble import communication, compilation, programs, simulation, tables
+from fedvg_jax.runs.assemble import communication, programs, simulation, tables
 from fedvg_jax.runs.placement import client_memories, memory, pool_rows
 from fedvg_jax.runs.record import evaluations, history
 from fedvg_jax.runs.record.history import Record
@@ -56,11 +56,8 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
         rounds = schedules.stack(planned, tables.MAX_ROUNDS)
         data = pool_rows.shapes(sim.host_rows, sim.data)
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
-        program = programs.static_settings(sim.config), jax.tree.map(reuse.abstract, (state, rounds, data))
-        assert sim.config.cache_dir is not None, "the check of the settings sets it"
         is_guessed = hardware.current().is_cpu and "task" not in sim.given
-        guess = compilation.first_seconds(sim.config.model) if is_guessed else None
-        with compilation.announced(sim.config.cache_dir, program, say, guess):
+        with programs.announced(say, programs.first_seconds(sim.config.model) if is_guessed else None):
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )

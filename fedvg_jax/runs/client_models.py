@@ -14,13 +14,13 @@ import numpy as np
 from jax import Array
 
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config.departures import listed
-from fedvg_jax.core.local_part import LocalPart
+from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
-from fedvg_jax.models import pixels
+from fedvg_jax.models import transforms
+from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import programs, simulation, tables
 from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.placement import client_memories
@@ -44,7 +44,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     wanted = tuple(name for name in CLIENT_ACCURACIES if name in listed(sim.config.record))
     if not wanted:
         return {}
-    augment, local = pixels.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
+    augment, local = transforms.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
     make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted)
     count = sim.keep(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)

@@ -2,20 +2,25 @@
 
 `stop_at` and `patience` are functions of the records alone, so a resumed run ends where an uninterrupted one does.
 `val_*` are measured on the rows that `best_on` names.
+
+Signals during a run: some end it after a checkpoint, others request a checkpoint only.
+
+SIGINT (Ctrl-C), SIGTERM (a scheduler) and SIGHUP (a lost terminal) end the run: the loop finishes its chunk of rounds,
+saves, and returns. SIGUSR1 (a scheduler's early warning) and SIGQUIT save a checkpoint, and the run continues. Before
+and after the rounds, signals have their usual effect.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import jax
-import numpy as np
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import stop_target
-from fedvg_jax.core.types import Variables
 from fedvg_jax.runs.record.history import Record, primary_metric, quality
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
@@ -69,47 +74,20 @@ def _explosion(record: Record, limit: float) -> str:
     return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
 
 
-def divergence(records: Sequence[Record], variables: Variables | None = None, limit: float = math.inf) -> str:
+def divergence(records: Sequence[Record], limit: float = math.inf) -> str:
     """Returns the error message for the first round in which a client or the loss diverged, "" if none did.
 
     Args:
         records: of the last rounds.
-        variables: the global model after these rounds. Before the first of them in which a client diverged it was the
-            same if that round and all later ones averaged no client.
         limit: see `loss_limit`.
     """
-    earlier = len(until_first(records, limit)) - 1
-    record = records[earlier] if records else {}
+    record = until_first(records, limit)[-1] if records else {}
     if "diverged" not in record:
         problem = _explosion(record, limit)
         return f"round {record['round']}: {problem}; use a smaller --lr, or --nonfinite skip" if problem else ""
-    number, clients = record["round"], record["diverged"]
-    is_unchanged = all(map(averaged_no_client, records[earlier:]))
-    if variables is not None and is_unchanged and not is_finite(variables):
-        culprit = f"the server's step of round {number - 1} was" if number > 1 else "the initial model is"
-        advice = (
-            "use a smaller server learning rate, or correct the algorithm's residual" if number > 1 else "correct it"
-        )
-        return f"round {number}: clients {clients} cannot train, because {culprit} not finite; {advice}"
-    return (
-        f"round {number}: clients {clients} diverged (model, loss, score, weight or probe not finite);"
-        " use a smaller --lr, or --nonfinite skip to leave them out"
-    )
-
-
-def range_hint(pool: Any) -> str:
-    """Returns the range of inputs that are too large to train on as they are; "" for others, and bytes.
-
-    >>> import collections
-    >>> range_hint(collections.namedtuple("Batch", "x")(np.array([[3.0, 1680.0]])))
-    '; x is from 3 to 1680: scale it, as --normalise columns does'
-    """
-    x = getattr(pool, "x", None)
-    if x is None or getattr(x, "dtype", np.dtype(bool)).kind != "f":
-        return ""
-    least, most = float(x.min()), float(x.max())
-    scale = "scale it, as --normalise columns does"
-    return f"; x is from {least:.4g} to {most:.4g}: {scale}" if max(-least, most) > 20 else ""
+    what = "diverged (model, loss, score, weight or probe not finite)"
+    advice = "use a smaller --lr, or --nonfinite skip to leave them out"
+    return f"round {record['round']}: clients {record['diverged']} {what}; {advice}"
 
 
 def no_client_warning(records: Sequence[Record]) -> str:
@@ -122,11 +100,6 @@ def no_client_warning(records: Sequence[Record]) -> str:
         f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so the global"
         " model stays as it was"
     )
-
-
-def is_finite(tree: Any) -> bool:
-    """Returns whether all arrays of a pytree are finite."""
-    return all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(tree))
 
 
 def averaged_no_client(record: Record) -> bool:
@@ -178,3 +151,68 @@ def _exhausted(patience: int, evaluated: Sequence[Record]) -> str:
         elif (waited := waited + (record is not evaluated[0])) == patience:
             return f"val_{primary_metric(record)} did not improve in {patience} evaluations after round {best_round}"
     return ""
+
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAVING = (signal.SIGUSR1, signal.SIGQUIT)
+ALWAYS_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+"""Other signals keep a handler that is not the default: nohup ignores SIGHUP, and a caller may use SIGUSR1."""
+
+
+class Requests(NamedTuple):
+    """Names of signals that were received and not yet answered."""
+
+    stop: list[str]
+    save: list[str]
+
+
+def exit_code(name: str) -> int:
+    """Returns 128 + the signal's number, as shells do: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + signal.Signals[name]
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[Requests]:
+    """Collects signals in place of their usual effect, which a second SIGINT or SIGTERM has again.
+
+    Python calls a handler when the main thread returns from the device, so at the end of a chunk of rounds. No-op
+    outside the main thread, where Python cannot install handlers.
+    """
+    requests = Requests([], [])
+    if threading.current_thread() is not threading.main_thread():
+        yield requests
+        return
+    default = (signal.SIG_DFL, signal.default_int_handler)
+    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*STOPPING, *SAVING)}
+    usual = {number: handler for number, handler in handlers.items() if number in ALWAYS_CAUGHT or handler in default}
+
+    def receive(number: int, frame=None) -> None:
+        name = signal.Signals(number).name
+        if number in SAVING:
+            requests.save.append(name)
+            return
+        requests.stop.append(name)
+        for again in ALWAYS_CAUGHT:  # no second SIGHUP: shells and the kernel send it more than once
+            signal.signal(again, usual[again])
+
+    for number in usual:
+        signal.signal(number, receive)
+    try:
+        yield requests
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]]) -> Requests:
+    """Returns the requests of all processes of a run, so that all stop or save after the same round.
+
+    Args:
+        requests: of this process; those that are returned are removed, except to stop.
+        largest: numbers -> the largest over all processes, position by position.
+    """
+    own = Requests(list(requests.stop), list(requests.save))
+    del requests.save[: len(own.save)]
+    numbers = largest([signal.Signals[names[0]] if names else 0 for names in own])
+    others = [[signal.Signals(int(number)).name] if number else [] for number in numbers]
+    return Requests(own.stop or others[0], own.save or others[1])

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.departures import listed
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import files, hardware, processes
-from fedvg_jax.runs import chunks, endings, shared_start, starts, stop_signals
+from fedvg_jax.paper.fidelity import listed
+from fedvg_jax.runs import chunks, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
-from fedvg_jax.runs.assemble.hyperparameters import own_values
+from fedvg_jax.runs.assemble.given import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, evaluations, history, provenance
@@ -97,7 +97,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
 
     objects = provenance.describe({name: getattr(sim, name) for name in sim.given.keys() - {"data", "partition"}})
     given = {name: objects.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
-    shared_start.refuse_different_data(sim, sources)
+    starts.refuse_different_data(sim, sources)
     described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given, sim.given)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
@@ -107,7 +107,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
                 assert config.out is not None, "checkpoints are in it"
                 checkpoint.save_base(config.out, checkpoint.to_host(sim.base))  # of initial=, which no setting makes
         found = {"checkpoint": str(recorder.start.resumed_from)}
-        shared_start.refuse_different(found, f"let all see the same files of {config.out}")
+        starts.refuse_different(found, f"let all see the same files of {config.out}")
         yield recorder
 
 
@@ -155,7 +155,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     def read_clock() -> tuple[float, float]:
         return compiling, earlier + time.perf_counter() - begin
 
-    run, agreed = Run(sim, recorder, observers, read_clock, list(start.records), [], []), stop_signals.Requests([], [])
+    run, agreed = Run(sim, recorder, observers, read_clock, list(start.records), [], []), endings.Requests([], [])
     with _caught_signals(run) as requests, hardware.single_lapack_thread():
         with contextlib.ExitStack() as tracing:
             if config.profile and processes.is_first():
@@ -167,7 +167,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
                     add_chunk(run, state, new)
                     if len(run.records) - num_done > len(new):  # the first chunk is one round
                         tracing.close()
-                agreed = stop_signals.agree(requests, processes.largest)
+                agreed = endings.agree(requests, processes.largest)
                 is_over = bool(run.endings or ("test_loss" in new[-1] and endings.stop_reason(config, run.records)))
                 if agreed.stop or is_over:
                     break
@@ -206,11 +206,9 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     sim = run.sim
     contracts.refuse_wrong_weights(new)
     limit = endings.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
-    error = endings.divergence(new, state.variables, limit) if sim.config.nonfinite == "raise" else ""
+    error = endings.divergence(new, limit) if sim.config.nonfinite == "raise" else ""
     recorded = endings.until_first(new, limit) if error else new
-    pool = sim.data.pool
-    error = error and f"{error}{endings.range_hint(pool)}"
-    if error and (hint := contracts.label_hint(sim.task, pool)):
+    if error and (hint := contracts.label_hint(sim.task, sim.data.pool)):
         error = f"{hint}; {error}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
@@ -264,9 +262,9 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 
 @contextlib.contextmanager
-def _caught_signals(run: Run) -> Iterator[stop_signals.Requests]:
+def _caught_signals(run: Run) -> Iterator[endings.Requests]:
     """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    with stop_signals.catch_signals() as requests:
+    with endings.catch_signals() as requests:
         try:
             yield requests
         finally:
@@ -295,7 +293,7 @@ def _summary(
     compiling, running = seconds
     return {
         "rounds": len(records),
-        "interrupted": stopped_by in [signal.name for signal in stop_signals.STOPPING],
+        "interrupted": stopped_by in [signal.name for signal in endings.STOPPING],
         "stopped_by": stopped_by,
         "stopped_early": endings.stop_reason(config, records) or None,
         "resumed_from": start.resumed_from,

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import mapping, presets
 from fedvg_jax.config.checks import check
-from fedvg_jax.config.declare import flatten, python_scalar
-from fedvg_jax.config.io import dotted, read_toml
+from fedvg_jax.config.command_line import dotted, read_toml
+from fedvg_jax.config.declare import flatten, python_scalar, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
-from fedvg_jax.config.options import SETTINGS, Config, layered, name_hint, registered
+from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet
 from fedvg_jax.config.uses import used as used_settings
@@ -246,7 +246,7 @@ def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
     if name not in known:
-        raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{name_hint(str(name), known)}")
+        raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{suggestion(str(name), known)}")
     if name in NO_AXES:
         raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
 

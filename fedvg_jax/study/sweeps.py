@@ -31,8 +31,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import checks, population, programs, simulation
-from fedvg_jax.runs.assemble.given import Given, traced_anew
-from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
+from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.record import checkpoint, digests, provenance
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record

@@ -15,7 +15,7 @@ from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import CHOICES, Cell, Choice, Run, Scenario, Study
 from fedvg_jax.study.effects import all_pairs, compare_all, compare_pairs, family
 from fedvg_jax.study.markup import Column, Entry, Table, number, p_value, spread
-from fedvg_jax.views import labels
+from fedvg_jax.views import output
 
 NAMES = ("accuracy", "choices", "clients", "effects", "pairs", "cost", "runs")
 """Stems of the files of all tables."""
@@ -239,7 +239,7 @@ def choices(study: Study) -> Table:
     header, rows = per_cell(study, columns, entries)
     selected = sorted({run.config.best_on for run in study.runs})
     notes = (
-        f"Validation is {', or '.join(labels.SELECTED_ON[name] for name in selected)}.",
+        f"Validation is {', or '.join(output.SELECTED_ON[name] for name in selected)}.",
         *([PUBLISHED_CHOICE] if study.metric == "accuracy" else []),
         *footnotes(study),
     )

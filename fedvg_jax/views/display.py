@@ -1,13 +1,21 @@
-"""What a run shows in the terminal: start lines, progress, and a table of results or of the plan."""
+"""What a run shows in the terminal: start lines, progress, and a table of results or of the plan.
+
+The plan compiles the programs of a run, and times its next two rounds and an evaluation:
+
+seconds = rounds x one round + evaluations x one evaluation
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
+import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
@@ -23,17 +31,12 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
-from fedvg_jax.runs.assemble import compilation, registry, simulation
+from fedvg_jax.runs import chunks
+from fedvg_jax.runs.assemble import registry, simulation
+from fedvg_jax.runs.placement import memory
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
-from fedvg_jax.views.dry_run import Prediction
-from fedvg_jax.views.labels import SELECTED_ON, partition_label
-from fedvg_jax.views.output import say
-
-DEMONSTRATION = (
-    "This is the digits demonstration: real images, {time} on a laptop. For the paper's sets give a config and the"
-    " folder of the raw files, e.g.\n  python -m fedvg_jax.sim --config configs/cifar10_lenet5.toml --data-dir DIR"
-)
+from fedvg_jax.views.output import SELECTED_ON, partition_label, say
 
 RESULTS = {
     "test accuracy, final round": "test_accuracy_final",
@@ -94,9 +97,6 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         + (f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.account else ""),
         *([f"unused  {unused}"] if unused else []),
     ]
-    if config.dataset == "digits" and "data" not in sim.given:
-        seconds = 0 if "task" in sim.given else compilation.first_seconds(config.model)
-        lines.append(DEMONSTRATION.format(time="minutes" if seconds > 30 else "seconds"))
     return "\n".join(lines)
 
 
@@ -296,3 +296,62 @@ def _print_evaluation(console: Console, record: Record, total: int) -> None:
         left = (record["seconds"] or 0) * (total - record["round"])
         line = f"round {record['round']}/{total}  {metric_text(record)}, {validation}, about {left:.0f} s left"
         console.print(line, highlight=False)
+
+
+class Prediction(NamedTuple):
+    """The plan of a run."""
+
+    rounds: int
+    """Rounds that are left to compute."""
+    steps_per_round: float
+    """Local steps of all clients, mean over the timed rounds."""
+    evaluations: int
+    compile_seconds: float
+    seconds_per_round: float
+    """Without an evaluation."""
+    seconds: float
+    """All these rounds, without compiling."""
+    memory_bytes: int
+    """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
+
+
+def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
+    """Returns the plan of a run.
+
+    Args:
+        sim: as `simulation.simulation` returns it; its state is not changed.
+        num_done: rounds that are computed already, fewer than all.
+    """
+    config, programs = sim.config, chunks.compile_programs(sim)
+    last = min(config.rounds, num_done + 2)
+    two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
+    start, durations, records = time.perf_counter(), [], []
+    for _, new in chunks.run_chunks(two, programs, sim.state, num_done, lambda record, state: False):
+        durations.append(time.perf_counter() - start)
+        records += new
+        start = time.perf_counter()
+    one_round = records[-1]["seconds"]  # the first round after compiling takes longer
+    evaluations = math.ceil(config.rounds / config.eval_every) - num_done // config.eval_every
+    num_rounds = config.rounds - num_done
+    is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it measures losses in every pause
+    pauses = num_rounds if is_informed else evaluations
+    steps = [int(sim.schedule(number).num_steps.sum()) for number in range(num_done, last)]
+    return Prediction(
+        rounds=num_rounds,
+        steps_per_round=sum(steps) / len(steps),
+        evaluations=evaluations,
+        compile_seconds=programs.seconds,
+        seconds_per_round=one_round,
+        seconds=num_rounds * one_round + pauses * (durations[-1] - one_round),
+        memory_bytes=_memory(programs),
+    )
+
+
+def _memory(programs: chunks.Programs) -> int:
+    """Returns the bytes of a chunk on its device; on a CPU the largest size of the process."""
+    if hardware.current().is_cpu:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    return sum(memory.program_bytes(programs.chunk).values())

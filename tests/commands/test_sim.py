@@ -20,7 +20,7 @@ from support.processes import started
 
 from fedvg_jax import commands, sim
 from fedvg_jax.config import Config
-from fedvg_jax.runs import stop_signals
+from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import digests, history
 
 SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
@@ -169,9 +169,9 @@ def test_stop_signal_while_jax_is_imported_ends_the_process(tmp_path):
 
 
 def test_commands_in_a_callers_process_leave_its_signals_alone(capsys):
-    before = [signal.getsignal(number) for number in stop_signals.STOPPING]
+    before = [signal.getsignal(number) for number in endings.STOPPING]
     assert sim.main(["--alpha", "0"]) == 2 and "alpha must be > 0" in capsys.readouterr().err
-    assert [signal.getsignal(number) for number in stop_signals.STOPPING] == before
+    assert [signal.getsignal(number) for number in endings.STOPPING] == before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Readers of the paper's data sets, from tiny files in the real formats, and laws of all readers."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from support.files import (
 )
 
 from fedvg_jax import data
-from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.readers import cifar_stl10, medmnist
+from fedvg_jax.data.readers import cifar_stl10, npz
 
 pytest.importorskip("PIL.Image", reason="images need Pillow")
 
@@ -111,14 +109,14 @@ def write_medmnist(file: Path, side: int, depth: tuple = (), counts=(4, 2, 3)):
 
 def test_medmnist_pools_all_splits_at_the_papers_and_other_sizes(tmp_path):
     for name, side, depth in (("organamnist", 28, ()), ("dermamnist", 224, (3,))):
-        arrays = write_medmnist(tmp_path / medmnist.file_name(name, side), side, depth)
-        write_medmnist(tmp_path / medmnist.file_name(name, 64), 64, depth)
+        arrays = write_medmnist(tmp_path / npz.file_name(name, side), side, depth)
+        write_medmnist(tmp_path / npz.file_name(name, 64), 64, depth)
         got = load_twice(name, tmp_path)
         assert got.x.shape == (9, side, side, *(depth or (1,))) and got.num_train == 4
         assert got.y.tolist() == [int(v) for s in ("train", "val", "test") for v in arrays[f"{s}_labels"][:, 0]]
         assert len(got.class_names) == {"organamnist": 11, "dermamnist": 7}[name]
         assert data.load(name, tmp_path, size=(64, 64)).x.shape[1:3] == (64, 64)
-        assert data.load(name, tmp_path / medmnist.file_name(name, 64)).x.shape[1:3] == (64, 64)
+        assert data.load(name, tmp_path / npz.file_name(name, 64)).x.shape[1:3] == (64, 64)
 
 
 def test_official_pool_lacks_the_validation_split(tmp_path):
@@ -179,14 +177,3 @@ def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name)
         with usage_error(str(path)):
             data.load(name, path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
-def test_special_file_is_refused_without_reading(tmp_path, make):
-    """Reading a pipe would block, and reading /dev/zero would never end."""
-    make(tmp_path / "rows.npz")
-    for cache_dir in (None, tmp_path / "cache"):
-        with pytest.raises(UsageError, match=r"rows\.npz.*regular file"):
-            data.load("npz", tmp_path, cache_dir)
-    with pytest.raises(UsageError, match=r"rows\.npz.*regular file"):
-        data.read_partition(tmp_path / "rows.npz")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import scikit_learn, text
+from fedvg_jax.data.readers import text
 
 ENGLISH = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. "
 
@@ -37,20 +37,20 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     assert characters == ["c", "a", "f", "é", "\\n", "c"]
 
 
-@pytest.mark.parametrize("name", scikit_learn.FILES)
+@pytest.mark.parametrize("name", text.FILES)
 def test_tables_equal_those_of_scikit_learn(name):
     from sklearn import datasets as sklearn_datasets
 
     bunch = getattr(sklearn_datasets, f"load_{name}")()
     expected = bunch.data, bunch.target, np.array(bunch.target_names, str)
-    for part, of_scikit_learn in zip(scikit_learn.load(name), expected, strict=True):
+    for part, of_scikit_learn in zip(text.read_csv(name), expected, strict=True):
         np.testing.assert_array_equal(part, of_scikit_learn)
 
 
-@pytest.mark.parametrize("name", scikit_learn.TABLES)
+@pytest.mark.parametrize("name", text.TABLES)
 def test_columns_of_a_table_have_mean_0_and_deviation_1(name):
     arrays = data.load(name)
-    measurements, labels, names = scikit_learn.load(name)
+    measurements, labels, names = text.read_csv(name)
     assert arrays.x.dtype == np.float32 and arrays.x.shape == measurements.shape
     np.testing.assert_allclose(arrays.x.mean(0, np.float64), 0, atol=1e-6)
     np.testing.assert_allclose(arrays.x.std(0, dtype=np.float64), 1, atol=1e-6)

@@ -12,12 +12,12 @@ from support import oracle, worlds
 
 import fedvg_jax as fv
 from fedvg_jax import compression, config
-from fedvg_jax.core import local_part, tree
+from fedvg_jax.core import trained_part, tree
 from fedvg_jax.engine import attacks
 from fedvg_jax.runs.assemble import simulation
 
 WORLD = worlds.small()
-HEAD, BODY = local_part.local_part("^classifier/"), local_part.local_part("^fc1/")
+HEAD, BODY = trained_part.local_part("^classifier/"), trained_part.local_part("^fc1/")
 ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
 """Their clients correct gradients, have losses and memories, send messages and probe."""
 
@@ -113,7 +113,7 @@ PHASES = {0.5: {1: (1, 1), 2: (1, 1), 3: (2, 1), 10: (5, 5), 11: (6, 5)}, 0.999:
 
 @pytest.mark.parametrize("first", PHASES)
 def test_both_phases_have_a_step_and_a_single_step_trains_all_tensors(first):
-    part, ones = local_part.local_part("^head/", first), {"body": jnp.ones(()), "head": {"w": jnp.ones(())}}
+    part, ones = trained_part.local_part("^head/", first), {"body": jnp.ones(()), "head": {"w": jnp.ones(())}}
     for num_steps, expected in PHASES[first].items():
         steps = [part.mask_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)]
         assert (sum(step["head"]["w"] for step in steps), sum(step["body"] for step in steps)) == expected

@@ -12,7 +12,7 @@ from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import robust, server_tuning
-from fedvg_jax.models import pixels
+from fedvg_jax.models import transforms
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic
 
@@ -195,7 +195,7 @@ def test_settings_reach_the_round():
     settings = config.apply(config.Config(), changes, "test")
     hooks, hyper = registry.round_options(settings, worlds.TASK), registry.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
-    assert hooks["augment"] is pixels.AUGMENTATIONS["flip_crop"]
+    assert hooks["augment"] is transforms.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})

@@ -11,7 +11,7 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import local_training
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.gru import GRU
+from fedvg_jax.models.plain import GRU
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic
 

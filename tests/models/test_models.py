@@ -15,7 +15,7 @@ from fedvg_jax.config import MODELS as NETWORKS
 from fedvg_jax.models import pretrained, resnet, vit
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv import rewrite
-from fedvg_jax.models.mlp import MLP
+from fedvg_jax.models.plain import MLP
 from fedvg_jax.models.resnet import ResNet
 from fedvg_jax.runs.assemble import registry, simulation
 

@@ -12,9 +12,9 @@ import fedvg_jax as fv
 from fedvg_jax.core import tree
 from fedvg_jax.engine import executors, federated_round, local_training
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.models import pixels
 from fedvg_jax.models import task as tasks
-from fedvg_jax.models.mlp import MLP
+from fedvg_jax.models import transforms
+from fedvg_jax.models.plain import MLP
 from fedvg_jax.runs.assemble import registry
 
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
@@ -22,8 +22,8 @@ IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no
 
 def test_inputs_of_other_dtypes_are_not_scaled():
     x = np.float32([[1.5, -2]])
-    np.testing.assert_array_equal(pixels.scale(jnp.asarray(x), jnp.float32), x)
-    np.testing.assert_array_equal(pixels.scale(jnp.asarray(x.astype(int)), jnp.float32), [[1, -2]])
+    np.testing.assert_array_equal(transforms.scale(jnp.asarray(x), jnp.float32), x)
+    np.testing.assert_array_equal(transforms.scale(jnp.asarray(x.astype(int)), jnp.float32), [[1, -2]])
 
 
 @pytest.mark.parametrize(("name", "depth"), [("none", 1), ("imagenet", 1), ("imagenet", 3), ("half", 1)])
@@ -36,12 +36,12 @@ def test_normalised_pixels_are_centred_and_divided_by_the_deviation(name, depth)
         "half": ([0.5], [0.5]),
     }[name]
     expected = (x / 255 - np.array(mean)) / np.array(deviation)
-    np.testing.assert_allclose(pixels.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(transforms.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_flip_mirrors_half_of_the_images_and_keeps_the_others():
     keys = jax.random.split(jax.random.key(0), 400)
-    flipped = np.asarray(worlds.jit(jax.vmap(lambda key: pixels.flip(key, jnp.asarray(IMAGES))))(keys))
+    flipped = np.asarray(worlds.jit(jax.vmap(lambda key: transforms.flip(key, jnp.asarray(IMAGES))))(keys))
     mirrored = (flipped == IMAGES[:, :, ::-1]).all((2, 3, 4))
     assert (mirrored | (flipped == IMAGES).all((2, 3, 4))).all()
     # 2,400 fair coins: five standard deviations are 122
@@ -54,7 +54,7 @@ def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
     keys = jax.random.split(jax.random.key(1), 300)
     taken = set()
     for image, cropped in enumerate(
-        np.asarray(worlds.jit(jax.vmap(lambda k: pixels.crop(k, jnp.asarray(IMAGES))))(keys)).swapaxes(0, 1)
+        np.asarray(worlds.jit(jax.vmap(lambda k: transforms.crop(k, jnp.asarray(IMAGES))))(keys)).swapaxes(0, 1)
     ):
         windows = {padded[image, i : i + 5, j : j + 7].tobytes(): (i, j) for i in range(9) for j in range(9)}
         assert len(windows) == 81
@@ -70,7 +70,7 @@ WORLD = worlds.small()
 K = WORLD.cohort_size
 
 
-def trained(train, num_lanes=1, augment=pixels.AUGMENTATIONS["flip_crop"], offset=0):
+def trained(train, num_lanes=1, augment=transforms.AUGMENTATIONS["flip_crop"], offset=0):
     """Returns the clients of a round after `train`, of an executor.
 
     Their minibatches begin `offset` rows into the schedule's table, as those of a later round of a chunk do.

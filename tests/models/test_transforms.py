@@ -14,7 +14,7 @@ from fedvg_jax.core import trained_part
 from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models import transforms
-from fedvg_jax.models.mlp import MLP
+from fedvg_jax.models.plain import MLP
 from fedvg_jax.weightings import signals
 
 WHOLE = tasks.classification(MLP(3, (5,)), 3, (2, 2, 3))

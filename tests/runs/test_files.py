@@ -13,7 +13,7 @@ from fedvg_jax import commands, prepare, sim
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.runs import stop_signals
+from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import folder as run_folder
 
 
@@ -79,7 +79,7 @@ def test_failed_append_adds_no_line(tmp_path):
 
 def test_first_signal_is_collected_and_a_second_has_its_usual_effect():
     before = signal.getsignal(signal.SIGTERM)
-    with default_signals(), stop_signals.catch_signals() as requests:
+    with default_signals(), endings.catch_signals() as requests:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)  # of a terminal that closes: the shell and the kernel send it more than once
@@ -87,7 +87,7 @@ def test_first_signal_is_collected_and_a_second_has_its_usual_effect():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is before
-    assert [stop_signals.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
+    assert [endings.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
 # --- the cache folder
@@ -152,7 +152,7 @@ def test_export_to_a_link_replaces_its_target(tmp_path):
 def test_lost_terminal_changes_nothing_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stop_signals.catch_signals() as requests:
+        with endings.catch_signals() as requests:
             signal.raise_signal(signal.SIGHUP)
         assert requests.stop == [] and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

@@ -15,7 +15,7 @@ from support.small_sweeps import timeless
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import processes
-from fedvg_jax.runs import launch, shared_start, stop_signals
+from fedvg_jax.runs import endings, launch, starts
 from fedvg_jax.runs.record import history
 
 # --- the command line
@@ -58,33 +58,33 @@ def test_a_signal_of_one_process_stops_and_saves_in_all():
     def largest_with(other):
         return lambda values: [max(pair) for pair in zip(values, other, strict=True)]
 
-    own = stop_signals.Requests([], ["SIGUSR1"])
-    agreed = stop_signals.agree(own, largest_with([signal.SIGTERM, 0]))
+    own = endings.Requests([], ["SIGUSR1"])
+    agreed = endings.agree(own, largest_with([signal.SIGTERM, 0]))
     assert agreed == (["SIGTERM"], ["SIGUSR1"])
     assert own == ([], []), "a request to stop of another process must not count as a first one here"
-    assert stop_signals.agree(stop_signals.Requests(["SIGINT"], []), processes.largest) == (["SIGINT"], [])
+    assert endings.agree(endings.Requests(["SIGINT"], []), processes.largest) == (["SIGINT"], [])
 
 
 def test_processes_of_different_environments_are_refused(monkeypatch):
     name, value = "XLA_FLAGS", "--xla_a=" + "x" * 600
-    own = shared_start.environment()
+    own = starts.environment()
     sent = []
     monkeypatch.setattr(
         processes, "exchange", lambda text: sent.append(text) or [text, *["another"] * (len(sent) == 1)]
     )
-    shared_start.refuse_different(own | {name: value}, "")  # of process 1, which sends all if the first digests differ
+    starts.refuse_different(own | {name: value}, "")  # of process 1, which sends all if the first digests differ
     received = iter([*sent])
     monkeypatch.setattr(processes, "exchange", lambda text: [text, next(received)])
     with pytest.raises(UsageError, match=rf"\Aprocess 1 has {name} {value[:400]}[^\n]*, process 0 [^\n]*; remedy\Z"):
-        shared_start.refuse_different(own, "remedy")
+        starts.refuse_different(own, "remedy")
 
 
 def test_an_environment_has_the_settings_in_force_without_folders_of_dumps(monkeypatch):
-    before = shared_start.environment()
+    before = starts.environment()
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to=/tmp/1")
-    assert shared_start.environment() == before
+    assert starts.environment() == before
     with jax.threefry_partitionable(False):
-        assert shared_start.environment() == before | {"jax_threefry_partitionable": "False"}
+        assert starts.environment() == before | {"jax_threefry_partitionable": "False"}
 
 
 # --- whole runs

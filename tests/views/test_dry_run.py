@@ -5,7 +5,7 @@ import pytest
 
 from fedvg_jax import config, sim
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.views import display, dry_run
+from fedvg_jax.views import display
 
 FLAGS = "--rounds 5 --local-epochs 2 --alpha 1 --eval-every 2 --model linear --dry-run"
 SETTINGS = config.Config(rounds=5, local_epochs=2, alpha=1.0, eval_every=2, model="linear")
@@ -35,6 +35,6 @@ def test_the_next_two_rounds_are_timed(num_done, timed):
     made = simulation.simulation(SETTINGS)
     drawn = []
     watched = made._replace(schedule=lambda number, *rest: drawn.append(number) or made.schedule(number, *rest))
-    plan = dry_run.predict(watched, num_done)
+    plan = display.predict(watched, num_done)
     assert set(drawn) == {0, *timed}, "the program is of the shape of the first round"
     assert plan.rounds == 5 - num_done

@@ -10,7 +10,6 @@ import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, flatten
 from fedvg_jax.config.checks import problems_of_algorithm, require_personal_models
-from fedvg_jax.config.departures import departs, listed
 from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.options import choice, stop_target
 from fedvg_jax.config.uses import unmet
@@ -20,6 +19,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.models.task import MOST_COUNTED
+from fedvg_jax.paper.fidelity import departs, listed
 from fedvg_jax.runs.assemble import contracts, programs
 from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.record.evaluations import CONFUSION

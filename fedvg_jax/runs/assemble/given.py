@@ -1,4 +1,7 @@
-"""What a caller passes in place of what the config names."""
+"""What a caller passes in place of what the config names.
+
+Hyperparameters of a run: those of the config, those that an algorithm or a weighting declares, and given values.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe, no_report, no_residual
-from fedvg_jax.core.types import Algorithm, Selection, Task, Variables, Weighting
+from fedvg_jax.config import Config
+from fedvg_jax.config.checks import FLOAT32
+from fedvg_jax.config.declare import suggestion
+from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.core import checks
+from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, Selection, Task, UsageError, Variables, Weighting
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs.assemble import contracts
+from fedvg_jax.runs.assemble import contracts, registry
 
 T = TypeVar("T")
 
@@ -73,3 +82,112 @@ def new_functions(bundle: T) -> T:
         return function(*arguments, **keywords)
 
     return call  # pyright: ignore[reportReturnType]
+
+
+def merge_hyperparameters(
+    config: Config,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    given: Mapping[str, Any] | None = None,
+    own: tuple[Algorithm | Weighting, ...] = (),
+) -> Hyper:
+    """Returns all hyperparameters of a run as float32 scalars.
+
+    The value of a declared hyperparameter is the first that exists of: `given[name]`; the config's field, if a named
+    algorithm or weighting declares it; the declared default.
+
+    Args:
+        config: its fields set the hyperparameters of local training and of built-in algorithms and weightings.
+        algorithm, weighting: those of the run.
+        given: name -> value of hyperparameters that `own` declares.
+        own: those of `algorithm` and `weighting` that the user passed as objects.
+
+    Raises:
+        UsageError: an unknown name, a value out of range, or a name with two meanings.
+
+    >>> from fedvg_jax import algorithms, weightings
+    >>> steps = Hyperparameter("boost", 2.0, low=1.0, doc="factor of the server's step")
+    >>> fedboost = algorithms.fedavg()._replace(defaults=(steps,))
+    >>> hyper = merge_hyperparameters(Config(), fedboost, weightings.uniform(), {"boost": 3}, (fedboost,))
+    >>> float(hyper["boost"])
+    3.0
+    >>> merge_hyperparameters(Config(), fedboost, weightings.uniform(), {"bost": 3}, (fedboost,))
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: unknown hyperparameter 'bost'; did you mean 'boost'?
+    """
+    check_kind(given)
+    declared = _declared(algorithm, weighting)
+    values = registry.make_hyper(config)
+    passed = {parameter for part in own for parameter in part.defaults} - {*hyperparameters()}
+    new = {name: p.value for name, p in declared.items() if p in passed or name not in values}
+    settable = {parameter.name for part in own for parameter in part.defaults}
+    for name, value in (given or {}).items():
+        if name not in settable:
+            raise UsageError(_unknown(name, settable, values))
+        new[name] = value
+    return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
+
+
+def check_kind(given: Any) -> None:
+    """Raises UsageError for given values that are no dict."""
+    if not isinstance(given or {}, Mapping):
+        raise UsageError(f"hyper must be a dict, name -> value; got {type(given).__name__}")
+
+
+def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper: Hyper) -> dict[str, float]:
+    """Returns the declared values that no field of the config determines: those of a user's own functions.
+
+    Args:
+        config: of the run.
+        algorithm: of the run; its declarations count.
+        weighting: of the run; likewise.
+        hyper: all hyperparameters of the run.
+
+    >>> from fedvg_jax import algorithms, weightings
+    >>> fedboost = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
+    >>> own_values(Config(), fedboost, weightings.samples(), {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
+    {'boost': 3.0}
+    """
+    fields = {name: float(value) for name, value in registry.make_hyper(config).items()}
+    own = {p.name: float(hyper[p.name]) for p in (*algorithm.defaults, *weighting.defaults)}
+    return {name: value for name, value in own.items() if fields.get(name) != value}
+
+
+def checked(parameter: Hyperparameter, value: Any) -> float:
+    """Returns `value` as a float.
+
+    Raises:
+        UsageError: it is not a finite number, not in the declared range, or zero or infinite in float32.
+
+    >>> checked(Hyperparameter("p", 0.5, 0, 1, excludes_low=True), 0)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: hyperparameter 'p' must be in (0, 1]; got 0
+    """
+    number = checks.in_range(parameter, value)
+    if number and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
+        raise UsageError(f"hyperparameter '{parameter.name}' must be a number that float32 can hold; got {value}")
+    return number
+
+
+def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperparameter]:
+    """Returns name -> declaration, of the algorithm and the weighting together."""
+    declared: dict[str, Hyperparameter] = {}
+    for parameter in (*algorithm.defaults, *weighting.defaults):
+        if declared.setdefault(parameter.name, parameter) != parameter:
+            raise UsageError(
+                f"hyperparameter '{parameter.name}' is declared twice, as {parameter.doc or parameter.value} and as"
+                f" {declared[parameter.name].doc or declared[parameter.name].value}; rename one"
+            )
+        if parameter.name in registry.READ_BY_ROUNDS:
+            raise UsageError(f"hyperparameter '{parameter.name}' is a setting of every run; give yours another name")
+    return declared
+
+
+def _unknown(name: str, settable: set[str], values: Hyper) -> str:
+    if name in values:
+        return f"hyperparameter '{name}' is set by the config; use a field of Config"
+    if not settable:
+        return f"unknown hyperparameter '{name}'; no algorithm or weighting that was passed declares any"
+    return f"unknown hyperparameter '{name}'{suggestion(name, sorted(settable))}"

@@ -9,18 +9,18 @@ import numpy as np
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.departures import departs
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import corrupt, external, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, spaced
 from fedvg_jax.data.images import parse_size
-from fedvg_jax.data.partitions import exchange, statistics
+from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, joined, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.readers.hf import PREFIX, Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
+from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble.registry import corrupt_clients
 
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
@@ -185,7 +185,7 @@ def describe(
         is_given: whether the partition comes from Python.
     """
     result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "holdout": config.holdout}
-    result |= statistics.describe(arrays.y, arrays.class_names, parts)
+    result |= client_rows.describe(arrays.y, arrays.class_names, parts)
     result["validation"] = {"source": choice(config, "validation.source")[0], "samples": len(shared.rows)}
     if "counts" in result:
         counts = np.bincount(shared.y[shared.rows], minlength=len(arrays.class_names))

@@ -5,13 +5,22 @@ Programs of what a caller passes are shared by the runs of one call, such as the
 A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
 argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
 alpha or learning rate needs no compilation.
+
+JAX's persistent cache of compiled programs, the same for every way to start a run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import glob
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +31,7 @@ from jax.stages import Compiled, Traced, Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms.base import keeping_models
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.departures import listed
-from fedvg_jax.core import local_part, reuse, trained_part
+from fedvg_jax.core import reuse, trained_part
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -43,6 +51,7 @@ from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
+from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import contracts, privacy, registry
 from fedvg_jax.runs.assemble.given import new_functions
 from fedvg_jax.weightings import recorded
@@ -206,7 +215,7 @@ def _shapes_of_base(config: Config, task: Task) -> Variables | None:
     trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
     if is_trained is not None:
         trained, base = trained_part.split(trained, is_trained)
-    local_part.check(registry.make_local(config), trained, f"local {config.local}")
+    trained_part.check(registry.make_local(config), trained, f"local {config.local}")
     return base
 
 
@@ -266,3 +275,85 @@ def _num_loops(jaxpr: core.Jaxpr) -> int:
 def _width(table: Any) -> tuple[int, ...]:
     """Returns the shape of a table of rows [..., V, B] without V."""
     return (*table.shape[:-2], table.shape[-1])
+
+
+PATIENCE = 1.0
+"""Seconds of compiling of which nothing is said, such as those of a program from the cache."""
+
+FIRST_SECONDS = {"resnet": 75.0, "efficientnet": 75.0, "vit": 100.0}
+"""Family of models -> seconds of a first compilation on two CPU cores, see docs/performance.md."""
+
+_UNREADABLE = re.compile("Error reading persistent compilation cache entry for '(.+?)'")
+
+
+def use_cache(folder: Path) -> bool:
+    """Makes this process keep compiled programs in a sub-folder of the cache; returns False if it cannot be written.
+
+    A folder that jax is already configured with stays, such as `$JAX_COMPILATION_CACHE_DIR`.
+
+    Args:
+        folder: of the cache, which `files.private_folder` has checked: its programs are executed.
+    """
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            return False
+        jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return True
+
+
+def first_seconds(model: str) -> float:
+    """Returns about how long the first compilation of a named model takes on two CPU cores.
+
+    >>> first_seconds("resnet18_cifar"), first_seconds("mlp")
+    (75.0, 5.0)
+    """
+    return next((seconds for family, seconds in FIRST_SECONDS.items() if model.startswith(family)), 5.0)
+
+
+@contextlib.contextmanager
+def announced(say: Callable[[str], None], guess: float | None = None) -> Iterator[None]:
+    """Says that a program is being compiled, and about how long that takes where it is not in the cache.
+
+    Args:
+        say: called with one line, from another thread, after `PATIENCE`.
+        guess: seconds that compiling takes.
+    """
+    line = f"compiling, about {guess:.0f} s the first time" if guess else "compiling"
+    timer = threading.Timer(PATIENCE, say, [line])
+    timer.start()
+    try:
+        with replacing_damaged(say):
+            yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def replacing_damaged(say: Callable[[str], None]) -> Iterator[None]:
+    """Removes entries of jax's cache that it cannot read, before it has compiled and keeps the program again.
+
+    jax warns, and writes no entry where one exists: a damaged one would be compiled again in every process. The warning
+    names the program and not the entry, so all entries of programs of that name go.
+
+    Args:
+        say: called with one line about the first of them.
+    """
+    said = []
+
+    def show(message: Warning | str, *details: Any) -> None:
+        match, folder = _UNREADABLE.match(str(message)), jax.config.values["jax_compilation_cache_dir"]
+        if match is None or folder is None:
+            shown(message, *details)
+            return
+        for path in Path(folder).glob(f"{glob.escape(match[1])}-*"):
+            path.unlink(missing_ok=True)
+        if not said:
+            said.append(match[1])
+            say(f"a compiled program in {folder} is damaged; it is compiled again and replaced")
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", _UNREADABLE.pattern)
+        shown, warnings.showwarning = warnings.showwarning, show
+        yield

@@ -20,25 +20,24 @@ from fedvg_jax.config import (
     WEIGHTINGS,
     Config,
     block_size,
-    cohort_size,
     methods,
     num_corrupt,
 )
 from fedvg_jax.config.declare import referenced
-from fedvg_jax.config.departures import departs
 from fedvg_jax.config.networks import costs
 from fedvg_jax.config.options import choice, local, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
 from fedvg_jax.core import checks, trained_part, tree
-from fedvg_jax.core.local_part import NOTHING, LocalPart, local_part
+from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import adapters, pixels, pretrained, transforms
+from fedvg_jax.models import adapters, pretrained, transforms
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
+from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.record import checkpoint, digests
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import layers_of
@@ -84,12 +83,8 @@ def check_images(config: Config, arrays: Arrays) -> None:
     user_data.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], MODELS[config.model].smallest
     if min(shape[:2]) < least:
-        sizes = {name: network.smallest for name, network in MODELS.items() if network.smallest <= min(shape[:2])}
-        fitting = max(sizes, key=sizes.__getitem__)
-        raise UsageError(
-            f"model {config.model} needs images of {least} x {least} or more; {arrays.name} has"
-            f" {shape[0]} x {shape[1]}; try --model {fitting}"
-        )
+        got = f"{arrays.name} has {shape[0]} x {shape[1]}"
+        raise UsageError(f"model {config.model} needs images of {least} x {least} or more; {got}; use another --model")
 
 
 def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: Variables | None = None) -> Task:
@@ -199,7 +194,7 @@ def round_options(config: Config, task: Task) -> dict[str, Any]:
         "aggregate": robust.BY_NAME[rule](value),
         "disturb": attacks.BY_KIND[choice(config, "attack")[0]](corrupt_clients(config), config.clients),
         "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
-        "augment": pixels.AUGMENTATIONS[config.augment],
+        "augment": transforms.AUGMENTATIONS[config.augment],
         "stats_too": departs(config, "server-stats"),
         "weigh_untrained": departs(config, "untrained"),
         "local": make_local(config),
@@ -360,7 +355,9 @@ def num_devices(config: Config) -> int:
             + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
         )
     if wanted > size:
-        raise UsageError(f"devices {wanted} is more than {_unit(config, size)}; use --devices {size} or fewer")
+        raise UsageError(
+            f"devices {wanted} is more than the {size} clients held at a time; use --devices {size} or fewer"
+        )
     return wanted
 
 
@@ -371,11 +368,6 @@ def _check_processes(config: Config, processes: int, size: int) -> None:
     if config.lanes == "all":
         raise UsageError(f"lanes all runs on one device only; got {processes} processes; use --lanes auto")
     if processes > size:
-        raise UsageError(f"{processes} processes are more than {_unit(config, size)}; start {size} or fewer")
+        raise UsageError(f"{processes} processes are more than the {size} clients held at a time; start fewer")
     if config.devices != "auto" and int(config.devices) % processes:
         raise UsageError(f"devices must be a multiple of the {processes} processes; got {config.devices}")
-
-
-def _unit(config: Config, size: int) -> str:
-    """Returns "a cohort of 4" or "blocks of 4"."""
-    return f"{'a cohort' if size == cohort_size(config) else 'blocks'} of {size}"

@@ -11,7 +11,6 @@ import numpy as np
 from jax.stages import Wrapped
 
 from fedvg_jax.config import Config, check
-from fedvg_jax.config.departures import departs
 from fedvg_jax.core import reuse, trained_part, tree
 from fedvg_jax.core.types import (
     Algorithm,
@@ -37,9 +36,9 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble import checks, communication, compilation, contracts, privacy, programs, registry, tables
-from fedvg_jax.runs.assemble.given import Given, traced_anew
-from fedvg_jax.runs.assemble.hyperparameters import merge_hyperparameters
+from fedvg_jax.paper.fidelity import departs
+from fedvg_jax.runs.assemble import checks, communication, contracts, privacy, programs, registry, tables
+from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.assemble.population import (
     Population,
     describe,
@@ -247,7 +246,7 @@ def _checked_settings(config: Config) -> Config:
     config = check(config)
     assert config.cache_dir is not None, "the check sets it"
     files.private_folder(config.cache_dir)
-    compilation.use_cache(config.cache_dir)
+    programs.use_cache(config.cache_dir)
     if config.init and not digests.is_run(config.init):  # checked before the data are read, which may take minutes
         pretrained.read(config.init)
     return config

@@ -3,6 +3,8 @@
 From the host, each chunk's rows are copied to the devices while the chunk before it runs. D_val, which every round
 scores on, stays on the devices. Evaluations copy their rows piece by piece. All shapes are fixed before the first
 round, so nothing is compiled between chunks. `fit`, `take` and `shapes` give a chunk its rows wherever they are.
+
+Every process computes the rows that the devices need for a chunk from the schedules alone.
 """
 
 from __future__ import annotations
@@ -16,15 +18,149 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.config.departures import listed
 from fedvg_jax.core import reuse, tree
-from fedvg_jax.core.types import Data, Executor, Schedule, Task, Tree, Variables
+from fedvg_jax.core.types import Data, Executor, Plan, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.engine import evaluate, executors
+from fedvg_jax.engine import evaluate, executors, lane_plan
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.host import processes
-from fedvg_jax.runs.placement import training_rows
+from fedvg_jax.paper.fidelity import listed
+
+
+def minibatch_devices(schedule: Schedule, lanes_together: int) -> np.ndarray:
+    """Returns int64 [F'], the device of each minibatch that the schedule of one round uses, in the order of its table.
+
+    A client trains on the device of its lanes. Its probe runs where the executor maps its position in the cohort.
+
+    Args:
+        schedule: of one round.
+        lanes_together: lanes of one device.
+
+    >>> from fedvg_jax.engine import schedule as schedules
+    >>> one, two = np.zeros((1, 4), np.int32), np.zeros((2, 4), np.int32)
+    >>> schedule = schedules.pack([7, 3], [one, two], [4, 8], num_lanes=2, capacity=3)
+    >>> minibatch_devices(schedule, 1).tolist()
+    [1, 0, 0]
+    """
+    num_clients, size = len(schedule.clients), lane_plan.block_size(schedule.plan)
+    num_devices = schedule.plan.client.shape[-1] // lanes_together
+    trained = client_devices(schedule.plan, lanes_together)[:num_clients]
+    probed = np.arange(num_clients) % size // -(-size // num_devices)
+    by_part = np.stack([trained, probed], 1).ravel()
+    return np.repeat(by_part, np.stack([schedule.num_steps, schedule.probe_steps], 1).ravel())
+
+
+def client_devices(plan: Plan, lanes_together: int) -> np.ndarray:
+    """Returns int64 [K], the device of each client of a plan; 0 for clients without steps.
+
+    Args:
+        plan: of a cohort, or the stacked plans of its cohort blocks; then dummy clients are included.
+        lanes_together: lanes of one device.
+    """
+    size = lane_plan.block_size(plan)
+    is_load, client = (leaf.reshape(-1, *leaf.shape[-2:]) for leaf in (plan.reset, plan.client))
+    block, segment, lane = np.nonzero(is_load)
+    devices = np.zeros(len(is_load) * size, np.int64)
+    devices[block * size + client[block, segment, lane]] = lane // lanes_together
+    return devices
+
+
+def rows_by_device(table: np.ndarray, devices: np.ndarray, num_devices: int) -> list[np.ndarray]:
+    """Returns for each device the different rows of its minibatches, ascending.
+
+    Args:
+        table: int32 [F', B] minibatches, -1 for padding.
+        devices: [F'] the device of each.
+        num_devices: D.
+    """
+    unique = (np.unique(table[devices == d]) for d in range(num_devices))
+    return [rows[np.searchsorted(rows, 0) :] for rows in unique]
+
+
+def renumber(table: np.ndarray, devices: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the minibatches with positions in their device's `rows` in place of rows of the pool.
+
+    Args:
+        table: int32 [F', B] minibatches, -1 for padding.
+        devices: [F'] the device of each.
+        rows: of each device, ascending; they include all of its minibatches.
+
+    >>> table, devices = np.array([[7, 3], [9, -1], [7, 9]]), np.array([0, 0, 1])
+    >>> renumber(table, devices, rows_by_device(table, devices, 2)).tolist()
+    [[1, 0], [2, -1], [0, 1]]
+    """
+    result = np.full(table.shape, -1, np.int32)
+    for d, of_device in enumerate(rows):
+        own = table[devices == d]
+        result[devices == d] = np.where(own < 0, -1, np.searchsorted(of_device, own))
+    return result
+
+
+def num_fitting(rounds: Sequence[Schedule], lanes_together: int, capacity: int) -> int:
+    """Returns how many of the rounds, from the first on, need at most `capacity` different rows on every device."""
+    num_devices = rounds[0].plan.client.shape[-1] // lanes_together
+    needed = [np.zeros(0, np.int32)] * num_devices
+    for number, schedule in enumerate(rounds):
+        devices = minibatch_devices(schedule, lanes_together)
+        new = rows_by_device(schedule.rows[: len(devices)], devices, num_devices)
+        needed = [np.union1d(*pair) for pair in zip(needed, new, strict=True)]
+        if max(map(len, needed)) > capacity:
+            return number
+    return len(rounds)
+
+
+def most_rows_of_round(
+    sizes: np.ndarray,
+    cohort_size: int,
+    *,
+    batch_size: int,
+    local_epochs: tuple[int, int],
+    num_devices: int = 1,
+    block_size: int | None = None,
+    probe_ratio: float = 0.0,
+    single_batches: bool = False,
+) -> int:
+    """Returns a bound on the different rows that a device needs for any round.
+
+    On one device these are at most the rows of the K largest clients. Of D devices, each has at most S / D + m of a
+    cohort block's S local steps, where m is the longest client's (LPT), so with E_1 to E_2 epochs of minibatches of B
+    rows, a device has at most
+
+        B (E_2 / E_1) (sum_k ceil(n_k / B) / D + sum_b max_k ceil(n_k / B))
+
+    rows to train on, and the rows of the probes that it runs.
+
+    Args:
+        sizes: [N] training rows of every client.
+        cohort_size: K.
+        batch_size: B.
+        local_epochs: E_1 and E_2, fewest and most.
+        num_devices: D.
+        block_size: H, clients of a cohort block; None for the whole cohort.
+        probe_ratio: share of a client's rows that the algorithm's probe reads.
+        single_batches: whether a local epoch is one minibatch.
+
+    >>> settings = {"batch_size": 10, "local_epochs": (1, 1)}
+    >>> sizes = np.array([100, 10, 20, 30, 20, 20])
+    >>> [most_rows_of_round(sizes, 4, num_devices=d, **settings) for d in (1, 2)]
+    [170, 170]
+    >>> most_rows_of_round(np.full(100, 50), 40, num_devices=4, **settings)
+    550
+    """
+    largest = np.sort(np.asarray(sizes, np.int64))[::-1][:cohort_size]
+    of_all = int(largest.sum())
+    if num_devices == 1:
+        return of_all
+    fewest, most = local_epochs
+    size = block_size or cohort_size
+    num_blocks = -(-cohort_size // size)
+    batches = np.minimum(1, largest) if single_batches else -(-largest // batch_size)
+    steps = -(-int(batches.sum()) // num_devices) + int(batches[:num_blocks].sum())
+    trained = batch_size * steps * (most if single_batches else -(-most // fewest))
+    probed = int((probe_ratio * largest[: num_blocks * -(-size // num_devices)]).sum())
+    return min(of_all, trained + probed)
+
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
@@ -71,7 +207,7 @@ def resident_data(config: Config, data: Data) -> Data:
     entries = np.concatenate([np.ravel(table) for table in tables.values()])
     rows = np.unique(entries[entries >= 0])
     num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
-    numbers = {name: training_rows.renumber(table, np.zeros(len(table)), [rows]) for name, table in tables.items()}
+    numbers = {name: renumber(table, np.zeros(len(table)), [rows]) for name, table in tables.items()}
     pool = _take(data.pool, rows, num_rows)
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
@@ -90,7 +226,7 @@ def make(
         single_batches: of the algorithm.
     """
     num_devices = evaluate.count_devices(executor)
-    needed = training_rows.most_rows_of_round(
+    needed = most_rows_of_round(
         client_rows.sizes(parts.train),
         cohort_size(config),
         batch_size=config.batch_size,
@@ -152,7 +288,7 @@ def fit(host: HostRows | None, planned: list[Schedule]) -> list[Schedule]:
     """Returns the first rounds whose rows fit the devices; one round always does."""
     if host is None or host.capacity >= len(host.pool.y):
         return planned
-    return planned[: max(1, training_rows.num_fitting(planned, host.executor.lanes_together, host.capacity))]
+    return planned[: max(1, num_fitting(planned, host.executor.lanes_together, host.capacity))]
 
 
 def take(host: HostRows | None, data: Data, planned: Sequence[Schedule], rounds: Schedule) -> tuple[Schedule, Data]:
@@ -171,12 +307,12 @@ def take(host: HostRows | None, data: Data, planned: Sequence[Schedule], rounds:
     """
     if host is None:
         return rounds, data
-    devices = [training_rows.minibatch_devices(schedule, host.executor.lanes_together) for schedule in planned]
+    devices = [minibatch_devices(schedule, host.executor.lanes_together) for schedule in planned]
     devices = np.concatenate(devices)
     used = rounds.rows[: len(devices)]
-    rows = training_rows.rows_by_device(used, devices, host.num_devices)
+    rows = rows_by_device(used, devices, host.num_devices)
     table = rounds.rows.copy()
-    table[: len(devices)] = training_rows.renumber(used, devices, rows)
+    table[: len(devices)] = renumber(used, devices, rows)
     training = _by_device(host, lambda d: _take(host.pool, rows[d], host.capacity))
     return rounds._replace(rows=table), host.resident._replace(training=training)
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.departures import listed
-from fedvg_jax.data.partitions.statistics import MAX_LISTED
+from fedvg_jax.data.partitions.client_rows import MAX_LISTED
+from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES

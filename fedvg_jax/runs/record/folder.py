@@ -236,7 +236,7 @@ def _refuse_changed(folder: Path, config: Config) -> None:
         raise UsageError(f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or start a new run")
     num_done = 0
     with contextlib.suppress(OSError):
-        num_done = files.read_regular(folder / "history.jsonl").count(b"\n")
+        num_done = (folder / "history.jsonl").read_bytes().count(b"\n")
     least = min(num_done + 1, stored.rounds)  # the last round is evaluated, and one before it may not be
     if config.rounds < least:
         done = f"{num_done} of {stored.rounds} rounds"
@@ -265,16 +265,7 @@ def refuse_other_sources(
         )
     for name, digest in digests.items():
         stored = manifest.get(name, digest)
-        if stored != digest and name == "noise_seed":
-            ran = (
-                "with dp.noise_seed, which is not recorded; give it"
-                if stored
-                else "without dp.noise_seed; leave it out"
-            )
-            raise UsageError(f"{folder} ran {ran}")
-        if stored != digest and name == "hyperparameters":
-            values, others = stored or "no given hyperparameters", digest or "none"
-            raise UsageError(f"{folder} ran with {values}; got {others}: pass the same hyper=")
         if stored != digest:
-            other = "other data" if name == "data" else f"another {name.replace('_', ' ')}"
-            raise UsageError(f"{folder} ran on {other} (its manifest.json); give the files it ran on")
+            values = f": {stored or 'none'} -> {digest or 'none'}" if name in ("hyperparameters", "noise_seed") else ""
+            other = "other data" if name == "data" else f"another {name.replace('_', ' ')}{values}"
+            raise UsageError(f"{folder} ran on {other} (its manifest.json); give what it ran on")

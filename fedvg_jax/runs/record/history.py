@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import itertools
 import json
 import math
@@ -121,15 +120,6 @@ class History(_Results):
         results = [f"{name} {value}" for name, value in self._results()]
         return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
-    def _repr_html_(self) -> str:
-        """Returns a table, and test accuracy or loss over rounds, which need no script, style sheet or network."""
-        entries = [*self._results(), ("run folder", str(self.folder))]
-        rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in entries)
-        table = f"<table><caption>{html.escape(self._title())}</caption>{rows}</table>"
-        metric = primary_metric(next((r for r in self.records if "test_accuracy" in r), {}))
-        points = [(r["round"], v) for r in self.records if (v := r.get(f"test_{metric}")) is not None]
-        return table + (_curve(points, metric) if len(points) > 1 else "")
-
     def _title(self) -> str:
         stopped_by = self.summary.get("stopped_by")
         return f"History of {len(self.records)} rounds" + (f", stopped by {stopped_by}" if stopped_by else "")
@@ -180,23 +170,6 @@ class History(_Results):
             .set_index("round", drop=False)
             .rename_axis(index=None)
         )  # of one name, `groupby("round")` would be ambiguous
-
-
-def _curve(points: Sequence[tuple[int, float]], metric: str) -> str:
-    """Returns a curve over rounds with labelled axes as an `svg` element: accuracy from 0 to 1, a loss in its range."""
-    values = [value for _, value in points]
-    low, high = (0.0, 1.0) if metric == "accuracy" else (min(values), max(values))
-    span, last = high - low or 1.0, points[-1][0]
-    line = " ".join(f"{400 * number / last:.1f},{120 * (high - v) / span:.1f}" for number, v in points)
-    ticks = [(-6, 124, "end", low), (-6, 4, "end", high), (0, 136, "middle", 0), (400, 136, "middle", last)]
-    labels = [(x, y, anchor, f"{value:.4g}") for x, y, anchor, value in ticks]
-    labels += [(200, 136, "middle", "round"), (0, -8, "start", f"test {metric}")]
-    texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in labels)
-    return (
-        '<svg viewBox="-60 -22 480 164" width="480" font-size="12" fill="currentColor">'
-        f'<path d="M0 0V120H400" fill="none" stroke="gray"/>{texts}'
-        f'<polyline points="{line}" fill="none" stroke="currentColor"/></svg>'
-    )
 
 
 def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[], Variables]:
@@ -350,7 +323,7 @@ def read(folder: Path, most: int | None = None) -> list[Record]:
         UsageError: there is no history, or it is damaged.
     """
     try:
-        return parse(b"".join(files.read_regular(folder / "history.jsonl").splitlines(keepends=True)[:most]))
+        return parse(b"".join((folder / "history.jsonl").read_bytes().splitlines(keepends=True)[:most]))
     except OSError as error:
         raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
     except ValueError as error:

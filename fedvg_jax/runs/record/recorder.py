@@ -7,7 +7,6 @@ the history up to its round.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -181,10 +180,4 @@ def as_usage_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not folder.exists():
-            raise UsageError(f"run folder {folder} was removed during the run; start the run again") from None
-        reason = files.reason(error)
-        if isinstance(error, FileNotFoundError):
-            missing = Path(os.fsdecode(error.filename)).name if error.filename else "a file"
-            raise UsageError(f"{missing} of {folder} was removed during the run; --resume {folder} continues") from None
-        raise UsageError(f"cannot write to the run folder {folder}: {reason}; fix it, then --resume {folder}") from None
+        raise UsageError(f"run folder {folder}: {files.reason(error)}; fix it, then --resume {folder}") from None

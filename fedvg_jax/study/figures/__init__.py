@@ -11,7 +11,7 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.cells import Cell, Run, Study
 from fedvg_jax.study.figures import base, clients, curves, differences
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.views.labels import run_label
+from fedvg_jax.views.output import run_label
 
 Figure = Callable[[Study, Style], list[Drawing] | str]
 """Draws a study, or returns one line that says what its runs lack."""

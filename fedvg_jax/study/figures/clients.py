@@ -12,7 +12,7 @@ from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.views.labels import partition_label
+from fedvg_jax.views.output import partition_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

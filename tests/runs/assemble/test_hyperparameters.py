@@ -11,7 +11,7 @@ import fedvg_jax
 from fedvg_jax import algorithms, config, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble.hyperparameters import checked, merge_hyperparameters
+from fedvg_jax.runs.assemble.given import checked, merge_hyperparameters
 
 
 def test_declared_defaults_equal_the_config_s():

@@ -17,10 +17,10 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
-from fedvg_jax.config.departures import departs
 from fedvg_jax.core import reuse
 from fedvg_jax.engine import federated_round
 from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble import programs, registry, simulation, tables
 from fedvg_jax.weightings import basic
 
@@ -128,13 +128,13 @@ DAMAGED = """
 import sys
 from pathlib import Path
 import jax
-from fedvg_jax.runs.assemble import compilation
+from fedvg_jax.runs.assemble import programs
 
 folder, lines = Path(sys.argv[1]), []
-compilation.use_cache(folder)
+programs.use_cache(folder)
 
 def compile_once():
-    with compilation.announced(folder, "program", lines.append):
+    with programs.announced(lines.append):
         jax.jit(lambda x: x * 2 + 1).lower(1.0).compile()
     return {path: path.read_bytes() for path in folder.glob("xla/*-cache")}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.placement import training_rows
+from fedvg_jax.runs.placement import pool_rows
 
 ROWS, BATCH = 600, 8
 
@@ -25,9 +25,9 @@ def round_of(rows, number, num_devices, lanes_together=2, epochs=(1, 1), **chang
 
 
 def used_rows(schedule, num_devices, lanes_together=2):
-    devices = training_rows.minibatch_devices(schedule, lanes_together)
+    devices = pool_rows.minibatch_devices(schedule, lanes_together)
     table = schedule.rows[: len(devices)]
-    return table, devices, training_rows.rows_by_device(table, devices, num_devices)
+    return table, devices, pool_rows.rows_by_device(table, devices, num_devices)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_no_round_needs_more_rows_than_the_bound(changes, num_devices):
     for seed, number in itertools.product(range(3), range(4)):
         rows = partition(seed)
         sizes = np.array([len(of_client) for of_client in rows])
-        most = training_rows.most_rows_of_round(sizes, 12, batch_size=BATCH, num_devices=num_devices, **bound)
+        most = pool_rows.most_rows_of_round(sizes, 12, batch_size=BATCH, num_devices=num_devices, **bound)
         needed = used_rows(round_of(rows, number, num_devices, **changes), num_devices)[2]
         assert max(map(len, needed)) <= most <= sizes.sum()
 
@@ -50,7 +50,7 @@ def test_no_round_needs_more_rows_than_the_bound(changes, num_devices):
 def test_renumbered_minibatches_hold_the_same_rows():
     schedule = round_of(partition(0), 0, 2, block_size=5, probe_ratio=0.5)
     table, devices, rows = used_rows(schedule, 2)
-    renumbered = training_rows.renumber(table, devices, rows)
+    renumbered = pool_rows.renumber(table, devices, rows)
     for minibatch, device, numbers in zip(table, devices, renumbered, strict=True):
         assert np.array_equal(numbers < 0, minibatch < 0)
         assert np.array_equal(rows[device][numbers[numbers >= 0]], minibatch[minibatch >= 0])
@@ -58,7 +58,7 @@ def test_renumbered_minibatches_hold_the_same_rows():
 
 def test_a_client_trains_on_the_device_of_all_its_lanes():
     schedule = round_of(partition(1), 0, 4)
-    devices, plan = training_rows.client_devices(schedule.plan, 2), schedule.plan
+    devices, plan = pool_rows.client_devices(schedule.plan, 2), schedule.plan
     for segment, lane in zip(*np.nonzero(plan.reset | plan.finish), strict=True):
         assert devices[plan.client[segment, lane]] == lane // 2
     assert set(devices[schedule.num_steps > 0]) == {0, 1, 2, 3}
@@ -71,5 +71,5 @@ def test_rounds_fit_until_their_different_rows_exceed_the_capacity():
         for of_device, rows in zip(union, used_rows(schedule, 2)[2], strict=True):
             of_device |= set(rows.tolist())
         most = max(map(len, union))
-        assert training_rows.num_fitting(rounds[:count], 2, most) == count
-        assert training_rows.num_fitting(rounds[:count], 2, most - 1) < count
+        assert pool_rows.num_fitting(rounds[:count], 2, most) == count
+        assert pool_rows.num_fitting(rounds[:count], 2, most - 1) < count

@@ -51,6 +51,8 @@ from fedvg_jax.runs.record.checkpoint import final_variables as final_variables
 from fedvg_jax.runs.record.history import DivergedError as DivergedError
 from fedvg_jax.runs.record.history import History as History
 from fedvg_jax.runs.record.history import StopRun as StopRun
+from fedvg_jax.study.comparison import Compared as Compared
+from fedvg_jax.study.comparison import compare as compare
 from fedvg_jax.study.sweep_folder import Failure as Failure
 from fedvg_jax.study.sweeps import SweepResult as SweepResult
 from fedvg_jax.weightings import aggregate as aggregate

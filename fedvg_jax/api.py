@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import numbers
 import os
 import signal
@@ -55,7 +54,7 @@ def run(
     *,
     callbacks: Sequence[loop.Callback] = (),
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     track: str | Sequence[str] | None = None,
     train: str | None = None,
     data: Arrays | tuple | None = None,
@@ -86,7 +85,8 @@ def run(
             Where several devices divide them, the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
             and its tables of rows are those of a round; NumPy arrays under `--placement host`.
-        progress: whether to show what the command line shows: settings, a progress bar, and a table of results.
+        progress: whether to show what the command line shows: settings, a progress bar with the time left, and a table
+            of results. None shows it where standard output is a terminal or the cell of a notebook.
         track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
             config.
         train: regular expression of the tensors that are trained; None for that of the config.
@@ -115,25 +115,17 @@ def run(
             "Config: resume auto finds no run below runs/, and without out a new one is not stored; set out"
         )
     tracking.require(config, config.out is not None)
-    metrics = metrics or {}
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
-        raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
-    functions = [*callbacks, *metrics.values()] if isinstance(callbacks, Sequence) else [None]
-    if not all(map(callable, functions)):
-        raise UsageError("callbacks and metrics must be functions: a list and a dict of them")
+    metrics = _checked_metrics(metrics)
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise UsageError("callbacks must be a list of functions")
     for number, callback in enumerate(callbacks):
         checks.takes(callback, ("record", "state"), f"callbacks[{number}]")
-    for name, metric in metrics.items():
-        checks.takes(metric, ("model", "data"), f"metric '{name}'")
-        if history.is_reserved(name):
-            raise UsageError(f"metric '{name}' is already a name of the history; give it another")
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    if progress:
+    if _is_shown(progress):
         finished = _run_with_progress(config, given, metrics, callbacks)
     else:
         sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics)
-        on_compiling = logging.getLogger(__name__).warning if processes.is_first() else lambda line: None
-        finished = tracking.run_simulation(sim, callbacks=callbacks, on_compiling=on_compiling)
+        finished = tracking.run_simulation(sim, callbacks=callbacks)
     if config.export and processes.is_first():
         pretrained.save(config.export, finished.variables, config.model if task is None else None)
     stopped_by = finished.summary["stopped_by"]
@@ -142,6 +134,30 @@ def run(
     if stopped_by is not None:  # all files are written; the signal now has its usual effect
         signal.raise_signal(signal.Signals[stopped_by])
     return finished
+
+
+def _is_shown(progress: bool | None) -> bool:
+    """Returns whether a call shows its progress; by default where standard output is a terminal or a notebook."""
+    if progress is not None:
+        return progress
+    from rich.console import Console
+
+    console = Console()
+    return console.is_terminal or console.is_jupyter
+
+
+def _checked_metrics(metrics: Mapping[str, Callable[[Variables, Data], Any]] | None) -> Mapping[str, Callable]:
+    """Returns the metrics of a call; UsageError for one that is no function, or has a name of the history."""
+    metrics = metrics or {}
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise UsageError(f"metrics must be functions; got {metric!r:.100} for '{name}'")
+        checks.takes(metric, ("model", "data"), f"metric '{name}'")
+        if history.is_reserved(name):
+            raise UsageError(f"metric '{name}' is already a name of the history; give it another")
+    return metrics
 
 
 def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
@@ -181,7 +197,11 @@ def run_sweep(
     axes: Mapping[str | tuple[str, ...], Any] = {},
     out: Path | str | None = None,
     *,
-    progress: bool = False,
+    metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
+    tune: Mapping[str, Sequence] | None = None,
+    tune_seeds: str | Sequence[int] | None = None,
+    tune_budget: int = 0,
+    progress: bool | None = None,
     track: str | Sequence[str] | None = None,
     data: Arrays | tuple | None = None,
     partition: tuple | Sequence | None = None,
@@ -204,7 +224,12 @@ def run_sweep(
             function has its own name. Tables, figures and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
             Functions are compared by name only: after a change of one, name another folder.
-        progress: whether to print a line for every run, or bars on a terminal.
+        metrics: as those of `run`, for all runs; a report compares them by name.
+        tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val
+            in runs of their own, in the folder `tuning` of `out`, as with `--tune`. sweep.json has the choices.
+        tune_seeds: of these runs; None for "1000:1002".
+        tune_budget: combinations that every cell tries, drawn at random; 0 for all.
+        progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
         data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `run`, for all runs.
 
@@ -227,9 +252,10 @@ def run_sweep(
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     check_kind(hyper)
     given = traced_anew(Given(data, partition, task, algorithm, weighting, selection, hyper, initial))
-    from fedvg_jax.study import sweeps
+    from fedvg_jax.study import sweeps, tuning
 
-    return sweeps.run_sweep(start, axes, given, folder, progress, _check_flags)
+    tuned, measured = tuning.make_tuning(tune or {}, tune_seeds, tune_budget), _checked_metrics(metrics)
+    return sweeps.run_sweep(start, axes, given, folder, _is_shown(progress), _check_flags, measured, tuned)
 
 
 def make_schedule(

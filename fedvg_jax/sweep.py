@@ -46,8 +46,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import checks, command_line
-from fedvg_jax.config.methods import ALGORITHMS
+from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
@@ -93,8 +92,6 @@ def run(command: CommandLine) -> int:
     console = Console()
     for line in opening_lines(command):
         say(console, line)
-    for config in (point.config for point in command.points.points):
-        checks.require_personal_models(config, ALGORITHMS[config.algorithm].has_personal_models)
     sweep_folder.check_sources(command.points.points)
     tracking.require(command.points.points[0].config, has_folder=True)
     if command.dry_run:
@@ -149,13 +146,6 @@ def phases(command: CommandLine) -> list[Phase]:
     runs = command.tuning_runs
     first = [Phase(command.out / tuning.FOLDER, runs.points)] if runs else []
     return [*first, Phase(command.out, command.points.points)]
-
-
-def chosen_text(choice: tuning.Choice, tuned: tuning.Tuning) -> str:
-    """Returns the choice of a cell in words."""
-    values = ", ".join(tuning.value_texts(choice.values, tuned.grid)) or "nothing to choose"
-    score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
-    return f"{values} (validation {choice.metric} {score}, {choice.num_runs} runs)"
 
 
 class Stopped(Exception):
@@ -227,7 +217,7 @@ def _opened_phases(command: CommandLine, console: Console | None = None) -> Iter
         choices = tuning.choose(grid.out, grid.points, command.tuning)
         for cell, choice in choices.items() if console else ():
             assert console is not None, "by the line above"
-            say(console, f"{cell}: {chosen_text(choice, command.tuning)}")
+            say(console, f"{cell}: {tuning.chosen_text(choice, command.tuning)}")
         phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
         chosen = tuning.as_json(command.tuning, choices)
     sweep_folder.open_folder(phase.out, sweep_folder.document(command.points, phase.points, tuning=chosen))

@@ -128,12 +128,6 @@ def epochs_range(config: Config) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def require_personal_models(config: Config, has_personal_models: bool) -> None:
-    """Raises UsageError where accuracies of the clients' own models are recorded, and there are no such models."""
-    if "personal_accuracy" in listed(config.record) and not (config.local or has_personal_models):
-        raise UsageError("record personal_accuracy needs personal models; use --method ditto or --local REGEX")
-
-
 # --- combinations: each function yields a message for every contradiction, which can be detected without the data
 
 

@@ -360,9 +360,9 @@ class Config(Shorthands):
     client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, that trace,
     split by tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
     global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
-    of each client's own model; finetuned_accuracy, that of the global model after finetune_epochs on the client's own
-    training rows. In checkpoints: client_models, the model that every client trained in its newest round, for
-    History.client_variables."""
+    of each client's own model, or of the global one for a method without such models; finetuned_accuracy, that of the
+    global model after finetune_epochs on the client's own training rows. In checkpoints: client_models, the model that
+    every client trained in its newest round, for History.client_variables."""
     finetune_epochs: int = setting(1, COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
@@ -543,7 +543,7 @@ DEPARTURES: dict[str, tuple[Condition, ...]] = {
 
 
 FALLING = ("mae", "mse", "rmse", "nmse", "mape", "smape", "medae", "nll", "perplexity", "ppl", "brier", "ece")
-FALLING += ("deviance", "divergence", "kl", "entropy", "bpc", "wer", "cer", "fid", "regret")
+FALLING += ("deviance", "divergence", "kl", "entropy", "bpc", "wer", "cer", "fid", "regret", "spread")
 """Last words of metrics that are better when smaller, beside those that end in loss or error."""
 
 

@@ -45,7 +45,8 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     if not wanted:
         return {}
     augment, local = transforms.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
-    make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted)
+    has_own = local.is_local or bool(sim.algorithm.personal)
+    make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own)
     count = sim.keep(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
@@ -53,7 +54,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     is_over = sim.config.lr_schedule == "cosine" and int(state.round) == sim.config.rounds
     next_round = np.int32(int(state.round) - is_over)
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
-        needs_own = PERSONAL in wanted or FINETUNED in wanted
+        needs_own = (PERSONAL in wanted and has_own) or FINETUNED in wanted
         own = client_memories.read(sim.memories, store, state, clients) if needs_own else ()
         placed = (*processes.place(inputs, sim.executor.placement), sim.base)
         for name, values in jax.device_get(count(state.variables, own, next_round, sim.hyper, *placed)).items():
@@ -122,6 +123,7 @@ def _make(
     augment: Augment | None,
     local: LocalPart,
     wanted: tuple[str, ...],
+    has_own: bool,
 ) -> Callable[..., dict[str, Array]]:
     """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
     options = {"augment": augment, "local": local}
@@ -139,10 +141,10 @@ def _make(
         counts, models, task = {}, {}, bind(base).task
         count_correct = evaluate.make_count_correct(task)
         make_client = functools.partial(local_training.make_client, task, fedavg(), optimiser, **options)
-        if BY_CLIENT in wanted:
+        for name in [name for name in wanted if name == BY_CLIENT or (name == PERSONAL and not has_own)]:
             shared = (theta, pool)
-            counts[BY_CLIENT] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
-        if PERSONAL in wanted:
+            counts[name] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
+        if PERSONAL in wanted and has_own:
             models[PERSONAL] = jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
         if FINETUNED in wanted:
             state = SimState(round, theta, (), local_training.Kept((), own))

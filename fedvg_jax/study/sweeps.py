@@ -35,7 +35,7 @@ from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_a
 from fedvg_jax.runs.record import checkpoint, digests, provenance
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.study import sweep_folder, sweep_points
+from fedvg_jax.study import sweep_folder, sweep_points, tuning
 from fedvg_jax.study.sweep_folder import Failure, Observers
 from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
 from fedvg_jax.views import tracking
@@ -52,11 +52,15 @@ class SweepResult(NamedTuple):
         name: Of the point's folder.
         values: The axes' values that the point uses, by setting.
         result: The history; or a `Failure` of a point that diverged or failed.
+        config: The settings of the point.
+        given: What Python passed in place of settings -> its name; "" for one without.
     """
 
     name: str
     values: dict[str, Any]
     result: History | Failure
+    config: Config | None = None
+    given: Mapping[str, str] = {}
 
 
 def by_program(points: Sequence[Point]) -> list[list[Point]]:
@@ -76,6 +80,7 @@ def compute(
     objects: Mapping[str, Mapping[str, Any]] = {},
     keeps: dict[tuple, reuse.Keep] | None = None,
     retries: bool = True,
+    metrics: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
 
@@ -88,13 +93,14 @@ def compute(
         keeps: see `Work`.
         retries: whether points that failed before this call are computed again. Points that fail during the call, in
             whichever process, are not.
+        metrics: see `fedvg_jax.run`.
 
     Returns:
         The results of the points that this process has computed, by name; and the signal that stopped it, or None.
     """
     if out and retries:
         sweep_folder.clear_failures(out, points)
-    work = Work(out, observers, given, objects, {} if keeps is None else keeps, {}, {}, [])
+    work = Work(out, observers, given, objects, {} if keeps is None else keeps, {}, {}, [], metrics)
     pending = list(points)
     while pending:
         busy, groups = [], by_program(pending)
@@ -159,6 +165,8 @@ class Work(NamedTuple):
     """of the points that are computed; grows"""
     stops: list[str]
     """signals that stopped the process; grows"""
+    metrics: Mapping[str, Callable[..., Any]] = {}
+    """see `fedvg_jax.run`"""
 
     def keep_of(self, point: Point) -> reuse.Keep:
         """Returns what keeps the programs of a point."""
@@ -224,7 +232,8 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     sim = simulation.assemble(config, given, work.keep_of(point))
     names = {**sim.given} | {name: point.values[name] for name in work.objects if name in sim.given}
     # without the data set that the settings name
-    return sim._replace(given={name: text for name, text in names.items() if is_given or name != "data"})
+    named = {name: text for name, text in names.items() if is_given or name != "data"}
+    return sim._replace(given=named, metrics=work.metrics)
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
@@ -332,6 +341,8 @@ def run_sweep(
     out: Path | None,
     progress: bool,
     check_config: Callable[[Config], None],
+    metrics: Mapping[str, Callable[..., Any]] = {},
+    tuned: tuning.Tuning | None = None,
 ) -> list[SweepResult]:
     """Returns the results of a sweep, in the order of its points; those that a signal left out are missing.
 
@@ -342,38 +353,70 @@ def run_sweep(
         out: folder of the sweep; None keeps the results in memory.
         progress: whether to print a line for every run, or bars on a terminal.
         check_config: raises UsageError for settings of a point that only the command line can follow.
+        metrics: as those of `fedvg_jax.run`.
+        tuned: settings that are chosen on D_val first; None for none.
     """
     sweep_points.refuse_set(start)
+    if tuned and out is None:
+        raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
     axes, named = sweep_points.named_objects(axes)
     parsed = sweep_points.parse_axes(axes, named)
-    made = sweep_points.make_points(Sweep(parsed, start=start, objects=named))
-    points = made.points
+    sweep = Sweep(parsed, start=start, objects=named)
+    made, runs = sweep_points.make_points(sweep), tuning.tuning_points(sweep, tuned) if tuned else None
+    points, described, objects = made.points, *_described(parsed, named, given)
+    every = [*(runs.points if runs else ()), *points]
+    for point in every:
+        tracking.require(point.config, out is not None)
+        check_config(point.config)
+    if given.data is None:
+        sweep_folder.check_sources(every)
+    keeps: dict[tuple, reuse.Keep] = {}
+    check(every, given, objects, keeps)
+
+    def compute_all(points: Sequence[Point], folder: Path | None) -> dict[str, History | Failure]:
+        shown = sweep_progress(Console(), points, folder) if progress else contextlib.nullcontext(Observers())
+        with shown as observers:
+            results, stopped_by = compute(points, folder, observers, given, objects, keeps, metrics=metrics)
+        if stopped_by == "SIGINT":
+            raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
+        if stopped_by is not None:
+            signal.raise_signal(signal.Signals[stopped_by])
+        return results
+
+    chosen = {}
+    if out and tuned and runs:
+        sweep_folder.refuse_taken(out)
+        sweep_folder.open_folder(out / tuning.FOLDER, sweep_folder.document(runs, runs.points, described))
+        compute_all(runs.points, out / tuning.FOLDER)
+        choices = tuning.choose(out / tuning.FOLDER, runs.points, tuned)
+        for cell, choice in choices.items() if progress else ():
+            say(Console(), f"{cell}: {tuning.chosen_text(choice, tuned)}")
+        points, chosen = tuning.chosen_points(points, choices), tuning.as_json(tuned, choices)
+    if out:
+        sweep_folder.open_folder(out, sweep_folder.document(made, points, described, chosen))
+    results = compute_all(points, out)
+    if out:
+        return load(points, out)
+    made = []
+    for point in (point for point in points if point.name in results):
+        its = of_point(point.values, given, objects).replaced
+        names = its | {name: str(point.values[name]) for name in objects if name in its}
+        made.append(SweepResult(point.name, point.values, results[point.name], point.config, names))
+    return made
+
+
+def _described(
+    axes: Sequence[sweep_points.Axis], named: Objects, given: Given
+) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Returns what identifies given objects and those on axes, and these with functions of the call."""
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
-    single = {axis.names[0]: axis.values[0][0] for axis in parsed if len(axis.values) == 1}
+    single = {axis.names[0]: axis.values[0][0] for axis in axes if len(axis.values) == 1}
     described = provenance.describe(of_point(single, given)._asdict())
     objects: dict[str, dict[str, Any]] = {argument: {} for argument in named}
     for argument, name, value in [(a, name, value) for a, of_axis in named.items() for name, value in of_axis.items()]:
         objects[argument][name] = getattr(traced_anew(Given(**{argument: value})), argument)
         described[f"{argument} {name}"] = provenance.describe({argument: value})[argument]
-    for point in points:
-        tracking.require(point.config, out is not None)
-        check_config(point.config)
-    if given.data is None:
-        sweep_folder.check_sources(points)
-    keeps: dict[tuple, reuse.Keep] = {}
-    check(points, given, objects, keeps)
-    if out:
-        sweep_folder.open_folder(out, sweep_folder.document(made, points, described))
-    shown = sweep_progress(Console(), points, out) if progress else contextlib.nullcontext(Observers())
-    with shown as observers:
-        results, stopped_by = compute(points, out, observers, given, objects, keeps)
-    if stopped_by == "SIGINT":
-        raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
-    if stopped_by is not None:
-        signal.raise_signal(signal.Signals[stopped_by])
-    if out:
-        return load(points, out)
-    return [SweepResult(p.name, p.values, results[p.name]) for p in points if p.name in results]
+    return described, objects
 
 
 # --- progress

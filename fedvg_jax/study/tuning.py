@@ -127,7 +127,7 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
 def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
     """Raises UsageError for a seed of the tuning runs that is a seed of the points, too."""
     points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
-    points = points or {point_config(sweep, combinations(sweep.axes)[0]).seed}
+    points = points or {sweep.start.seed if sweep.start else point_config(sweep, combinations(sweep.axes)[0]).seed}
     if shared := sorted(points & {*tuning.seeds}):
         raise UsageError(f"seed {shared[0]} is a seed of the tuning runs and of the points; give other --tune-seeds")
 
@@ -222,6 +222,13 @@ def value_texts(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) ->
         end = next((f" (the {word} of its grid)" for word, end in ends.items() if value == end(tried)), "")
         texts.append(f"{name} {value_text(value)}{end}")
     return texts
+
+
+def chosen_text(choice: Choice, tuned: Tuning) -> str:
+    """Returns the choice of a cell in words."""
+    values = ", ".join(value_texts(choice.values, tuned.grid)) or "nothing to choose"
+    score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
+    return f"{values} (validation {choice.metric} {score}, {choice.num_runs} runs)"
 
 
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:

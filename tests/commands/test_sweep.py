@@ -68,11 +68,10 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     "words",
     [
         ["--alpha", "0.1", "0"],
-        ["--method", "ditto", "fedavg", "--record", "personal_accuracy"],
         ["--dataset", "stl10", "--data-dir", "nowhere"],
         ["--lora", "0", "2", "99", "--model", "mlp"],
     ],
-    ids=["a value", "a record", "data", "a rank"],
+    ids=["a value", "data", "a rank"],
 )
 def test_all_points_are_checked_before_the_first_and_mistakes_have_exit_code_2(words, capsys, tmp_path):
     assert sweep.main(short(*words, "--out", str(tmp_path / "out"))) == 2

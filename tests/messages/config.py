@@ -71,7 +71,6 @@ WITH_DATA = [
     ({"selection": "power_of_choice", "placement": "host"}, "placement"),
     ({"local": "nosuch"}, "local"),
     ({"local": "."}, "local"),
-    ({"record": "personal_accuracy"}, "personal_accuracy"),
     ({"record": "finetuned_accuracy", "holdout": "global"}, "finetuned_accuracy"),
     ({"stop_at": "val_auc 0.9"}, "val_auc"),
     (TEXT | {"model": "mlp"}, "mlp"),

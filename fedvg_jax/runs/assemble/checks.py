@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, flatten
-from fedvg_jax.config.checks import problems_of_algorithm, require_personal_models
+from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.options import choice, stop_target
 from fedvg_jax.config.uses import unmet
@@ -144,4 +144,3 @@ def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> Non
     if by_client and len(parts.test) != len(parts.train):
         instead = "give those of each" if config.holdout == "client" else "use --holdout client"
         raise UsageError(f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}")
-    require_personal_models(config, bool(algorithm.personal))

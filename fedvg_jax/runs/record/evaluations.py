@@ -2,7 +2,8 @@
 
 confusion             the confusion matrix
 accuracy_by_client    accuracy on each client's own test rows, with its mean, worst decile and spread over clients
-personal_accuracy     the same of each client's own model: its personal one, or the global one with its local tensors
+personal_accuracy     the same of each client's own model: its personal one, or the global one with its
+                      local tensors; of the global one for a method without such models
 finetuned_accuracy    the same of the global model after local epochs on the client's own training rows
 """
 

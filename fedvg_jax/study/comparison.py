@@ -11,7 +11,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import collect, markup, report, scenarios, tables
 from fedvg_jax.study.cells import Choice, Run, Study
-from fedvg_jax.study.sweep_folder import DOCUMENT
+from fedvg_jax.study.sweep_folder import DOCUMENT, Stored, StoredPoint
 from fedvg_jax.study.sweeps import SweepResult
 
 if TYPE_CHECKING:
@@ -76,13 +76,16 @@ def compare(
 
 def _study(results: Sequence[Any], partial: bool, metric: str | None) -> Study:
     """Returns the study of results in memory, or of the sweeps and runs in whose folders they are."""
-    listed = [SweepResult("", {}, each) if isinstance(each, History) else each for each in results]
+    listed = [SweepResult("", {}, each, each.config) if isinstance(each, History) else each for each in results]
     if wrong := [each for each in listed if not isinstance(each, SweepResult)]:
         raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {type(wrong[0]).__name__}")
     folders = [each.result.folder for each in listed if isinstance(each.result, History) and each.result.folder]
     if not folders:
         read = [_in_memory(each, i) for i, each in enumerate(listed)]
-        return collect.make_study(read, [], ["results"], partial, metric)
+        axes = tuple(dict.fromkeys(name for each in listed for name in each.values))
+        points = {each.name: StoredPoint(each.values, each.config) for each in listed if each.config}
+        sweeps = [Stored("results", axes, points, {}, {})] if all(points) else []
+        return collect.make_study(read, sweeps, ["results"], partial, metric)
     sweeps = {f: f.parent.parent for f in folders if (f.parent.parent / DOCUMENT).exists()}
     read, stored = collect.read_all([*dict.fromkeys([*sweeps.values(), *(f for f in folders if f not in sweeps)])])
     kept = [each for each in read if isinstance(each, str) or not each.run or each.run.folder in folders]
@@ -92,9 +95,8 @@ def _study(results: Sequence[Any], partial: bool, metric: str | None) -> Study:
 def _in_memory(each: SweepResult, index: int) -> collect.Folder:
     """Returns a result as the files of a run folder would give it."""
     name = each.name or f"result {index + 1}"
-    config = each.result.config if isinstance(each.result, History) else each.config
-    assert config is not None, "every result has its settings"
-    point = scenarios.make_point(config, each.values, (), each.given)
+    assert each.config is not None, "every result has its settings"
+    point = scenarios.make_point(each.config, each.values, (), each.given)
     if isinstance(each.result, History):
         return collect.Folder(point, Run(Path(name), each.result, {}, {}, (), each.given))
     return collect.Folder(point, failure=f"{name}: {each.result.kind} in round {each.result.round}")

@@ -128,7 +128,7 @@ def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
         folder = sweep_folder.point_folder(out, point.name)
         failure = sweep_folder.read_failure(folder)
         if failure or run_folder.is_finished(folder, point.config):
-            results.append(SweepResult(point.name, point.values, failure or History.load(folder)))
+            results.append(SweepResult(point.name, point.values, failure or History.load(folder), point.config))
     return results
 
 

@@ -15,9 +15,6 @@ input of the model's last layer, with labels, class names and a manifest: digest
   --image-size S       size that images are resized to for the model, e.g. 96 or 96x128
   --normalise NAME     pixels as the weights expect them
   --float32            features in 32 bits; the default is 16
-
-`--download` fetches a set into --data-dir DIR first: tensorflow-datasets prepares tfds:NAME, and Hugging Face datasets
-saves hf:NAME or hf:OWNER/NAME of the hub. Without it, nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -84,20 +81,19 @@ def main(argv: Sequence[str]) -> int:
     elif writes_features:
         return commands.guarded(lambda: write_features(argv[1:]))
     else:
-        return commands.guarded(lambda: prepare(*parse(argv)))
+        return commands.guarded(lambda: prepare(parse(argv)))
     return 0
 
 
-def parse(argv: Sequence[str]) -> tuple[Config, bool]:
-    """Returns the settings of a command line, and whether it asks for a download.
+def parse(argv: Sequence[str]) -> Config:
+    """Returns the settings of a command line.
 
     Raises:
         UsageError: it has no name of a data set, a setting that cannot work, or one that prepare does not use.
     """
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"prepare needs a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER")
-    name, *others = argv
-    flags = [flag for flag in others if flag != "--download"]
+    name, *flags = argv
     given = command_line.parse(flags, PROG)
     if "dataset" in given:
         raise UsageError(f"prepare {name} has its data set already; leave out --dataset, or {name}")
@@ -105,35 +101,24 @@ def parse(argv: Sequence[str]) -> tuple[Config, bool]:
     config = commands.parse(["--dataset", name, *flags])
     if config.resume:
         raise UsageError("prepare has no run to resume; leave resume out of the file")
-    if "--download" not in others:
-        return config, False
-    if not name.startswith(tuple(presets.OUTSIDE)) or config.data_dir is None:
-        raise UsageError(
-            f"--download is for tfds:NAME and hf:NAME, with --data-dir DIR; got {name}: fetch other files yourself"
-        )
-    return config, True
+    return config
 
 
-def prepare(config: Config, downloads: bool) -> int:
+def prepare(config: Config) -> int:
     """Reads a data set, prints its counts, draws its pictures, and returns the exit code.
 
     Args:
         config: names the data set and the partition.
-        downloads: whether the library of the set fetches it first.
     """
     from rich.console import Console
 
     from fedvg_jax.data.partitions import exchange
-    from fedvg_jax.data.readers import hf, tfds
     from fedvg_jax.runs.assemble import population
     from fedvg_jax.views import display, output
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
     assert config.cache_dir is not None, "the check of the settings sets it"
     files.private_folder(config.cache_dir)
-    if downloads and config.data_dir:
-        prefix, _, name = config.dataset.partition(":")
-        {"tfds": tfds.download, "hf": hf.download}[prefix](name, config.data_dir)
     with display.preparation_progress(console) as bar:
         arrays = population.load_data(config, bar("decoding images"))
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")

@@ -17,7 +17,8 @@ def compiling() -> str:
         clocks = [states.get(state) for state in ("here, empty cache", "here, full cache", "plain")]
         rows.append([_COMPILED[name], *(f"{clock[1]:.1f} ({clock[0]:.1f})" if clock else "" for clock in clocks)])
     columns = ["", "first process, s (CPU s)", "the next, s (CPU s)", "a plain scan of the steps, s (CPU s)"]
-    return table(columns, rows) + "\n\n" + source(measured["machine"])
+    taken = measured["machine"]
+    return f"{table(columns, rows)}\n\n`{taken['command']}` at commit {taken['commit'][:7]}, {taken['date'][:10]}."
 
 
 _COMPILED = {

@@ -10,7 +10,7 @@ Where to look:
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
 - `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `client_rows` holds and
   splits them; `statistics` measures skew.
-- `validation`: D_val from the clients' rows or from an `external` set; smaller, imbalanced or noisy ones.
+- `validation`: D_val from the clients' rows or from an external set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.
 - `images`, `cache`: decoding, and the cache of decoded data sets.
 """

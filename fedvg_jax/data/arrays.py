@@ -33,7 +33,7 @@ class Arrays(NamedTuple):
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
-    """Returns the arrays in canonical shape and dtype.
+    """Returns the arrays of a file in canonical shape and dtype.
 
     Args:
         arrays: `x` uint8 [T, H, W, D], grey [T, H, W], or features, floats [T, F]; `y` of any integer
@@ -41,20 +41,76 @@ def check(arrays: Arrays, source: object) -> Arrays:
         source: the file they came from, named in errors.
 
     Raises:
-        UsageError: wrong dtype or rank, different lengths, no row, features that are not finite, or a label outside
-            0..C-1.
+        UsageError: wrong dtype or rank; or as `check_values`.
     """
-    x = arrays.x if arrays.x.dtype.isnative else arrays.x.astype(arrays.x.dtype.newbyteorder("="))
-    x = _features(x, source) if is_features(x) else _images(x, source)
-    y = _labels(arrays.y, source)
-    if len(x) != len(y):
-        raise UsageError(f"{source}: {len(x)} images but {len(y)} labels; there must be one label per image")
-    if not x.size:
-        raise UsageError(f"{source}: images of shape {list(x.shape)} are empty; at least one image is needed")
-    num_classes = len(arrays.class_names)
-    if y.min() < 0 or y.max() >= num_classes:
-        raise UsageError(f"{source}: labels must be 0..{num_classes - 1}, got {y.min()}..{y.max()}")
+    x, y = arrays.x, column(arrays.y)
+    if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
+        raise UsageError(f"{source}: labels must be integers [N] or [N, 1], got {shape(arrays.y)}")
+    if is_features(x):
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32) if x.dtype.itemsize == 8 else x
+    elif x.dtype != np.uint8 or x.ndim not in (3, 4):
+        raise UsageError(
+            f"{source}: images must be uint8 [N, H, W] or [N, H, W, D], features floats [N, F], got {shape(x)}"
+        )
+    elif x.ndim == 3:
+        x = x[..., None]
+    return check_values(arrays._replace(x=x, y=y), source)
+
+
+def check_values(arrays: Arrays, source: object) -> Arrays:
+    """Returns the arrays in the byte order of this machine; labels of named classes are int32.
+
+    Args:
+        arrays: x and y [T, ...] of any rank and any boolean, integer or floating dtype.
+        source: where they came from, named in errors.
+
+    Raises:
+        UsageError: no value, different numbers of rows, values that no device dtype can hold, or labels of named
+            classes outside 0..C-1.
+    """
+    x, y = _device_values(arrays.x, f"{source}: x"), _device_values(arrays.y, f"{source}: y")
+    if len(x) != len(y) or not len(x):
+        raise UsageError(f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more")
+    if not arrays.class_names:
+        return arrays._replace(x=x, y=y)
+    last = len(arrays.class_names) - 1
+    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
+        got = f"{y.min()}..{y.max()}" if y.dtype.kind in "iu" else y.dtype
+        raise UsageError(f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}")
     return arrays._replace(x=x, y=y.astype(np.int32))
+
+
+def _device_values(array: np.ndarray, what: str) -> np.ndarray:
+    """Returns an array in the byte order of this machine, and bfloat16 as float32; see `check_values`."""
+    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    if not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise UsageError(
+            f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)};"
+            " np.unique(values, return_inverse=True)[1] numbers others"
+        )
+    if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
+        largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64
+        if largest >= 2**31:
+            raise UsageError(f"{what} must be below 2**31 in absolute value; got {largest}")
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            narrow = array.astype(np.float32) if array.dtype.itemsize == 8 else array
+        finite = np.isfinite(narrow).all(axis=tuple(range(1, array.ndim)))
+        if not finite.all():
+            raise UsageError(f"{what} is not finite in 32 bits in row {finite.argmin()}; correct or remove it")
+    return array
+
+
+def column(values: np.ndarray) -> np.ndarray:
+    """Returns values [T] of [T, 1]; others as they are."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
+def shape(array: np.ndarray) -> str:
+    """Returns dtype and shape in words."""
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def spaced(arrays: Arrays, max_rows: int) -> Arrays:
@@ -95,11 +151,13 @@ def pool(
     Raises:
         UsageError: as `check`, for each split; or image sizes differ between splits.
     """
-    names = tuple(class_names or numbers(max(int(_labels(y, source).max(initial=0)) for _, y in splits)))
+    names = tuple(class_names or numbers(max(int(np.max(y, initial=0)) for _, y in splits)))
     parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
     sizes = sorted({part.x.shape[1:] for part in parts})
     if len(sizes) > 1:
         raise UsageError(f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}")
+    if len(parts) == 1:  # which may be a memory map
+        return parts[0]._replace(num_train=len(parts[0].x))
     x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
     return Arrays(name, x, y, names, len(parts[0].x))
 
@@ -125,18 +183,10 @@ def contents(file: Path) -> bytes:
     """Returns all bytes of a user's file.
 
     Raises:
-        UsageError: it cannot be read, or is larger than this machine's memory.
+        UsageError: it is larger than this machine's memory.
     """
-    try:
-        refuse_too_large(file.stat().st_size, file)
-        return file.read_bytes()
-    except OSError as error:
-        raise unreadable(file, error) from error
-
-
-def unreadable(file: Path, error: OSError) -> UsageError:
-    """Returns the error of a file that cannot be read."""
-    return UsageError(f"{file}: cannot be read ({error.strerror or error}); check the path and its permissions")
+    refuse_too_large(file.stat().st_size, file)
+    return file.read_bytes()
 
 
 def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source: str) -> list[Path]:
@@ -202,43 +252,14 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
     Raises:
         UsageError: another dtype, or not one group per row.
     """
-    flat = groups[:, 0] if groups.ndim == 2 and groups.shape[1] == 1 else groups
-    check_groups(flat, len(arrays.y), f"{source}: ")
+    flat = column(groups)
+    if flat.dtype.kind not in "iuSU" or flat.shape != (len(arrays.y),):
+        raise UsageError(
+            f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row; got {shape(flat)}"
+        )
     return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
-
-
-def check_groups(groups: np.ndarray, num_rows: int, source: str = "") -> np.ndarray:
-    """Returns the groups; a UsageError unless they are integers or strings, one for each row."""
-    if groups.dtype.kind not in "iuSU" or groups.shape != (num_rows,):
-        got = f"{groups.dtype} {list(groups.shape)}"
-        raise UsageError(f"{source}groups must be integers or strings [{num_rows}], one per row; got {got}")
-    return groups
 
 
 def is_features(x: np.ndarray) -> bool:
     """Returns whether x are features, floats [N, F] of at most 64 bits."""
-    return x.ndim == 2 and x.dtype in (np.float16, np.float32, np.float64)
-
-
-def _features(x: np.ndarray, source: object) -> np.ndarray:
-    """Returns features of at most 32 bits."""
-    with np.errstate(over="ignore"):
-        x = x.astype(np.float32) if x.dtype == np.float64 else x
-    finite = np.isfinite(x).all(1)
-    if not finite.all():
-        raise UsageError(f"{source}: features of row {finite.argmin()} are not finite in 32 bits; correct or remove it")
-    return x
-
-
-def _images(x: np.ndarray, source: object) -> np.ndarray:
-    if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        got = f"{x.dtype} {list(x.shape)}"
-        raise UsageError(f"{source}: images must be uint8 [N, H, W] or [N, H, W, D], features floats [N, F], got {got}")
-    return x[..., None] if x.ndim == 3 else x
-
-
-def _labels(y: np.ndarray, source: object) -> np.ndarray:
-    flat = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if not np.issubdtype(y.dtype, np.integer) or flat.ndim != 1:
-        raise UsageError(f"{source}: labels must be integers [N] or [N, 1], got {y.dtype} {list(y.shape)}")
-    return flat
+    return x.ndim == 2 and x.dtype.kind == "f" and x.dtype.itemsize <= 8

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data.arrays import Arrays, unreadable
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arra
         Arrays whose `x` is a read-only memory map if there is an entry.
 
     Raises:
-        UsageError: a source file cannot be read; or as `decode`.
+        OSError: a source file cannot be read.
+        UsageError: as `decode`.
     """
     if cache_dir is None:
         return decode()
@@ -95,10 +96,7 @@ def _digest(part: object) -> str:
     if isinstance(part, np.ndarray):
         return f"{part.dtype.str}{part.shape}{hashlib.sha256(np.ascontiguousarray(part).data).hexdigest()}"
     if isinstance(part, Path):
-        try:
-            status = part.stat()
-        except OSError as error:
-            raise unreadable(part, error) from error
+        status = part.stat()
         return f"{os.path.abspath(part)!r} {status.st_size} {status.st_mtime_ns}"
     return repr(part)
 

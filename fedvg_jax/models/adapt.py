@@ -26,7 +26,7 @@ from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.checks import reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.host import files
-from fedvg_jax.models.task import recorded_features
+from fedvg_jax.models.task import loss_of, recorded_features
 
 _MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
 
@@ -233,9 +233,6 @@ def _task(
         outputs, stats = forward(params, stats, batch, mask, train, key)
         return outputs.loss, stats
 
-    def fixed_loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
-        return random_loss(params, stats, batch, mask, train)
-
     def predict(params: Tree, stats: Tree, batch: Batch) -> Tree:
         batch = _cast_floats(params, batch)
         return checked_apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
@@ -252,7 +249,7 @@ def _task(
     def means(sums: Tree) -> dict[str, float]:
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
-    mean_loss = random_loss if _is_random(kind, init, checked_apply, example, has_dropout) else fixed_loss
+    mean_loss = random_loss if _is_random(kind, init, checked_apply, example, has_dropout) else loss_of(forward)
     names = block_of or groups.first_component
     task = Task(init, mean_loss, predict, measure, means, names, forward=forward)
     return task._replace(is_frozen=lambda path: groups.first_component(path) in frozen) if frozen else task

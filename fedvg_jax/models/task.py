@@ -114,10 +114,6 @@ def _labelling(
         num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
         return Outputs(losses.sum() / num_labels.astype(logits.dtype), logits, features.value), stats
 
-    def loss(params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool) -> tuple[Array, Tree]:
-        outputs, stats = forward(params, stats, batch, mask, train)
-        return outputs.loss, stats
-
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
 
@@ -135,7 +131,17 @@ def _labelling(
         return sums | {"confusion": confusion}
 
     block_of = block_of or head_and_base
-    return Task(init, loss, predict, measure, metrics, block_of, takes_groups=True, forward=forward)
+    return Task(init, loss_of(forward), predict, measure, metrics, block_of, takes_groups=True, forward=forward)
+
+
+def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple[Array, Tree]]:
+    """Returns the loss of a `Task.forward`, which draws no random numbers."""
+
+    def loss(params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
+        outputs, stats = forward(params, stats, batch, mask, train)
+        return outputs.loss, stats
+
+    return loss
 
 
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:

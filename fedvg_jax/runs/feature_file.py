@@ -1,11 +1,9 @@
-"""The features of a data set by a model, written row by row as an .npz file that `--dataset npz` reads."""
+"""The features of a data set by a model, written as an .npz file that `--dataset npz` reads."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,8 @@ def write(
 ) -> None:
     """Writes the features of every row, its label, the class names and a manifest.
 
-    The features are the input of the model's last layer, with running statistics of BatchNorm. Memory holds one pass of
-    rows. The file appears when it is complete; an interrupted call leaves none.
+    The features are the input of the model's last layer, with running statistics of BatchNorm. The file appears when it
+    is complete; an interrupted call leaves none.
 
     Args:
         path: the .npz file, which must not exist.
@@ -60,18 +58,23 @@ def write(
     variables = registry.make_variables(config, task.init)
     extract = _extractor(task, variables, row_shape)
     manifest = _manifest(config, arrays, variables, row_shape, np.dtype(dtype).name)
-    split = arrays.num_train
-    members = {"y_train": arrays.y[:split], "y_test": arrays.y[split:], "class_names": np.array(arrays.class_names)}
+    passes = []
+    for first in range(0, len(arrays.y), ROWS):
+        with np.errstate(over="ignore"):
+            values = extract(np.asarray(arrays.x[first : first + ROWS])).astype(dtype)
+        if not np.isfinite(values).all():
+            raise UsageError(f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32")
+        passes.append(values)
+        progress(first + len(values), len(arrays.y))
+    x, y, split = np.concatenate(passes), arrays.y, arrays.num_train
+    members = {"x_train": x[:split], "y_train": y[:split], "class_names": np.array(arrays.class_names)}
     members["manifest"] = np.array(json.dumps(manifest))
+    if len(y) > split:
+        members |= {"x_test": x[split:], "y_test": y[split:]}
     if arrays.groups is not None:
         members["groups"] = arrays.groups
-    with files.writing(path, "--out"), files.drafting(target) as draft, zipfile.ZipFile(draft, "w") as archive:
-        for name, rows in (("x_train", range(split)), ("x_test", range(split, len(arrays.y)))):
-            _write_features(archive, name, rows, arrays, extract, dtype, progress)
-        for name, member in members.items():
-            if len(arrays.y) > split or name != "y_test":
-                with archive.open(f"{name}.npy", "w") as stream:
-                    np.lib.format.write_array(stream, np.asarray(member), allow_pickle=False)
+    with files.writing(path, "--out"), files.drafting(target) as draft, draft.open("wb") as stream:
+        np.savez(stream, **members)  # pyright: ignore[reportArgumentType]
 
 
 def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tuple[int, ...]]:
@@ -126,21 +129,3 @@ def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype
         "dtype": dtype,
         "versions": provenance.versions(),
     }
-
-
-def _write_features(archive, name: str, rows: range, arrays: Arrays, extract, dtype, progress) -> None:
-    """Writes the features of rows as a member of the archive, pass by pass; no member for no rows."""
-    stream = None
-    with contextlib.ExitStack() as stack:
-        for first in range(rows.start, rows.stop, ROWS):
-            last = min(first + ROWS, rows.stop)
-            with np.errstate(over="ignore"):
-                values = extract(np.asarray(arrays.x[first:last])).astype(dtype)
-            if not np.isfinite(values).all():
-                raise UsageError(f"features of rows {first} to {last - 1} exceed {np.dtype(dtype)}; use --float32")
-            if stream is None:
-                stream = stack.enter_context(archive.open(f"{name}.npy", "w", force_zip64=True))
-                header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False}
-                np.lib.format.write_array_header_1_0(stream, header | {"shape": (len(rows), values.shape[1])})
-            stream.write(values.tobytes())
-            progress(last, len(arrays.y))

@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 from support.run_folders import write_run
 
-import fedvg_jax as fv
-from benchmarks.studies import extra_client, uses
+from benchmarks.studies import uses
 
 
 def finals(folder, alpha, method):
@@ -54,17 +53,6 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
 )
 def test_outcomes_are_those_of_the_protocol(contrast, outcome):
     assert contrast.outcome == outcome
-
-
-def test_one_more_client_has_the_rows_of_the_validation_set():
-    config = fv.Config(weighting="samples", model="linear", clients=4, join_ratio=1.0, rounds=1, alpha=1.0)
-    sim = fv.simulation(config)
-    (record,) = extra_client.with_extra_client(config).records
-    sizes = dict(zip(record["clients"], record["num_samples"], strict=True))
-    expected = dict(enumerate(map(len, [*sim.partition.train, np.concatenate(sim.partition.val)])))
-    labels = sim.arrays.y[np.concatenate(sim.partition.test)]
-    assert config.clients in sizes and len(sizes) == 4 and sizes.items() <= expected.items()
-    assert record["test_majority_accuracy"] == pytest.approx(np.bincount(labels).max() / len(labels))
 
 
 def test_collected_values_are_those_of_their_own_runs(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ from fedvg_jax import prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.data.readers import tfds
 
 RNG = np.random.default_rng(3)
 
@@ -47,14 +46,6 @@ def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
         ["all", "90", "30", "120", "100.0%"],
     ]
     assert (tmp_path / "out" / "clients.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_data_set_is_fetched_only_with_download(tmp_path, monkeypatch):
-    downloads = []
-    monkeypatch.setattr(tfds, "download", lambda *args: downloads.append(args))
-    where = ["tfds:mnist", "--data-dir", str(tmp_path)]
-    assert prepare.main(where) == 2 and not downloads
-    assert prepare.main([*where, "--download"]) == 2 and downloads == [("mnist", tmp_path)]
 
 
 # --- pictures

@@ -86,13 +86,6 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
             assert np.array_equal(actual.x, expected.x) and np.array_equal(actual.y, expected.y)
 
 
-def test_npz_larger_than_memory_is_refused_before_unpacking(tmp_path, monkeypatch):
-    file = write_npz(tmp_path / "bomb.npz", x=np.zeros((2000, 64, 64), np.uint8), y=np.zeros(2000, int))
-    monkeypatch.setattr("os.sysconf", lambda name: 1000)  # a machine with 1 MB of memory
-    with pytest.raises(UsageError, match=r"bomb\.npz.* GiB"):
-        data.load("npz", file)
-
-
 @pytest.mark.parametrize("dtype", [">f4", ">f8", "f2"])
 def test_features_are_floats_of_at_most_32_bits_in_the_byte_order_of_this_machine(tmp_path, dtype):
     x, y = RNG.normal(size=(4, 3)).astype(dtype), np.array([0, 1, 0, 1], ">i8")
@@ -109,7 +102,7 @@ def test_arrays_in_a_folder_are_mapped_in_place(tmp_path):
         np.save(tmp_path / f"{name}.npy", array)
     arrays = data.load("npz", tmp_path, tmp_path / "cache")
     assert_rows(arrays, x[..., None], y)
-    assert np.shares_memory(arrays.x, arrays.x.base) and not arrays.x.flags.owndata
+    assert isinstance(arrays.x, np.memmap) and not arrays.x.flags.owndata
     assert (arrays.class_names, arrays.groups.tolist()) == (("a", "b"), [1, 1, 0, 0, 1])
     assert not (tmp_path / "cache").exists()
 

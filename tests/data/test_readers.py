@@ -151,7 +151,7 @@ def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
 
 DAMAGED = [
     ("stl10", "train_X.bin", bytes(100), "train_X.bin"),
-    ("stl10", "train_y.bin", bytes([1, 2]), "3 images but 2 labels"),
+    ("stl10", "train_y.bin", bytes([1, 2]), "x has 3 rows and y 2"),
     ("tinyimagenet", "wnids.txt", None, "wnids.txt"),
     ("tinyimagenet", "wnids.txt", b"n02\nn01\nn03", "n03"),
     ("tinyimagenet", "val/images/val_1.JPEG", None, "val_1.JPEG"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedvg_jax.data import external, validation
+from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
@@ -50,15 +50,15 @@ def test_official_order_has_the_published_counts():
     stl = np.repeat(np.delete(np.arange(10), 6), 500)
     cifar = np.repeat([1, 3, 5], [1000, 1500, 1000])
     for labels, per_class in ((stl, [550] * 9), (cifar, [1050, 1550, 1050])):
-        result = external.order(labels, True, np.random.default_rng(0))
+        result = validation.order(labels, True, np.random.default_rng(0))
         times = np.bincount(result, minlength=len(labels))
         assert [int(n) for n in np.bincount(labels[result]) if n] == per_class and set(times) == {1, 2}
         first = labels[result[: 50 * len(per_class)]]
         assert np.array_equal(first, np.repeat(np.unique(labels), 50))  # class after class, then all at random
-        once = external.order(labels, False, np.random.default_rng(0))
+        once = validation.order(labels, False, np.random.default_rng(0))
         assert np.array_equal(np.sort(once), np.arange(len(labels)))
-    assert len(external.order(np.repeat([0, 1], 4000), True, np.random.default_rng(0))) == 5000
-    assert len(external.order(np.zeros(20, int), True, np.random.default_rng(0))) == 40
+    assert len(validation.order(np.repeat([0, 1], 4000), True, np.random.default_rng(0))) == 5000
+    assert len(validation.order(np.zeros(20, int), True, np.random.default_rng(0))) == 40
 
 
 FINE = ("bus", "fox", "leopard", "lion", "motorcycle", "pickup_truck", "tiger", "tractor", "wolf")
@@ -75,7 +75,7 @@ def replace_external(monkeypatch, names, size=4, channels=3, test_rows=5):
     y = np.repeat(np.arange(len(names), dtype=np.int32), 3)
     x = RNG.integers(0, 256, (len(y) + test_rows, size, size, channels), np.uint8)
     result = Arrays("external", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
-    monkeypatch.setattr(external.datasets, "load", lambda *arguments: result)
+    monkeypatch.setattr(validation.datasets, "load", lambda *arguments: result)
     return result
 
 
@@ -91,7 +91,7 @@ def replace_external(monkeypatch, names, size=4, channels=3, test_rows=5):
 )
 def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(monkeypatch, source, names, all_classes, expected):
     result = replace_external(monkeypatch, names)
-    x, y = external.load(source, "dir", ARRAYS, all_classes)
+    x, y = validation.outside_images(source, "dir", ARRAYS, all_classes)
     kept = [i for i in range(result.num_train) if names[result.y[i]] in expected]
     np.testing.assert_array_equal(y, [expected[names[result.y[i]]] for i in kept])
     np.testing.assert_array_equal(x, result.x[kept])
@@ -102,7 +102,7 @@ def test_numbers_that_are_names_of_classes_are_names(monkeypatch):
     names = sorted(map(str, range(12)))
     target = ARRAYS._replace(class_names=tuple(names))
     outside = replace_external(monkeypatch, [str(c) for c in range(12)])
-    _, y = external.load("npz", "dir", target, "paper")
+    _, y = validation.outside_images("npz", "dir", target, "paper")
     assert [names[c] for c in y] == [outside.class_names[c] for c in outside.y[: outside.num_train]]
 
 
@@ -112,12 +112,12 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
     It does not change constant images, and preserves the mean of a ramp's interior."""
     result = replace_external(monkeypatch, STL, size=12, channels=1)
     result.x[:] = np.arange(len(result.x), dtype=np.uint8)[:, None, None, None]
-    x, y = external.load("stl10", "dir", ARRAYS)
+    x, y = validation.outside_images("stl10", "dir", ARRAYS)
     assert x.shape == (27, 4, 4, 3) and len(y) == 27
     kept = [i for i in range(30) if STL[result.y[i]] != "monkey"]
     np.testing.assert_array_equal(x, np.broadcast_to(np.array(kept)[:, None, None, None], x.shape))
     ramp = np.broadcast_to(np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3))
-    small = external.resized(ramp, (4, 4, 3), "here")
+    small = validation.resized(ramp, (4, 4, 3), "here")
     np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)  # means of 60, 80, 100 and 120, 140, 160
 
 

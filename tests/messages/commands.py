@@ -50,7 +50,6 @@ CASES = [
     ("an unused setting", command(sim, "--fedprox.mu 0.01"), "--fedprox.mu"),
     ("no data set", command(prepare, ""), "data set"),
     ("an unused setting of data", command(prepare, "digits --splits official"), "--splits"),
-    ("no set to fetch", command(prepare, "cifar10 --download --data-dir x"), "cifar10"),
     ("a setting of training", command(prepare, "digits --lr 0.1"), "--lr"),
     ("no folder to report", command(report, ""), "DIR"),
     ("a folder that does not exist", command(report, "nowhere"), "nowhere"),

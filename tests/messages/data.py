@@ -12,7 +12,7 @@ from support.files import png, write
 import fedvg_jax as fv
 from fedvg_jax import data
 from fedvg_jax.config import apply
-from fedvg_jax.data import external, images, user_data, validation
+from fedvg_jax.data import images, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
@@ -144,12 +144,12 @@ DATA_SETS = [
     ("two files of arrays", load("npz", {"a.npz": {"x": X}, "b.npz": {"x": X}}), "a.npz, b.npz"),
     ("images without labels", arrays(x=X), "x"),
     ("no array", arrays(), "no array"),
-    ("fewer labels than images", arrays(x=X, y=Y[:2]), "2 labels"),
+    ("fewer labels than images", arrays(x=X, y=Y[:2]), "y 2"),
     ("images that are floats", arrays(x=X.astype(np.float32), y=Y), "float32"),
-    ("labels beyond 32 bits", arrays(x=X, y=Y + 2**62, class_names=["a"]), "0..0"),
+    ("labels beyond 32 bits", arrays(x=X, y=Y + 2**62, class_names=["a"]), "2**31"),
     ("images of two sizes", arrays(x_train=X, y_train=Y, x_test=X[:, 1:], y_test=Y), "(3, 4, 1)"),
     ("features that are not finite", arrays(x=np.array([[1.0], [np.nan]]), y=Y[:2]), "row 1"),
-    ("mapped images without labels", load("npz", {"x.npy": X}), "y.npy"),
+    ("mapped images without labels", load("npz", {"x.npy": X}), "got x"),
     ("images of another size than CIFAR's", load("cifar10", {"cifar10.npz": {"x": X, "y": Y}}), "--dataset npz"),
     ("no dict in CIFAR's file", cifar([1]), "'data'"),
     ("no file of MedMNIST", load("dermamnist"), "dermamnist_224.npz"),
@@ -204,8 +204,8 @@ GIVEN = [
     ("floats beyond 32 bits", given_data(-FLOATS * 1e39, LABELS_6), "x"),
     ("labels of 64 bits", given_data(FLOATS, LABELS_6 + 2**40), "2**31"),
     ("labels that are texts", given_data(FLOATS, LABELS_6.astype("U1")), "np.unique"),
-    ("more classes than names", given_data(Arrays("mine", FLOATS, LABELS_6, ("a", "b"), 6)), "class name"),
-    ("a row of x that is not finite", given_data(with_value(FLOATS, np.nan), TARGETS), "row 4 of x"),
+    ("more classes than names", given_data(Arrays("mine", FLOATS, LABELS_6, ("a", "b"), 6)), "class_names"),
+    ("a row of x that is not finite", given_data(with_value(FLOATS, np.nan), TARGETS), "row 4"),
     ("masked rows", given_data(np.ma.masked_array(FLOATS, FLOATS > 0), LABELS_6), "x.filled"),
     ("pixels of a table", fits(FLOATS, LABELS_6, normalise="half"), "normalise half"),
     ("channels first", fits(CHANNELS_FIRST, LABELS_6, model="resnet18"), "np.moveaxis(x, 1, -1)"),
@@ -239,7 +239,7 @@ def outside(source, names, target=_TEN):
         with tempfile.TemporaryDirectory() as folder:
             x = np.zeros((len(names), 32, 32, 3), np.uint8)
             np.savez(Path(folder, f"{source}.npz"), x=x, y=np.arange(len(names)), class_names=np.array(names))
-            external.load(source, Path(folder), target)
+            validation.outside_images(source, Path(folder), target)
 
     return call
 
@@ -253,7 +253,7 @@ VALIDATION = [
     ("an external set of other classes",
      outside("cifar100", ("bus", "fox"), _TEN._replace(class_names=tuple("0123456789"))), "validation.source cifar100"),
     ("no class in common", outside("cifar100", ("tractor", "rose")), "bus"),
-    ("colour images for grey ones", lambda: external.resized(_TEN.x[:1], (4, 4, 1), "here"), "channels"),
+    ("colour images for grey ones", lambda: validation.resized(_TEN.x[:1], (4, 4, 1), "here"), "channels"),
 ]  # fmt: skip
 
 # --- settings that do not fit a population

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import check_groups
 from fedvg_jax.data.partitions import client_rows, dirichlet, exchange, kinds
 from fedvg_jax.data.partitions.client_rows import Partition
 
@@ -110,7 +109,11 @@ def draw_partition(
     [13, 13, 2, 2, 5, 5]
     """
     s, labels = Settings(**settings), np.asarray(labels, np.int32)
-    groups = _groups(s, groups, len(labels)) if "group" in (s.kind, s.held_out) else None
+    uses_groups = "group" in (s.kind, s.held_out)
+    if uses_groups and groups is None:
+        setting = "partition" if s.kind == "group" else "holdout"
+        raise UsageError(f"{setting} group needs an array groups [T] in the .npz, or --columns group=NAME of hf:FOLDER")
+    groups = np.asarray(groups) if uses_groups else None
     _refuse_too_few_rows(s, len(labels))
     inputs = DealInputs(labels, groups, client_rows.random_stream(s.kind, s.seed), progress)
     if cache_dir is None:
@@ -138,14 +141,6 @@ def _draw(settings: Settings, inputs: DealInputs) -> Partition:
     client_rows.refuse_small(rows, settings.min_samples, source)
     train = client_rows.pack(remaining[inputs.stream.permutation(own)] for own in rows)
     return Partition(train, [val], [test])
-
-
-def _groups(s: Settings, groups: np.ndarray | None, num_samples: int) -> np.ndarray:
-    """Returns the groups; a UsageError where they are missing or of other rows."""
-    if groups is None:
-        setting = "partition" if s.kind == "group" else "holdout"
-        raise UsageError(f"{setting} group needs an array groups [T] in the .npz, or --columns group=NAME of hf:FOLDER")
-    return check_groups(np.asarray(groups), num_samples)
 
 
 def _refuse_too_few_rows(s: Settings, num_samples: int) -> None:

@@ -119,7 +119,7 @@ def _split(file: Path, published: Published) -> Split:
 
 
 def unpickled(data: bytes, source: object) -> Any:
-    """Returns the pickled numbers, text (Python 2's as bytes), lists, tuples, dicts and uint8 arrays.
+    """Returns the pickled numbers, text (Python 2's as bytes), lists, tuples, dicts and arrays.
 
     Args:
         data: a pickle of protocol 2, 3 or 4, written by Python 2 or 3.
@@ -137,18 +137,11 @@ def unpickled(data: bytes, source: object) -> Any:
         raise UsageError(f"{source}: not a pickle of plain arrays ({reason(error)}); fetch it again") from error
 
 
-def _uint8(code: Any, *_: Any) -> np.dtype:
-    """Returns the dtype of bytes, whose state a pickle cannot change."""
-    if code not in ("u1", b"u1", "|u1", b"|u1"):
-        raise UsageError(f"it holds an array of dtype {str(code)[:20]!r}, and only 'u1' (uint8) is read")
-    return np.dtype(np.uint8)
-
-
 _NAMES = {
     "numpy.core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
     "numpy._core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
     "numpy.ndarray": np.ndarray,
-    "numpy.dtype": _uint8,
+    "numpy.dtype": np.dtype,
     "_codecs.encode": codecs.encode,
 }
 

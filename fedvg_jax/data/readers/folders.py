@@ -69,10 +69,10 @@ def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
     """
     if not data_dir.is_dir():
         raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}")
-    folders = [folder for folder in visible(data_dir) if folder.is_dir()]
-    named = [folder for known in hf.SPLITS.values() for folder in folders if folder.name.lower() in known]
-    is_split = bool(named) and len(named) == len(folders)
-    return hf.chosen_splits({folder.name: folder for folder in named} if is_split else {"": data_dir}, wanted, data_dir)
+    known = {name for names in hf.SPLITS for name in names}
+    splits = {folder.name: folder for folder in _folders(data_dir)}
+    has_splits = bool(splits) and all(name.lower() in known for name in splits)
+    return hf.pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
 
 
 def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
@@ -81,7 +81,7 @@ def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
     Raises:
         UsageError: there are fewer, or images that are in no folder of a class.
     """
-    folders = [folder for folder in visible(data_dir) if folder.is_dir()]
+    folders = _folders(data_dir)
     loose = [file for file in visible(data_dir) if file.suffix.lower() in images.SUFFIXES and file.is_file()]
     if len(folders) < least or (loose and least == 1):
         got = f"{data_dir}: holds {len(folders)} sub-folders and {len(loose)} images beside them"
@@ -107,16 +107,9 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    """Yields the content of a folder sorted by name, without hidden and `IGNORED` files.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name.lower() not in IGNORED)
-        yield from sorted(members, key=lambda member: member.name)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from error
+    """Yields the content of a folder sorted by name, without hidden and `IGNORED` files."""
+    members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name.lower() not in IGNORED)
+    yield from sorted(members, key=lambda member: member.name)
 
 
 # --- COVID-19 chest X-rays

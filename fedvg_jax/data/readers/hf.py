@@ -1,6 +1,6 @@
 """Reads image data sets of Hugging Face datasets: folders of `save_to_disk`, and folders of parquet files.
 
-Only `download` uses the network. Its only caller is `python -m fedvg_jax.prepare hf:NAME --download`.
+Nothing is fetched from the hub.
 
 A folder of sub-folders `partition_0`, `partition_1`, ..., each a saved set, is what `flwr-datasets create` writes. Its
 rows are pooled, and their groups are the numbers of the folders.
@@ -8,8 +8,8 @@ rows are pooled, and their groups are the numbers of the folders.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -19,27 +19,25 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, numbers, reading, with_groups
 from fedvg_jax.host import extras
-from fedvg_jax.host.files import reason, user_path
+from fedvg_jax.host.files import user_path
 
 T = TypeVar("T")
 
 PREFIX = "hf:"
 LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
 
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval"),
-}
-"""Splits to pool, in this order -> their names; of a set without any of them, all splits are pooled."""
+SPLITS = ("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval")
+"""Names of the splits to pool, in this order; of a set without any of them, all splits are pooled."""
 
 IMAGE_NAMES = ("image", "img", "images", "pixel_values", "x")
 LABEL_NAMES = ("label", "labels", "y", "target", "class", "character", "digit")
 """Usual names of columns, where their types do not tell them apart."""
 
-STATE = "state.json"
-DICT = "dataset_dict.json"
+SAVED = ("state.json", "dataset_dict.json")
 """Files of `save_to_disk`: of one split, and of a dict of splits."""
+
+PARTITION = "partition"
+"""Column that is added to the rows of sub-folders: the number of the folder."""
 
 
 class Columns(NamedTuple):
@@ -49,16 +47,6 @@ class Columns(NamedTuple):
     label: str = ""
     group: str = ""
     """Column of the groups; empty reads none, except where the folder has partitions."""
-
-
-class _Split(NamedTuple):
-    """One split of a set, or one part of it."""
-
-    name: str
-    rows: Any
-    """a `datasets.Dataset`"""
-    partition: int | None = None
-    """number of the folder that it comes from"""
 
 
 def load(
@@ -84,8 +72,7 @@ def load(
         UsageError: the extra is not installed; or the set is missing, damaged, or has no labelled images.
     """
     folder = find(data_dir, name)
-    members = [path for path in sorted(folder.rglob("*")) if path.suffix in (".arrow", ".parquet", ".json")]
-    members = [path for path in members if not _is_hidden(path.relative_to(folder)) and path.is_file()]
+    members = sorted(path for path in folder.rglob("*.*") if path.is_file())
     sources = [*members, f"{how.get('size')}", repr(columns), splits]
     arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
     return arrays._replace(name=folder.resolve().name)
@@ -100,271 +87,121 @@ def find(data_dir: Path | None, name: str) -> Path:
     folder = (data_dir or Path()) / user_path(name)
     if not name or not folder.is_dir():
         raise UsageError(
-            f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is given; fetch one of"
-            f" the hub by python -m fedvg_jax.prepare {PREFIX}NAME --data-dir DIR --download"
+            f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is given; save one of"
+            " the hub by datasets.load_dataset(NAME).save_to_disk(FOLDER)"
         )
     return folder
 
 
-def download(name: str, data_dir: Path) -> Path:
-    """Downloads a set of the Hugging Face hub and saves it; returns its folder, `data_dir`/NAME.
-
-    Args:
-        name: NAME or OWNER/NAME, as on the hub, and :CONFIG where the set has several.
-        data_dir: folder of the saved sets.
-
-    Raises:
-        UsageError: the folder exists, or the download fails.
-    """
-    match = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?", name, re.ASCII)
-    if not match or ".." in name:
-        raise UsageError(f"--download is for {PREFIX}NAME or {PREFIX}OWNER/NAME of the hub, got {PREFIX}{name}")
-    folder = data_dir / name
-    if folder.exists():
-        raise UsageError(f"{folder} exists; remove it first, or leave out --download")
-    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
-    try:
-        library.load_dataset(match[1], match[2]).save_to_disk(str(folder))
-    except Exception as error:  # from the network, the hub, or the disk
-        raise UsageError(f"{PREFIX}{name} cannot be downloaded into {data_dir} ({reason(error)})") from error
-    return folder
-
-
-# --- files
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _decode(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
-    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
-    with reading(folder, "a complete set", f"it must be {LAYOUT}"):
-        pooled = _pooled_splits(_splits(library, folder), splits, folder)
-        return _arrays(library, pooled, columns, folder, **how)
-
-
-def _splits(library: Any, folder: Path) -> list[_Split]:
-    """Returns all splits of a folder, in the order of their files."""
-    if (folder / DICT).is_file() or (folder / STATE).is_file():
-        return _saved(library, folder)
-    partitions = _partition_folders(folder)
-    if partitions:
-        return [split._replace(partition=number) for number, path in partitions for split in _splits(library, path)]
-    files = [path for path in sorted(folder.rglob("*.parquet")) if not _is_hidden(path.relative_to(folder))]
-    if not files:
-        raise UsageError(f"{folder}: holds no set; it must be {LAYOUT}")
-    return _parquet(library, files, folder)
-
-
-def _partition_folders(folder: Path) -> list[tuple[int, Path]]:
-    """Returns the sub-folders partition_K by K."""
-    named = [(re.fullmatch(r"partition_(\d{1,9})", path.name), path) for path in folder.iterdir() if path.is_dir()]
-    return sorted((int(match[1]), path) for match, path in named if match)
-
-
-def _saved(library: Any, folder: Path) -> list[_Split]:
-    stored = library.load_from_disk(str(folder))
-    splits = dict(stored) if isinstance(stored, library.DatasetDict) else {"train": stored}
-    return [_Split(name, _validated(rows)) for name, rows in splits.items()]
-
-
-def _parquet(library: Any, files: Sequence[Path], folder: Path) -> list[_Split]:
-    """Returns the splits of parquet files; files of no split are the training set if there is no other.
-
-    Raises:
-        UsageError: a split has files in several folders, which are several configurations of the set.
-    """
-    import pyarrow  # pyright: ignore[reportMissingImports]  part of the extra
-    import pyarrow.parquet  # pyright: ignore[reportMissingImports]
-
-    of_split: dict[str, list[Path]] = {}
-    for file in files:
-        of_split.setdefault(_split_of(file.relative_to(folder)), []).append(file)
-    others = of_split.pop("", [])
-    of_split.setdefault("train", others)
-    splits = []
-    for name, members in of_split.items():
-        if len({path.parent for path in members}) > 1:
-            listed = ", ".join(sorted({str(path.parent.relative_to(folder)) for path in members})[:4])
-            raise UsageError(f"{folder}: holds several configurations ({listed}); name the folder of one")
-        if members:
-            table = pyarrow.concat_tables([pyarrow.parquet.ParquetFile(file).read() for file in members])
-            splits.append(_Split(name, _validated(library.Dataset(table))))
-    return splits
-
-
-def _split_of(file: Path) -> str:
-    """Returns the split that is a word of a file's name, or of its folders' from the inner one; "" if none is.
-
-    >>> names = ("data/val-0-of-2", "set-test-0-of-1", "test/0000", "my_val-0", "rows")
-    >>> [_split_of(Path(f"{name}.parquet")) for name in names]
-    ['validation', 'test', 'test', 'validation', '']
-    """
-    texts = [re.split(r"[^a-z]+", text.lower()) for text in (file.stem, *file.parts[-2::-1])]
-    return next((split for words in texts for split, names in SPLITS.items() if set(names) & set(words)), "")
-
-
-def _validated(rows: Any) -> Any:
-    """Returns a set whose Arrow buffers are consistent; reading others could crash the process."""
-    rows.data.table.validate(full=True)
-    return rows if rows._indices is None else rows.flatten_indices(keep_in_memory=True)
-
-
-def _pooled_splits(splits: list[_Split], wanted: str, folder: Path) -> list[_Split]:
-    """Returns the splits to pool, in the order of `SPLITS`; parts of one split in the order of their folders."""
-    of_name: dict[str, list[_Split]] = {}
-    for split in splits:
-        of_name.setdefault(split.name, []).append(split)
-    known = [of_name[name] for names in SPLITS.values() for name in of_name if name in names]
-    chosen = known if wanted == "all" else chosen_splits(of_name, wanted, folder)
-    return [split for members in chosen for split in members] or splits
-
-
-def chosen_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]:
-    """Returns the splits of names NAME,... in their order, or all.
+def pooled_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]:
+    """Returns the splits of names NAME,... in their order; or "all", which are those of `SPLITS` in its order.
 
     Raises:
         UsageError: there is no such split.
     """
-    names = [*splits] if wanted == "all" else [name.strip() for name in wanted.split(",")]
+    if wanted == "all":
+        return [splits[name] for names in SPLITS for name in splits if name.lower() in names] or [*splits.values()]
+    names = dict.fromkeys(name.strip() for name in wanted.split(","))
     if unknown := [name for name in names if name not in splits]:
         has = ", ".join(filter(None, splits)) or "none"
         raise UsageError(f"{folder}: has no split {unknown[0][:100]!r}; --splits is all, or some of its splits: {has}")
-    return [splits[name] for name in dict.fromkeys(names)]
+    return [splits[name] for name in names]
 
 
-# --- columns
+def _decode(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
+    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
+    with reading(folder, "a complete set", f"it must be {LAYOUT}"), tempfile.TemporaryDirectory() as scratch:
+        parts = [part for part in pooled_splits(_splits(library, folder, scratch), splits, folder) if len(part)]
+        if not parts:
+            raise UsageError(f"{folder}: holds no row; at least one image is needed")
+        rows = library.concatenate_datasets(parts)
+        rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
+        kind = library.ClassLabel
+        label = _column(rows, "label", columns.label, lambda feature: isinstance(feature, kind), LABEL_NAMES, folder)
+        y, names = _labels(rows, label, folder)
+        image = _column(rows, "image", columns.image, _is_image(library), IMAGE_NAMES, folder)
+        x = _images(library, rows, image, folder, **how)
+        arrays = check(Arrays(folder.name, x, y, names, len(parts[0])), folder)
+        group = columns.group or (PARTITION if PARTITION in rows.features else "")
+        return with_groups(arrays, _values(rows, group, folder), f"{folder}, column {group}") if group else arrays
 
 
-def _arrays(
-    library: Any, splits: list[_Split], columns: Columns, folder: Path, **how: Unpack[images.Decoding]
-) -> Arrays:
-    splits = [split for split in splits if len(split.rows)]
-    if not splits:
-        raise UsageError(f"{folder}: holds no row; at least one image is needed")
-    features = splits[0].rows.features
-    for split in splits[1:]:
-        if split.rows.features != features:
-            raise UsageError(f"{folder}: split {split.name} has other columns than {splits[0].name}; make them equal")
-    image = _image_column(library, features, columns.image, folder)
-    label = _label_column(library, features, columns.label, image, folder)
-    y, names = _labels(library, splits, label, folder)
-    x = _images(library, splits, image, folder, **how)
-    num_train = sum(len(split.rows) for split in splits if split.name == splits[0].name)
-    arrays = check(Arrays(folder.name, x, y, names, num_train), folder)
-    if columns.group:
-        _require_column(features, columns.group, folder)
-        return with_groups(arrays, _values(splits, columns.group, folder), f"{folder}, column {columns.group}")
-    if splits[0].partition is None:
-        return arrays
-    partitions = np.repeat([str(part.partition) for part in splits], [len(part.rows) for part in splits])
-    return with_groups(arrays, partitions, str(folder))
+def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
+    """Returns all splits of a folder by name, each a `datasets.Dataset`; `scratch` holds what the library unpacks."""
+    if any((folder / name).is_file() for name in SAVED):
+        stored = library.load_from_disk(str(folder))
+        return stored if isinstance(stored, dict) else {"train": stored}
+    if partitions := {int(path.name.partition("_")[2]): path for path in folder.glob("partition_*")}:
+        parts = {number: library.load_from_disk(str(partitions[number])) for number in sorted(partitions)}
+        parts = [part.add_column(PARTITION, [number] * len(part)) for number, part in parts.items()]
+        return {"train": library.concatenate_datasets(parts)}
+    return library.load_dataset(str(folder), cache_dir=scratch, verification_mode="no_checks")
 
 
-def _image_column(library: Any, features: Any, given: str, folder: Path) -> str:
-    of_kind = [name for name, feature in features.items() if isinstance(feature, library.Image)]
-    encoded = [name for name, feature in features.items() if _is_encoded(library, feature)]
-    arrays = [name for name, feature in features.items() if _is_array(library, feature)]
-    return _column(features, given, "image", of_kind or encoded or arrays, IMAGE_NAMES, folder)
+def _is_image(library: Any) -> Callable[[Any], bool]:
+    """Returns feature -> whether a column holds images: as such, as arrays, or as bytes of files."""
+
+    def is_image(feature: Any) -> bool:
+        if isinstance(feature, dict):  # as other libraries write images
+            return "bytes" in feature
+        is_binary = isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
+        return is_binary or isinstance(feature, library.Image | library.Array2D | library.Array3D)
+
+    return is_image
 
 
-def _is_array(library: Any, feature: Any) -> bool:
-    """Returns whether a column holds arrays [H, W] or [H, W, D]."""
-    return isinstance(feature, library.Array2D | library.Array3D)
-
-
-def _label_column(library: Any, features: Any, given: str, image: str, folder: Path) -> str:
-    of_kind = [name for name, feature in features.items() if isinstance(feature, library.ClassLabel)]
-    others = {name: feature for name, feature in features.items() if name != image}
-    return _column(others, given, "label", of_kind, LABEL_NAMES, folder)
-
-
-def _column(features: Any, given: str, kind: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
+def _column(
+    rows: Any, role: str, given: str, has_kind: Callable[[Any], bool], usual: Sequence[str], folder: Path
+) -> str:
     """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
-    flag, listed = f"--columns {kind}=NAME", ", ".join(features)
-    if given:
-        _require_column(features, given, folder)
-    candidates = [given] if given else of_kind
-    if len(candidates) != 1:
-        candidates = [name for name in usual if name in (of_kind or features)][:1]
-    if not candidates:
-        raise UsageError(
-            f"{folder}: several columns, or none, can be the {kind}; name one with {flag}: {listed}; texts and tables"
-            " are given as arrays from Python, fedvg_jax.run(data=(x, y))"
-        )
-    return candidates[0]
+    names = [given] if given else [name for name, feature in rows.features.items() if has_kind(feature)]
+    if len(names) != 1:
+        names = [name for name in usual if name in (names or rows.features)]
+    if names and names[0] in rows.features:
+        return names[0]
+    raise UsageError(
+        f"{folder}: several columns, or none, can be the {role}; name one with --columns {role}=NAME:"
+        f" {', '.join(rows.features)}; texts and tables are given as arrays from Python, fedvg_jax.run(data=(x, y))"
+    )
 
 
-def _require_column(features: Any, column: str, folder: Path) -> None:
-    """Raises UsageError for a column that the set does not have."""
-    if column not in features:
-        raise UsageError(f"{folder}: has no column {column[:100]!r}; its columns are {', '.join(features)}")
-
-
-def _is_encoded(library: Any, feature: Any) -> bool:
-    """Returns whether a column holds the bytes of image files, which was written without the type of images."""
-    if isinstance(feature, dict):
-        return "bytes" in feature
-    return isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
-
-
-def _labels(library: Any, splits: list[_Split], column: str, folder: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(rows: Any, column: str, folder: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels [T] and the names of the classes: those of the column, its texts, or its numbers."""
-    feature = splits[0].rows.features[column]
-    values = _values(splits, column, folder)
-    if values.dtype.kind == "i" and values.min(initial=0) < 0:
-        raise UsageError(f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits")
-    if isinstance(feature, library.ClassLabel):
-        return values, tuple(feature.names)
+    values = _values(rows, column, folder)
     if values.dtype.kind == "U":
         texts, y = np.unique(values, return_inverse=True)
-        return y, tuple(str(text) for text in texts)
-    return values, tuple(numbers(int(values.max(initial=0))))
+        return y, tuple(map(str, texts))
+    if values.min() < 0:
+        raise UsageError(f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits")
+    return values, tuple(getattr(rows.features[column], "names", None) or numbers(int(values.max())))
 
 
-def _values(splits: list[_Split], column: str, folder: Path) -> np.ndarray:
-    """Returns a column of integers or texts, [T].
-
-    Raises:
-        UsageError: it has other values, or misses some.
-    """
-    listed = [value for split in splits for value in split.rows.data.column(column).to_pylist()]
-    if None in listed:
-        raise UsageError(f"{folder}: column {column} misses the value of row {listed.index(None)}; remove such rows")
-    values = np.array(listed)
-    if values.dtype.kind in "bi":
-        return values.astype(np.int64)
-    if values.dtype.kind == "U":
-        return values
-    raise UsageError(f"{folder}: column {column} must hold integers or texts; name another with --columns")
+def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
+    """Returns a column of integers or texts, [T]; a UsageError for other values, or rows without one."""
+    values = np.array(rows.with_format("arrow")[:][column].to_pylist() if column in rows.features else [None])
+    if values.dtype.kind not in "biU":
+        raise UsageError(
+            f"{folder}: column {column[:100]} must have an integer or a text in every row; remove rows, or name another"
+            f" of --columns: {', '.join(rows.features)}"
+        )
+    return values if values.dtype.kind == "U" else values.astype(np.int64)
 
 
-def _images(
-    library: Any, splits: list[_Split], column: str, folder: Path, **how: Unpack[images.Decoding]
-) -> np.ndarray:
+def _images(library: Any, rows: Any, column: str, folder: Path, **how: Unpack[images.Decoding]) -> np.ndarray:
     """Returns uint8 [T, H, W, D] of a column of image files, or the arrays [T, H, W] or [T, H, W, D] of a column."""
-    feature = splits[0].rows.features[column]
-    if _is_array(library, feature):
+    feature = rows.features[column]
+    if isinstance(feature, library.Array2D | library.Array3D):
         if how.get("size"):
             raise UsageError(f"{folder}: the arrays of column {column} have a fixed size; leave --image-size out")
-        stored = [split.rows.with_format("numpy", dtype=feature.dtype)[column] for split in splits]
-        return np.concatenate([np.asarray(part[:]) for part in stored])
-    if not (isinstance(feature, library.Image) or _is_encoded(library, feature)):
-        raise UsageError(f"{folder}: column {column} holds no image files; cast it to datasets.Image, or name another")
-    stored = [split.rows.data.column(column) for split in splits]
-    ends = np.cumsum([len(part) for part in stored])
-    starts = [0, *ends[:-1]]
+        return np.asarray(rows.with_format("numpy", dtype=feature.dtype)[column][:])
+    stored = rows.with_format("arrow")[:][column]
 
     def read(row: int) -> tuple[bytes, object]:
-        part = int(np.searchsorted(ends, row, "right"))
-        value = stored[part][row - starts[part]].as_py()
-        source = f"{folder} ({splits[part].name} row {row - starts[part]})"
+        value, source = stored[row].as_py(), f"{folder} (row {row})"
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
-            raise UsageError(f"{source}: holds no bytes of an image; save the set with its images, by save_to_disk")
+            raise UsageError(f"{source}: column {column} holds no bytes of an image; save the set by save_to_disk")
         return data, source
 
-    num = int(ends[-1])
-    are_grey = all(images.is_grey(*read(row)) for row in range(num))  # opens headers, up to the first with colours
-    return images.stack(num, read, channels=1 if are_grey else 3, **how)
+    are_grey = all(images.is_grey(*read(row)) for row in range(len(stored)))  # opens headers, up to the first colours
+    return images.stack(len(stored), read, channels=1 if are_grey else 3, **how)

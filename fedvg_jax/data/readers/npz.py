@@ -5,8 +5,8 @@ The paper's two MedMNIST data sets are read in any of their published sizes.
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,8 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, numbers, pool, reading, with_groups
-from fedvg_jax.host import files
+from fedvg_jax.data.arrays import Arrays, pool, reading, with_groups
 
 KEYS = (
     (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
@@ -29,6 +28,9 @@ LAYOUT = (
     "the arrays train_images, train_labels[, val_images, val_labels][, test_images, test_labels], "
     "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y, or images, labels"
 )
+
+MAPPED_LAYOUT = "x.npy and y.npy[, class_names.npy][, groups.npy]"
+"""Of a folder whose x.npy is mapped, and may be larger than this machine's memory; it must not change meanwhile."""
 
 
 _AS_ARRAYS = "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
@@ -47,7 +49,10 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
         UsageError: no file, several files, a damaged file, or missing or malformed arrays.
     """
     if (path / "x.npy").is_file():
-        return load_mapped(path)
+        mapped = [path / f"{name}.npy" for name in ("x", "y", "class_names", "groups")]
+        with reading(path, "a folder of complete .npy files of plain arrays", "write them again"):
+            opened = {file.stem: np.load(file, mmap_mode="r") for file in mapped if file.is_file()}
+        return _pooled(opened, path, path.resolve().name)
     file = find(path, LAYOUT)
     arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
     return arrays._replace(name=file.stem)  # an entry may come from a file with another name
@@ -62,22 +67,34 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         class_names: used if the file has none; None numbers the classes.
         without: splits to leave out.
     """
-    members = read(file, {key for layout in KEYS for pair in layout for key in pair} | {"class_names", "groups"})
+    keys = {"class_names", "groups", *itertools.chain(*itertools.chain(*KEYS))}
+    return _pooled(read(file, keys), file, name, class_names, without)
+
+
+def _pooled(
+    members: Mapping[str, np.ndarray],
+    file: Path,
+    name: str,
+    class_names: Sequence[str] | None = None,
+    without: Collection[str] = (),
+) -> Arrays:
+    """Returns the data set of arrays by the names of `KEYS`; arguments as in `decode`."""
     members = {key: array for key, array in members.items() if not {*key.split("_")} & {*without}}
     found = [layout for layout in KEYS if all(key in members for key in layout[0])]
     if len(found) > 1:
         shown = " and ".join(", ".join(layout[0]) for layout in found)
         raise UsageError(f"{file}: holds {shown}, which are several data sets; keep one of them")
     if not found:
-        with np.load(file) as archive:
-            names = ", ".join(archive.files[:8]) or "no array"
-        raise UsageError(f"{file}: must hold {LAYOUT}; got {names}")
+        got = ", ".join(members) or "no array of these names"
+        raise UsageError(f"{file}: must hold {LAYOUT}; got {got}{_AS_ARRAYS}")
     pairs = [pair for pair in found[0] if any(key in members for key in pair)]
     if missing := [key for pair in pairs for key in pair if key not in members]:
         raise UsageError(f"{file}: {missing[0]} is missing; every split has images and labels")
     splits = [(members[images], members[labels]) for images, labels in pairs]
     if "class_names" in members:
-        class_names = texts(members["class_names"], file)
+        with reading(file, "a data set", "class_names must be texts in UTF-8"):
+            names = members["class_names"].ravel()
+            class_names = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
     arrays = pool(name, splits, class_names, file)
     return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
@@ -105,65 +122,13 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
     Raises:
         UsageError: no complete .npz file, or pickled members.
     """
+    remedy = f"fetch it again, or save it without objects{_AS_ARRAYS}"
     with (
-        reading(
-            file, "a complete .npz file of plain arrays", f"fetch it again, or save it without objects{_AS_ARRAYS}"
-        ),
-        file.open("rb") as stream,
+        reading(file, "a complete .npz file of plain arrays", remedy),
+        file.open("rb") as stream,  # which NumPy leaves open after an error
+        np.load(stream) as archive,
     ):
-        if not zipfile.is_zipfile(stream):
-            raise zipfile.BadZipFile("not a zip archive, or one cut short")
-        stream.seek(0)  # zipfile leaves it at the end record; NumPy reads no archive from one of ZIP64
-        with np.load(stream, allow_pickle=False) as archive:
-            members = {key: archive[key] for key in archive.files if key in keys}
-        odd = [key for key, member in members.items() if not isinstance(member, np.ndarray)]
-        if odd:
-            raise ValueError(f"its member {odd[0]} is not an array")
-        return members
-
-
-def texts(names: np.ndarray, file: Path) -> list[str]:
-    """Returns the names of classes in an array of texts, UTF-8 bytes or numbers; a UsageError for other bytes."""
-    try:
-        return [label.decode() if isinstance(label, bytes) else str(label) for label in names.ravel()]
-    except ValueError as error:
-        raise UsageError(
-            f"{file}: class_names must be texts in UTF-8 ({files.reason(error)}); write them again"
-        ) from None
-
-
-# --- memory maps: a data set may be larger than this machine's memory
-
-MAPPED_LAYOUT = (
-    "x.npy (uint8 [T, H, W] or [T, H, W, D], or floats [T, F]) and y.npy (integers [T])[, class_names.npy]"
-    "[, groups.npy]"
-)
-
-
-def load_mapped(path: Path) -> Arrays:
-    """Reads the files of the folder; x stays a memory map of x.npy, which must not change while it is used.
-
-    Args:
-        path: a folder with `MAPPED_LAYOUT`.
-
-    Raises:
-        UsageError: a file is missing, damaged or malformed.
-    """
-    x, y = np.asarray(_read_mapped(path / "x.npy")), np.array(_read_mapped(path / "y.npy"))
-    named = path / "class_names.npy"
-    if y.dtype.kind not in "iu" or not y.ndim or not y.size:
-        raise UsageError(f"{path / 'y.npy'}: must hold integers [T], got {y.dtype} {list(y.shape)}")
-    names = texts(np.array(_read_mapped(named)), named) if named.is_file() else numbers(int(y.max()))
-    arrays = check(Arrays(path.resolve().name, x, y, tuple(names), len(y)), path)
-    groups = path / "groups.npy"
-    return with_groups(arrays, np.array(_read_mapped(groups)), groups) if groups.is_file() else arrays
-
-
-def _read_mapped(file: Path) -> np.ndarray:
-    if not file.is_file():
-        raise UsageError(f"{file.parent}: {file.name} missing; it must hold {MAPPED_LAYOUT}")
-    with reading(file, "a complete .npy file of a plain array", "write it again"):
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+        return {key: archive[key] for key in archive.files if key in keys}
 
 
 SIZES = (28, 64, 128, 224)

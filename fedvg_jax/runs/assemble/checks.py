@@ -122,7 +122,7 @@ def _check_accuracies(
     if CONFUSION in listed(config.record) and num_classes > MOST_COUNTED:
         raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")
     for consumer, instead in consumers:
-        user_data.integer_labels(arrays, consumer, instead)
+        user_data.class_labels(arrays, consumer, instead, of_rows=False)
         if task:
             contracts.check_scores(task, pool, consumer, instead, len(arrays.class_names))
 

@@ -11,7 +11,7 @@ from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.core.types import Batch, UsageError
-from fedvg_jax.data import corrupt, external, user_data, validation
+from fedvg_jax.data import corrupt, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, spaced
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
@@ -126,9 +126,9 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         all_classes = not departs(config, "truck")
-        images = external.load(source, options.data_dir, arrays, all_classes, cache_dir)
+        images = validation.outside_images(source, options.data_dir, arrays, all_classes, cache_dir)
         if is_features(arrays.x) and config.data_dir:
-            external.refuse_other_network(options.data_dir, config.data_dir)
+            validation.refuse_other_network(options.data_dir, config.data_dir)
         shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
     if options.size:
         shared = validation.subset(shared, options.size, seed)
@@ -165,11 +165,11 @@ def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     if options.rho:
         user_data.class_labels(arrays, f"validation.rho {options.rho:g}", "use 0")
     if options.label_noise:
-        user_data.integer_labels(arrays, f"validation.label_noise {options.label_noise:g}", "use 0")
+        user_data.class_labels(arrays, f"validation.label_noise {options.label_noise:g}", "use 0", of_rows=False)
     if kind in corrupt.IMAGES:
         user_data.check_rows_are_images(arrays, f"corrupt.kind {kind}", f"use {', '.join(corrupt.LABELS)}")
     if kind in corrupt.LABELS:
-        user_data.integer_labels(arrays, f"corrupt.kind {kind}", "use none")
+        user_data.class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
 
 
 def describe(

@@ -51,8 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
-    values, others = launch.split(words)
-    processes = launch.parse(values)
+    processes, others = launch.read(words)
     config, unused, is_dry = commands.read_command_line(others)
     commands.set_environment(config)
     if processes is None:

@@ -18,7 +18,6 @@ import functools
 import importlib.util
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -361,20 +360,6 @@ def single_lapack_thread() -> Iterator[None]:
 def num_cores() -> int:
     """Returns how many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-VECTOR_INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "sve2")
-"""Linux's names of the vector instructions for which XLA and its libraries compile different code."""
-
-
-def vector_instructions() -> list[str]:
-    """Returns the vector instructions of this host's processor; none where the system is not Linux."""
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        match = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
-        flags = set(match[1].split()) if match else set()
-        return [name for name in VECTOR_INSTRUCTIONS if name in flags]
-    return []
 
 
 def host_memory() -> int | None:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from fedvg_jax.host import hardware
+from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 
 HEARTBEAT = 30
@@ -32,11 +32,7 @@ unequal work."""
 LOST = 3
 """Exit code when another process was lost."""
 
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-
-FLAGS = ("distributed", "processes", "process")
-"""Options of the command line that start several processes; they are no settings of a run."""
-
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 HELP = """Several processes:
   --distributed HOST:PORT|auto
@@ -48,7 +44,7 @@ HELP = """Several processes:
   --processes INT       Number of processes. Default: $JAX_NUM_PROCESSES.
   --process INT         Number of this process, from 0. Default:
                         $JAX_PROCESS_ID."""
-"""Entry of the options in `FLAGS` in `--help-all`."""
+"""Entry of these options in `--help-all`; they are no settings of a run."""
 
 
 class Launch(NamedTuple):
@@ -62,59 +58,39 @@ class Launch(NamedTuple):
     """number of this process, from 0; None: `JAX_PROCESS_ID`, or as detected"""
 
 
-def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the options of a command line that are in `FLAGS`, and its other words.
+def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
+    """Returns how the processes of a command line find each other, None for a single one, and its other words.
 
     Raises:
-        UsageError: an option has no value.
+        UsageError: an option is malformed, or the others are given without `--distributed`.
 
-    >>> split(["--lr", "0.1", "--distributed", "auto"])
-    ({'distributed': 'auto'}, ['--lr', '0.1'])
+    >>> read(["--lr", "0.1", "--distributed", "localhost:9911", "--processes", "2", "--process", "0"])
+    (Launch(coordinator='localhost:9911', count=2, index=0), ['--lr', '0.1'])
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in FLAGS:
-        parser.add_argument(f"--{name}")
+    parser.add_argument("--distributed")
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--process", type=int)
     try:
         options, others = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error.argument_name} needs a value; see --help-all") from None
-    return {name: value for name, value in vars(options).items() if value is not None}, others
-
-
-def parse(values: dict[str, str]) -> Launch | None:
-    """Returns the launch that the options in `FLAGS` describe; None without `distributed`.
-
-    Raises:
-        UsageError: a value is malformed, or the other options are given alone.
-
-    >>> parse({"distributed": "localhost:9911", "processes": "2", "process": "0"})
-    Launch(coordinator='localhost:9911', count=2, index=0)
-    """
-    if "distributed" not in values:
-        if values:
-            raise UsageError(f"--{min(values)} needs --distributed HOST:PORT; add it, or leave this out")
-        return None
-    where = values["distributed"]
-    if where != "auto" and split_address(where) is None:
-        raise UsageError(f"distributed must be auto or HOST:PORT of process 0, got {where}")
-    count = _number("processes", values.get("processes") or os.environ.get("JAX_NUM_PROCESSES"), 1)
-    index = _number("process", values.get("process") or os.environ.get("JAX_PROCESS_ID"), 0)
-    if where != "auto" and (count is None or index is None):
-        raise UsageError(
-            f"distributed {where} needs --processes and --process (or JAX_NUM_PROCESSES and JAX_PROCESS_ID) in every"
-            " process; give both, or use --distributed auto"
+        from_environment = (os.environ.get(f"JAX_{name}") for name in ("NUM_PROCESSES", "PROCESS_ID"))
+        given = (options.processes, options.process)
+        count, index = (
+            int(text) if value is None and text else value for value, text in zip(given, from_environment, strict=True)
         )
-    if count is not None and index is not None and index >= count:
+    except (argparse.ArgumentError, ValueError) as error:
+        raise UsageError(f"{error}; see --help-all") from None
+    where = options.distributed
+    if where is None:
+        if given != (None, None):
+            raise UsageError("--process and --processes need --distributed HOST:PORT; add it, or leave them out")
+        return None, others
+    match = _ADDRESS.fullmatch(where)
+    if where != "auto" and not (match and 0 < int(match[1]) < 2**16 and count and index is not None):
+        raise UsageError(f"distributed takes auto, or HOST:PORT with --processes N and --process I; got {where}")
+    if count and index is not None and not 0 <= index < count:
         raise UsageError(f"process must be 0..{count - 1} of {count} processes, got {index}")
-    return Launch(where, count, index)
-
-
-def _number(name: str, text: str | None, least: int) -> int | None:
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and least <= int(text) < 2**16):
-        raise UsageError(f"{name} must be a whole number from {least} to {2**16 - 1}, got {text}")
-    return int(text)
+    return Launch(where, count, index), others
 
 
 def join(launch: Launch) -> None:
@@ -142,7 +118,8 @@ def join(launch: Launch) -> None:
             or (None if is_auto else launch.coordinator),
         )
     except (ValueError, RuntimeError) as error:
-        raise UsageError(_reason(launch, error)) from None
+        reason = f"the processes do not find each other ({files.reason(error)}); check the address or the cluster"
+        raise UsageError(f"distributed {launch.coordinator}: {reason}") from None
     if hardware.current().is_cpu:
         # with jax 0.10.2 a program from the cache in one process and a compiled one in another waited for each other
         jax.config.update("jax_enable_compilation_cache", False)
@@ -151,26 +128,6 @@ def join(launch: Launch) -> None:
             f"process {jax.process_index()} has {jax.local_device_count()} devices of {jax.device_count()} in"
             f" {jax.process_count()} processes; start processes with equal numbers of devices"
         )
-
-
-def split_address(text: str) -> tuple[str, int] | None:
-    """Returns host and port of HOST:PORT, None if it is malformed. An IPv6 address needs brackets.
-
-    >>> split_address("node-0.lab:9911"), split_address("[::1]:9911"), split_address("::1:9911")
-    (('node-0.lab', 9911), ('::1', 9911), None)
-    """
-    match = _ADDRESS.fullmatch(text)
-    return (match[1].strip("[]"), int(match[2])) if match and 0 < int(match[2]) < 2**16 else None
-
-
-def _reason(launch: Launch, error: Exception) -> str:
-    text = " ".join(str(error).split())[:200]
-    if launch.coordinator == "auto":
-        return (
-            f"distributed auto finds no cluster ({text}); start it with srun, mpirun or an Indexed Job, or give"
-            " --distributed HOST:PORT --processes N --process I"
-        )
-    return f"distributed {launch.coordinator}: the processes do not find each other ({text}); check the address"
 
 
 def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], str]) -> int:

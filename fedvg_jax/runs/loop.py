@@ -208,8 +208,6 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     limit = endings.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
     error = endings.divergence(new, limit) if sim.config.nonfinite == "raise" else ""
     recorded = endings.until_first(new, limit) if error else new
-    if error and (hint := contracts.label_hint(sim.task, sim.data.pool)):
-        error = f"{hint}; {error}"
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)

@@ -3,27 +3,25 @@
 A resumed run continues from a checkpoint with exactly the records up to its round; rounds after it are computed again.
 A folder that is not as its run left it is refused, and not changed.
 
-The processes that share a run must have equal settings, data and environments.
+The processes that share a run must have equal settings, data, versions of packages and settings of jax.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
+from fedvg_jax.core import reuse
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
@@ -198,12 +196,6 @@ def _write_manifest(folder: Path, start: Start, described: Described, log: Log) 
 OWN = ("out", "export", "profile", "resume", "data_dir", "cache_dir", "force")
 """Settings that may differ between the processes of a run."""
 
-_JAX_SETTINGS = re.compile("prng|threefry|random|gumbel|x64|dtype|precision|promotion|f16|softmax|optimi|linearize")
-"""In the names of those settings of jax that may change values."""
-
-_VARIABLES = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
-"""Environment variables that may change values."""
-
 
 def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     """Returns the settings with the run folder that process 0 chooses.
@@ -213,12 +205,16 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
         choose: settings -> settings with `out` and `resume` as they are used; called by process 0 only.
 
     Raises:
-        UsageError: the processes have different environments or settings, or none can be chosen.
+        UsageError: the processes have different versions or settings, or none can be chosen.
     """
     if processes.count() == 1:
         return choose(config)
     settings = {f"setting {name}": repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
-    refuse_different(environment(), "start all in the same environment")
+    versions = {f"version of {name}": version for name, version in provenance.versions().items()}
+    jax_settings = {
+        f"setting {name}": str(value) for name, value in zip(reuse.TRACE_SETTINGS, reuse.trace_settings(), strict=True)
+    }
+    refuse_different(versions | jax_settings, "start all in the same environment")
     refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
@@ -232,25 +228,6 @@ def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]
         places = {"rows": sim.host_rows, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         refuse_different(values | sources(), "give all the same files and --placement")
-
-
-def environment() -> dict[str, str]:
-    """Returns what changes values beside the settings of a run: versions, code, settings of jax and of XLA."""
-    package = Path(configs.__file__).parents[1]
-    code = b"".join(path.read_bytes() for path in sorted(package.rglob("*.py")))
-    jax_settings = {
-        name: getattr(jax.config, name, value)  # a context manager may have set another
-        for name, value in sorted(jax.config.values.items())
-        if _JAX_SETTINGS.search(name)
-    }
-    flags = {name: [flag for flag in os.environ.get(name, "").split() if "dump" not in flag] for name in _VARIABLES}
-    return {
-        **{f"version of {name}": version for name, version in provenance.versions().items()},
-        "version of jaxlib": importlib.metadata.version("jaxlib"),
-        "code of fedvg_jax": _digest(code),
-        **{name: str(value) for name, value in jax_settings.items()},
-        **{name: " ".join(sorted(words)) for name, words in flags.items()},
-    }
 
 
 def refuse_different(values: Mapping[str, str], remedy: str) -> None:

@@ -70,8 +70,7 @@ def test_documented_runs_are_parsed():
     assert len(lines) > 40
     for line in lines:
         if "--resume R" not in line:
-            values, words = launch.split(arguments(line.replace("--resume runs/first", "")))
-            launch.parse(values)
+            _, words = launch.read(arguments(line.replace("--resume runs/first", "")))
             assert commands.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
 
 
@@ -84,7 +83,7 @@ def test_documented_runs_without_files_of_the_user_are_assembled():
     lines = [line for line in documented("sim") if not USERS_FILES.search(line)]
     assert len(lines) > 15
     for line in lines:
-        _, words = launch.split(arguments(line))
+        _, words = launch.read(arguments(line))
         with naming(line):
             fedvg_jax.simulation(commands.parse(words))
 
@@ -96,8 +95,8 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
     _, job = yaml.safe_load_all(manifest)
     (command,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
     number = arguments(command.removeprefix("exec ").replace("$JOB_COMPLETION_INDEX", "1"))
-    values, words = launch.split(number)
-    assert launch.parse(values) == launch.Launch("fedvg-0.fedvg:9911", job["spec"]["completions"], 1)
+    launched, words = launch.read(number)
+    assert launched == launch.Launch("fedvg-0.fedvg:9911", job["spec"]["completions"], 1)
     assert commands.parse(words).resume == "auto"
 
 

@@ -44,7 +44,7 @@ def unreadable_checkpoints():
 
 def launched(**values):
     """Returns the call that reads these options of several processes."""
-    return lambda: launch.parse(BY_HAND | values)
+    return lambda: launch.read([f"--{name}={value}" for name, value in (BY_HAND | values).items()])
 
 
 def shared(num_devices, num_processes, **settings):
@@ -59,8 +59,8 @@ def shared(num_devices, num_processes, **settings):
 
 
 CASES = [
-    ("a process without the others", lambda: launch.parse({"process": "0"}), "--distributed"),
-    ("processes without a number", lambda: launch.parse({"distributed": "localhost:9911"}), "--process"),
+    ("a process without the others", lambda: launch.read(["--process=0"]), "--distributed"),
+    ("processes without a number", lambda: launch.read(["--distributed=localhost:9911"]), "--process"),
     *((f"the address {a}", launched(distributed=a), "HOST:PORT") for a in ADDRESSES),
     ("a process that is none of them", launched(process="2"), "process must be"),
     ("devices that processes cannot share", shared(8, 2, devices="3"), "devices"),

@@ -9,7 +9,6 @@ from support.small_sweeps import BASE, timeless
 
 import fedvg_jax
 import fedvg_jax as fv
-from fedvg_jax.core.types import Variables
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record import folder as run_folder
@@ -79,23 +78,6 @@ def test_a_target_ends_a_run_on_the_side_that_is_better_or_written():
 
 
 # --- divergence
-
-
-@pytest.mark.parametrize(
-    ("number", "bad", "message"),
-    [
-        (2, np.nan, "round 2: clients [1, 2] cannot train, because the server's step of round 1 was not finite; use a"),
-        (1, np.inf, "round 1: clients [1, 2] cannot train, because the initial model is not finite; correct it"),
-        (
-            2,
-            1.0,
-            "round 2: clients [1, 2] diverged (model, loss, score, weight or probe not finite); use a smaller --lr",
-        ),
-    ],
-)
-def test_the_message_names_the_global_model_that_is_not_finite(number, bad, message):
-    records = [{"round": number, "diverged": [1, 2], "scores": [None, None], "weights": [0.0, 0.0]}]
-    assert endings.divergence(records, Variables({"w": np.array([0.0, bad])}, {})).startswith(message)
 
 
 def losses(*values, **last):

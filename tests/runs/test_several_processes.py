@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
 from support.several_processes import free_port, logs, started_together
 from support.small_sweeps import timeless
@@ -24,12 +23,12 @@ from fedvg_jax.runs.record import history
 def test_several_processes_are_given_by_flags_or_the_environment(monkeypatch):
     monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
     monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
-    by_hand = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
-    assert launch.parse(by_hand) == launch.Launch("localhost:9911", 2, 1)
-    assert launch.parse({"distributed": "auto"}) == launch.Launch("auto") and launch.parse({}) is None
+    by_hand = ["--distributed", "localhost:9911", "--processes", "2", "--process", "1"]
+    assert launch.read(by_hand) == (launch.Launch("localhost:9911", 2, 1), [])
+    assert launch.read(["--distributed=auto"])[0] == launch.Launch("auto") and launch.read([])[0] is None
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
-    assert launch.parse({"distributed": "localhost:9911"}) == launch.Launch("localhost:9911", 4, 3)
+    assert launch.read(["--distributed=localhost:9911"])[0] == launch.Launch("localhost:9911", 4, 3)
 
 
 # --- devices
@@ -67,7 +66,7 @@ def test_a_signal_of_one_process_stops_and_saves_in_all():
 
 def test_processes_of_different_environments_are_refused(monkeypatch):
     name, value = "XLA_FLAGS", "--xla_a=" + "x" * 600
-    own = starts.environment()
+    own = {"version of jax": "0.10.2", name: ""}
     sent = []
     monkeypatch.setattr(
         processes, "exchange", lambda text: sent.append(text) or [text, *["another"] * (len(sent) == 1)]
@@ -77,14 +76,6 @@ def test_processes_of_different_environments_are_refused(monkeypatch):
     monkeypatch.setattr(processes, "exchange", lambda text: [text, next(received)])
     with pytest.raises(UsageError, match=rf"\Aprocess 1 has {name} {value[:400]}[^\n]*, process 0 [^\n]*; remedy\Z"):
         starts.refuse_different(own, "remedy")
-
-
-def test_an_environment_has_the_settings_in_force_without_folders_of_dumps(monkeypatch):
-    before = starts.environment()
-    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to=/tmp/1")
-    assert starts.environment() == before
-    with jax.threefry_partitionable(False):
-        assert starts.environment() == before | {"jax_threefry_partitionable": "False"}
 
 
 # --- whole runs

@@ -76,7 +76,7 @@ def check_task(task: Task, pool: Any) -> None:
     batch, mask = _shapes_of_batch(pool)
 
     def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
-        loss, stats = _call("task.loss", lambda: task.loss(*model, batch, mask, True), returns="loss, stats")
+        loss, stats = task.loss(*model, batch, mask, True)
         return jnp.asarray(loss), stats
 
     loss, stats = _shapes_of(trial, "task.loss", model, batch, mask)
@@ -91,18 +91,16 @@ def _shapes_of(function: Callable, what: str, *arguments: Any) -> Any:
         return jax.eval_shape(function, *arguments)
 
 
-def _call(what: str, function: Callable, *arguments: Any, returns: str = "") -> Any:
+def _call(what: str, function: Callable, *arguments: Any, count: int | None = None) -> Any:
     """Returns what a function of the caller's returns for arguments of which the first may be the hyperparameters.
 
     Raises:
-        UsageError: it fails, or returns another number of results than `returns` has names.
+        UsageError: it fails, or returns another number of results than `count`.
     """
     with checks.calling(what, *arguments[:1]):
         returned = function(*arguments)
-    is_tuple = isinstance(returned, tuple | list) and not isinstance(returned, Variables)
-    if returns and not (is_tuple and len(returned) == len(returns.split(", "))):
-        got = f" of {len(returned)}" if is_tuple else ""
-        raise UsageError(f"{what} returned a {type(returned).__name__}{got}; expected ({returns})")
+        if count is not None and len(returned) != count:
+            raise ValueError(f"it returned {len(returned)} results; expected {count}")
     return returned
 
 
@@ -166,18 +164,6 @@ float32 of shape (7,); use val_loss
         raise UsageError(f"{consumer} needs {needed}, C >= {num_classes} classes; got {got}; {instead}")
 
 
-def label_hint(task: Task, pool: Any) -> str:
-    """Returns that labels reach the number of a task's outputs, where a loss is not finite; "" if they do not."""
-    y, batch = np.asarray(getattr(pool, "y", None)), _shapes_of_batch(pool)[0]
-    output = jax.eval_shape(task.predict, *jax.eval_shape(task.init, jax.random.key(0)), batch)
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or len(np.shape(output)) != 2:
-        return ""
-    largest, count = int(np.max(y)), output.shape[-1]
-    advice = f"count classes from 0, or give it {largest + 1} outputs"
-    hint = f"labels reach {largest} and the model has {count} outputs: if these are classes, {advice}"
-    return hint if 1 < count <= largest else ""
-
-
 def shapes_of_sums(task: Task, pool: Any) -> Any:
     """Returns the shapes and dtypes of what `task.measure` returns; `pool` is as in `check_task`."""
     model = jax.eval_shape(task.init, jax.random.key(0))
@@ -214,27 +200,18 @@ def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
     """Returns the weighting that a user's function makes for the task.
 
     Raises:
-        UsageError: `factory` is not a function of the task, or returns something else.
+        UsageError: `factory` fails, or returns something else.
 
     >>> weighting_of(lambda task: "samples", None)
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: weighting(task) returned a str; expected a Weighting
     """
-    checks.takes(factory, ("task",), "weighting, unless it is a Weighting,")
-    weighting = _call("weighting(task)", lambda: factory(task))
+    with checks.calling("weighting(task)"):
+        weighting = factory(task)
     if not isinstance(weighting, Weighting):
         raise UsageError(f"weighting(task) returned a {type(weighting).__name__}; expected a Weighting")
     return weighting
-
-
-_OF_WEIGHTING = {
-    "signal": ("hyper", "client", "data"),
-    "weigh": ("hyper", "signals", "view"),
-    "score": ("signals",),
-    "detail": ("signals",),
-}
-"""Function of a weighting -> its arguments."""
 
 
 def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False) -> None:
@@ -261,8 +238,6 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
         ...
     fedvg_jax.UsageError: weighting.weigh: weights leaf 'params/w' is float32 of shape (); expected floats of shape (3,)
     """
-    for name, arguments in _OF_WEIGHTING.items():
-        checks.takes(getattr(weighting, name), arguments, f"weighting.{name}")
     if in_blocks and not weighting.terms:
         raise UsageError("--hold needs a weighting with terms; set weighting.terms, or use --hold 0")
     few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
@@ -298,12 +273,10 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
 
 def _recall(memory: types.WeightingMemory, hyper: Hyper, model: Variables, measured: Tree, view: Any) -> Tree:
     """Checks a weighting's memory, which keeps its shapes, and returns the signals to weigh clients by."""
-    made = _call("weighting.memory.init", memory.init, hyper, model.params)
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise UsageError(f"weighting.memory.init returned {type(made).__name__}; expected (the server's, a client's)")
-    server, client = tree.arrays(made, tree.dtype(model))
-    recall = jax.vmap(memory.recall, (None, 0, 0, None))
-    measured, after = _call("weighting.memory.recall", recall, hyper, measured, tree.repeat(client, _CLIENTS), server)
+    made = _call("weighting.memory.init", memory.init, hyper, model.params, count=2)
+    server, client = tree.arrays(tuple(made), tree.dtype(model))
+    recall, clients = jax.vmap(memory.recall, (None, 0, 0, None)), tree.repeat(client, _CLIENTS)
+    measured, after = _call("weighting.memory.recall", recall, hyper, measured, clients, server, count=2)
     checks.expect(tree.entry_shapes(after), client, "weighting.memory.recall: memory", any_float=True)
     updated = _call("weighting.memory.update", memory.update, hyper, server, measured, view)
     checks.expect(updated, server, "weighting.memory.update: memory", any_float=True)
@@ -343,17 +316,6 @@ tensor, which negative measurements, such as losses, do not give
 
 # --- algorithms
 
-_OF_ALGORITHM = {
-    "init": ("hyper", "params"),
-    "correct": ("hyper", "gradients", "params", "anchor"),
-    "report": ("hyper", "params", "anchor", "displacement"),
-    "residual": ("hyper", "server", "params", "cohort"),
-    "probe": ("hyper", "probe"),
-    "loss": ("hyper", "task", "params", "stats", "batch", "mask", "key", "anchor"),
-    "personal": ("hyper", "gradients", "params", "anchor"),
-}
-"""Function of an algorithm -> its arguments."""
-
 
 def check_algorithm(
     algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, *, num_clients: int = _CLIENTS, stats_too: bool = False
@@ -383,9 +345,6 @@ def check_algorithm(
         ...
     fedvg_jax.UsageError: algorithm.residual: R leaf 'w' is float32 of shape (); expected floats of shape (2,)
     """
-    for name, arguments in _OF_ALGORITHM.items():
-        if name not in ("loss", "personal") or getattr(algorithm, name) is not None:
-            checks.takes(getattr(algorithm, name), arguments, f"algorithm.{name}")
     trial = functools.partial(_run_algorithm, algorithm, task, num_clients, stats_too)
     return jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper))
 
@@ -398,10 +357,10 @@ def _run_algorithm(
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     theta = model if stats_too else model.params
 
-    def call(name: str, *arguments: Any, returns: str = "") -> Any:
-        return _call(f"algorithm.{name}", getattr(algorithm, name), hyper, *arguments, returns=returns)
+    def call(name: str, *arguments: Any, count: int | None = None) -> Any:
+        return _call(f"algorithm.{name}", getattr(algorithm, name), hyper, *arguments, count=count)
 
-    memories = call("init", theta, returns="the server's memory, a client's memory")
+    memories = call("init", theta, count=2)
     with checks.calling("algorithm.init"):
         server, client = tree.arrays(tuple(memories), tree.dtype(model))
     anchor, minibatch = types.Anchor(model.params, server, client), tree.gather(pool, jnp.zeros(2, jnp.int32))
@@ -410,14 +369,13 @@ def _run_algorithm(
         grads = call(name, model.params, model.params, of_params)
         checks.expect(grads, model.params, f"algorithm.{name}: gradients", any_float=True)
     if algorithm.loss is not None:
-        loss, stats = call("loss", task, *model, *minibatch, jax.random.key(0), of_params, returns="loss, stats")
+        loss, stats = call("loss", task, *model, *minibatch, jax.random.key(0), of_params, count=2)
         checks.expect(loss, checks.floats(), "algorithm.loss: loss", any_float=True)
         checks.expect(stats, model.stats, "algorithm.loss: stats", any_float=True)
     if algorithm.send is not None:
         _check_send(algorithm.send, model.params, hyper, key)
     arguments = theta, anchor._replace(params=theta), jnp.ones((), tree.dtype(model))
-    expected = "the client's memory, message to be summed, message to be averaged"
-    memory, summed, averaged = call("report", *arguments, returns=expected)
+    memory, summed, averaged = call("report", *arguments, count=3)
     checks.expect(memory, client, "algorithm.report: memory")
     if jax.tree.leaves(averaged):
         with checks.calling("algorithm.report: the message to be averaged, () or one entry for each tensor,"):
@@ -429,7 +387,7 @@ def _run_algorithm(
     probes = tree.repeat(measured if stats_too else tree.params_of(measured), _CLIENTS)
     weights = jax.tree.map(lambda leaf: jnp.ones(_CLIENTS, leaf.dtype), theta)
     cohort = types.Cohort(theta, summed, averaged, weights, probes, num_clients)
-    residual, memory = call("residual", server, theta, cohort, returns="R, the server's memory")
+    residual, memory = call("residual", server, theta, cohort, count=2)
     checks.expect(residual, theta, "algorithm.residual: R", any_float=True)
     checks.expect(memory, server, "algorithm.residual: memory")
     return summed, averaged
@@ -439,7 +397,7 @@ def _check_send(send: types.Send, params: Tree, hyper: Hyper, key: jax.Array) ->
     """Raises UsageError unless what arrives is like the parameters, memories fit and bytes are a number."""
     memory = _call("algorithm.send.init", send.init, hyper, params)
     arguments = hyper, key, params, memory
-    arrived, after = _call("algorithm.send.apply", send.apply, *arguments, returns="delta, memory")
+    arrived, after = _call("algorithm.send.apply", send.apply, *arguments, count=2)
     checks.expect(arrived, params, "algorithm.send.apply: delta", any_float=True)
     checks.expect(after, memory, "algorithm.send.apply: memory")
     size = _call("algorithm.send.num_bytes", lambda: send.num_bytes(params))

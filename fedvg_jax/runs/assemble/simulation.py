@@ -30,7 +30,6 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays, spaced
 from fedvg_jax.data.images import Progress
-from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
@@ -217,7 +216,7 @@ def assemble(
     rows, host = _make_rows(config, population, program, base)
     chosen = tables.choose_selection(config, given.selection, host is not None)
     _check(config, given, program, population, host.resident if host else rows, hyper)
-    state, memories = _make_state(config, population, program, hyper, variables, pool_rows.on_device(host, rows), base)
+    state, memories = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
     host, data = pool_rows.place(host, rows, program.executor)
     program, parts = _bound(program, data.base), population.partition
@@ -295,8 +294,7 @@ def _make_rows(
     rows = tables.make_data(config, population, program.model, is_on_host)._replace(base=base)
     if not is_on_host:
         return rows, None
-    options = registry.probe_ratio(config, program.algorithm), program.algorithm.single_batches
-    return rows, pool_rows.make(config, rows, population.partition, program.executor, *options)
+    return rows, pool_rows.make(config, rows, population.partition, program.executor)
 
 
 def _check(
@@ -328,24 +326,9 @@ def _account(
 
 
 def _make_state(
-    config: Config,
-    population: Population,
-    program: programs.Program,
-    hyper: Hyper,
-    variables: Variables,
-    pools: Tree,
-    base: Tree,
+    config: Config, program: programs.Program, hyper: Hyper, variables: Variables
 ) -> tuple[SimState, client_memories.Placement]:
-    """Returns the state before the first round, and where the clients' memories are.
-
-    Args:
-        variables: before the first round, of the trained part.
-        pools: what the devices hold of the rows, see `pool_rows.on_device`.
-        base: the frozen tensors.
-
-    Raises:
-        UsageError: the run would not fit in this machine's memory.
-    """
+    """Returns the state before the first round, of these trained variables, and where the clients' memories are."""
     options = {"local": registry.make_local(config), "stats_too": departs(config, "server-stats")}
     options |= {"weighting": program.weighting}
 
@@ -353,15 +336,8 @@ def _make_state(
         """Returns the state with the memories of one client."""
         return federated_round.init_state(program.task, program.algorithm, 1, hyper, variables=variables, **options)
 
-    one_client, divided = jax.eval_shape(init), program.executor.rows
-    client_bytes = memory.num_bytes(one_client.clients)
-    memories = client_memories.choose(config, client_bytes, tables.MAX_ROUNDS, divided)
-    shapes = client_memories.shapes_of_rows(one_client, memories.num_rows, config.clients, divided)
-    largest = int(client_rows.sizes(population.partition.train).max())
-    table = tables.table_shape(config, len(population.arrays.y), largest, program.algorithm)
-    memory.refuse_unfitting(config, memory.estimate(config, pools, table, shapes, program.executor, base=base))
-    if memories.is_on_host:
-        client_memories.refuse_unfitting(config, client_bytes)
+    client_bytes = memory.num_bytes(jax.eval_shape(init).clients)
+    memories = client_memories.choose(config, client_bytes, tables.MAX_ROUNDS, program.executor.rows)
     one = processes.place(init(), program.executor.placement)
     memories = memories._replace(fresh=one.clients)
     return client_memories.first_state(memories, one, config.clients), memories

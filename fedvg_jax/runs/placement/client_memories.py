@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Schedule, SimState, Tree, UsageError
+from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine import cohort_memories, local_training
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.host import processes
@@ -112,20 +112,6 @@ def num_parts(sharding: NamedSharding | None) -> int:
 def padded(num_rows: int, sharding: NamedSharding | None) -> int:
     """Returns the number of rows up to a multiple of the devices that hold them."""
     return num_rows if sharding is None else num_rows + -num_rows % sharding.mesh.size
-
-
-def refuse_unfitting(config: Config, client_bytes: int) -> None:
-    """Raises UsageError if the host cannot hold twice the memories of all clients that a run may sample, unless forced.
-
-    They are copied for a checkpoint.
-    """
-    count, limit = most_clients(config), hw.host_memory()
-    needed = 2 * count * client_bytes
-    if limit is not None and needed > limit and not config.force:
-        raise UsageError(
-            f"the memories of {count:,} clients and a copy of them need {needed / 2**30:,.1f} GiB, and this machine has"
-            f" {limit / 2**30:,.1f} GiB; use smaller --rounds, --join-ratio or --model, or --force to start it anyway"
-        )
 
 
 # --- states -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
+from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.types import Data, Executor, Plan, Schedule, Task, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
@@ -110,58 +110,6 @@ def num_fitting(rounds: Sequence[Schedule], lanes_together: int, capacity: int) 
     return len(rounds)
 
 
-def most_rows_of_round(
-    sizes: np.ndarray,
-    cohort_size: int,
-    *,
-    batch_size: int,
-    local_epochs: tuple[int, int],
-    num_devices: int = 1,
-    block_size: int | None = None,
-    probe_ratio: float = 0.0,
-    single_batches: bool = False,
-) -> int:
-    """Returns a bound on the different rows that a device needs for any round.
-
-    On one device these are at most the rows of the K largest clients. Of D devices, each has at most S / D + m of a
-    cohort block's S local steps, where m is the longest client's (LPT), so with E_1 to E_2 epochs of minibatches of B
-    rows, a device has at most
-
-        B (E_2 / E_1) (sum_k ceil(n_k / B) / D + sum_b max_k ceil(n_k / B))
-
-    rows to train on, and the rows of the probes that it runs.
-
-    Args:
-        sizes: [N] training rows of every client.
-        cohort_size: K.
-        batch_size: B.
-        local_epochs: E_1 and E_2, fewest and most.
-        num_devices: D.
-        block_size: H, clients of a cohort block; None for the whole cohort.
-        probe_ratio: share of a client's rows that the algorithm's probe reads.
-        single_batches: whether a local epoch is one minibatch.
-
-    >>> settings = {"batch_size": 10, "local_epochs": (1, 1)}
-    >>> sizes = np.array([100, 10, 20, 30, 20, 20])
-    >>> [most_rows_of_round(sizes, 4, num_devices=d, **settings) for d in (1, 2)]
-    [170, 170]
-    >>> most_rows_of_round(np.full(100, 50), 40, num_devices=4, **settings)
-    550
-    """
-    largest = np.sort(np.asarray(sizes, np.int64))[::-1][:cohort_size]
-    of_all = int(largest.sum())
-    if num_devices == 1:
-        return of_all
-    fewest, most = local_epochs
-    size = block_size or cohort_size
-    num_blocks = -(-cohort_size // size)
-    batches = np.minimum(1, largest) if single_batches else -(-largest // batch_size)
-    steps = -(-int(batches.sum()) // num_devices) + int(batches[:num_blocks].sum())
-    trained = batch_size * steps * (most if single_batches else -(-most // fewest))
-    probed = int((probe_ratio * largest[: num_blocks * -(-size // num_devices)]).sum())
-    return min(of_all, trained + probed)
-
-
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
 
@@ -212,9 +160,7 @@ def resident_data(config: Config, data: Data) -> Data:
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
 
-def make(
-    config: Config, data: Data, parts: Partition, executor: Executor, probe_ratio: float, single_batches: bool
-) -> HostRows:
+def make(config: Config, data: Data, parts: Partition, executor: Executor) -> HostRows:
     """Returns the rows of a run whose pool stays on the host, before `place` puts some on the devices.
 
     Args:
@@ -222,20 +168,9 @@ def make(
         data: the whole pool and its tables, NumPy arrays.
         parts: the partition.
         executor: of the run.
-        probe_ratio: share of a client's rows that the algorithm's probe reads.
-        single_batches: of the algorithm.
     """
     num_devices = evaluate.count_devices(executor)
-    needed = most_rows_of_round(
-        client_rows.sizes(parts.train),
-        cohort_size(config),
-        batch_size=config.batch_size,
-        local_epochs=epochs_range(config),
-        num_devices=num_devices,
-        block_size=block_size(config),
-        probe_ratio=probe_ratio,
-        single_batches=single_batches,
-    )
+    needed = int(np.sort(client_rows.sizes(parts.train))[-cohort_size(config) :].sum())  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
     tables = (data.val, data.test) if data.selection is None else (data.selection, data.test)
@@ -322,17 +257,6 @@ def shapes(host: HostRows | None, data: Data) -> Data:
     if host is None:
         return data
     return host.resident._replace(training=_shapes(host.pool, host.num_devices * host.capacity, _sharding(host)))
-
-
-def on_device(host: HostRows | None, data: Data) -> Tree:
-    """Returns the rows, arrays or shapes, that a device's memory holds at once.
-
-    From the host, these are of two chunks and of an evaluation. The devices of a CPU share one memory.
-    """
-    if host is None:
-        return data.pool
-    count = host.num_devices if hw.current().is_cpu else 1
-    return _shapes(host.pool, count * 2 * (host.capacity + host.piece)), host.resident.pool
 
 
 def _shapes(pool: Tree, num_rows: int, sharding: NamedSharding | None = None) -> Tree:

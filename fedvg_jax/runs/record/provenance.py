@@ -23,7 +23,7 @@ from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.host import files, hardware
+from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
 
 PACKAGES = ("jax", "flax", "optax", "numpy")
@@ -113,7 +113,7 @@ def write_manifest(
         "runs": [*parts, this_part],
     }
     run_folder.write_json(path, entries)
-    compared = ("versions", "instructions", "backend", "device", "devices")
+    compared = ("versions", "backend", "device", "devices")
     if changed := [name for name in compared if parts and parts[-1].get(name) != this_part[name]]:
         listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
         log(f"later rounds may differ by rounding: {listed}")
@@ -126,7 +126,6 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "instructions": " ".join(hardware.vector_instructions()),
         "backend": devices[0].platform,
         "device": devices[0].device_kind,
         "devices": len(devices),

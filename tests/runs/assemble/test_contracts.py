@@ -3,11 +3,9 @@
 import dataclasses
 import json
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from support import linear, worlds
 from support.files import usage_error
@@ -46,15 +44,6 @@ def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
     actual = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))
     assert actual["mine"] == values["mine"].tolist() and actual["present"] == 3 * [True]
     assert actual["broken"] == 3 * [None]
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_too_few_outputs_for_the_classes_are_named_before_the_divergence(first):
-    """Optax's loss of a class without an output is NaN."""
-    x, y = np.ones((40, 3), np.float32), first + np.arange(40) % (4 - 2 * first)
-    task = fv.linen_task(nn.Dense(2), optax.softmax_cross_entropy_with_integer_labels, x[:1])
-    with pytest.raises(fv.DivergedError, match=rf"^labels reach {3 - first} and the model has 2 outputs"):
-        fv.run(fv.Config(clients=4, rounds=1, local_epochs=1, alpha=10.0, min_samples=2), data=(x, y), task=task)
 
 
 def larger_in_one_tensor(hyper, ones, view):

@@ -39,18 +39,6 @@ def run(**changes):
     return fv.run(replace(SETTINGS, **changes), data=IMAGES, task=TASK)
 
 
-def test_the_devices_hold_the_rows_of_a_given_algorithm_s_probe(monkeypatch):
-    """Of two devices that train on single minibatches, where the probe's rows are further ones."""
-    monkeypatch.setattr(pool_rows, "CHUNK_BYTES", 1)  # room for one round
-
-    def capacity(algorithm):
-        settings = replace(SETTINGS, algorithm="scaffold", departures="scaffold-steps", placement="host")
-        settings = replace(settings, record="", devices="2")
-        return fv.simulation(settings, data=IMAGES, task=TASK, algorithm=algorithm).host_rows.capacity
-
-    assert capacity(fv.algorithms.elastic()) > capacity(None)
-
-
 def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
     copied, take = [], pool_rows.take
     monkeypatch.setattr(pool_rows, "take", lambda host, *r: copied.append(host) or take(host, *r))

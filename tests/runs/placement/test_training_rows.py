@@ -1,9 +1,6 @@
 """The rows that each device gets for a chunk of rounds are those that its clients train on."""
 
-import itertools
-
 import numpy as np
-import pytest
 
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.placement import pool_rows
@@ -28,23 +25,6 @@ def used_rows(schedule, num_devices, lanes_together=2):
     devices = pool_rows.minibatch_devices(schedule, lanes_together)
     table = schedule.rows[: len(devices)]
     return table, devices, pool_rows.rows_by_device(table, devices, num_devices)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"epochs": (1, 5)}, {"block_size": 5}, {"probe_ratio": 0.5}, {"single_batches": True, "epochs": (2, 3)}],
-    ids=["plain", "stragglers", "blocks", "probes", "single"],
-)
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_no_round_needs_more_rows_than_the_bound(changes, num_devices):
-    epochs = changes.get("epochs", (1, 1))
-    bound = {name: value for name, value in changes.items() if name != "epochs"} | {"local_epochs": epochs}
-    for seed, number in itertools.product(range(3), range(4)):
-        rows = partition(seed)
-        sizes = np.array([len(of_client) for of_client in rows])
-        most = pool_rows.most_rows_of_round(sizes, 12, batch_size=BATCH, num_devices=num_devices, **bound)
-        needed = used_rows(round_of(rows, number, num_devices, **changes), num_devices)[2]
-        assert max(map(len, needed)) <= most <= sizes.sum()
 
 
 def test_renumbered_minibatches_hold_the_same_rows():

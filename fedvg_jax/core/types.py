@@ -451,6 +451,8 @@ class Weighting(NamedTuple):
     """signals -> those that must be finite: a client with another one is absent from the round"""
     memory: WeightingMemory | None = None
     """what it remembers; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
+    num_clients: int | None = None
+    """N of the only federation that it fits; None for any"""
 
 
 # --- executors and rounds ---------------------------------------------------------------------------------------------

@@ -97,8 +97,8 @@ def no_client_warning(records: Sequence[Record]) -> str:
         return ""
     counts = [f"{len(record[name])} {what}" for name, what in ABSENCES.items() if name in record]
     return (
-        f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so the global"
-        " model stays as it was"
+        f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so no client"
+        " moved the global model"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.core import Tracer
 
@@ -45,7 +46,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
 
     Args:
         weights: w, floats [N] >= 0. None reads `hyper["given"]`, [N] or one number for all clients, by which rounds
-            can be differentiated. A client past its end has the weight NaN.
+            can be differentiated; a client past its end then has the weight NaN.
         rule: measures the clients: signals, scores and details are its own. None measures nothing.
 
     >>> client = ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
@@ -68,6 +69,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
         terms=aggregation.single_term(weigh),
         defaults=(*rule.defaults, *([GIVEN] if weights is None else [])),
         memory=pair_memories(rule.memory, None),
+        num_clients=np.size(weights) if np.ndim(weights) else rule.num_clients,
     )
 
 
@@ -121,6 +123,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         terms=aggregation.mean_terms(first.terms, second.terms),
         defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
         memory=pair_memories(first.memory, second.memory),
+        num_clients=first.num_clients or second.num_clients,
     )
 
 

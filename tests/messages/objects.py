@@ -143,6 +143,12 @@ CASES = [
     ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
     ("a detail of the history's", weighting(detail=lambda ones: {"weights": ones}), "weights"),
     ("no terms", weighting(in_blocks=True, terms=()), "weighting.terms"),
+    ("weights of three of four clients", run(weighting=fv.weightings.given([1.0, 2.0, 3.0])), "given"),
+    (
+        "in a mean",
+        run(weighting=fv.weightings.mix(basic.uniform(), fv.weightings.given(jnp.ones(5)))),
+        "weights of 5 clients",
+    ),
     ("a factory without parentheses", lambda: contracts.weighting_of(basic.uniform, TASK), "weighting"),
     # hyperparameters
     ("an unknown hyperparameter", run(algorithm=DECLARED, hyper={"tua": 1.0}), "'tau'"),

@@ -68,6 +68,9 @@ def check_given(
     if given.weighting:
         if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
             raise UsageError(f"robust {rule} ignores weighting=; use clipped_mean, or leave one out")
+        if program.weighting.num_clients not in (None, config.clients):
+            wanted = f"{program.weighting.num_clients} clients; the run has {config.clients}"
+            raise UsageError(f"weightings.given has the weights of {wanted}")
         in_blocks = block_size(config) < cohort_size(config)
         arguments = program.weighting, program.task, tables, hyper
         check = functools.partial(contracts.check_weighting, *arguments, in_blocks=in_blocks)

@@ -4,12 +4,13 @@
 
 DIR/all is the sweep of configs/sweeps/validation_size.toml, whose tuned rates all parts take. Runs the parts that the
 command names in DIR, where they continue, and writes runs.csv, reliability.csv and contrasts.csv of all finished runs
-to benchmarks/results/validation_size. `placebo`, `chosen`, `labels`, `origin`, `classes` and `fitted` are more parts.
+to the folder of benchmarks/results that has DIR's name. More parts are `placebo`, `chosen`, `fitted`, `labels`,
+`origin`, `classes` and `external`.
 """
 
 from __future__ import annotations
 
-import csv
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,39 +20,36 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 import fedvg_jax as fv
 from benchmarks import machine
 from benchmarks.studies import uses
+from fedvg_jax.config import flatten
 from fedvg_jax.study import statistics
 from fedvg_jax.study.collect import collect
 
-RESULTS = machine.RESULTS / "validation_size"
 PAIR = (10, 30, 100, 300, 500)
 """Rows of each of two disjoint sets."""
 
-SIZES = (10, 30, 100, 300, 1000)
-CLIENTS = [("client", f"clients:{share}", 0.1) for share in (0.01, 0.05, 0.2)]
-HELD_OUT = [(kind, "clients", rows / 12000) for rows in (10, 30, 100) for kind in ("global", "stratified")]
-ORIGINS = [*CLIENTS, ("global", "clients", 0.1), *HELD_OUT]
-FILES = ("ten_classes", "eight_classes", "five_classes", "imagenet")
-PARTS: dict[str, tuple[str, Any, Any]] = {
-    "size": ("fedvg", "validation.size", SIZES),
+SIZES = "validation.size", (10, 30, 100, 300, 1000)
+ORIGINS = [("client", f"clients:{share}", 0.1) for share in (0.01, 0.05, 0.2)] + [("global", "clients", 0.1)]
+ORIGINS += [(kind, "clients", rows / 12000) for rows in (10, 30, 100) for kind in ("global", "stratified")]
+OF_WEIGHTING = {"size": "fedvg", "placebo": "permuted(fedvg)", "chosen": "samples", "fitted": "fitted"}
+PARTS: dict[str, tuple[str, Any, Any]] = {part: (name, *SIZES) for part, name in OF_WEIGHTING.items()} | {
     "reliability": ("fedvg", (), ()),
-    "placebo": ("permuted(fedvg)", "validation.size", SIZES),
-    "chosen": ("samples", "validation.size", SIZES),
     "labels": ("fedvg", "validation.label_noise", (0.1, 0.2, 0.4)),
     "origin": ("fedvg", ("holdout", "validation.source", "val_ratio"), ORIGINS),
-    "classes": ("fedvg", "validation.data_dir", FILES),
-    "fitted": ("fitted", "validation.size", SIZES),
+    "classes": ("fedvg", "validation.data_dir", ("eight_classes", "five_classes")),
+    "external": ("fedvg", "validation.data_dir", ("ten_classes", "imagenet")),
 }
-"""Part -> weighting, settings that vary, and their values. The sets of `classes` are NAME.npz beside FEATURES.npz."""
+"""Part -> weighting, settings that vary, and their values; files are NAME.npz beside FEATURES.npz."""
 
-COLUMNS = ("part", "alpha", "method", "size", "label_noise", "source", "file", "holdout", "val_ratio", "seed", "lr")
-COLUMNS += ("final", "at_best_val", "own_weight")
-OF_PAIRS = ("alpha", "seed", "rows", "rank_correlation", "total_variation", "signal")
-OF_CONTRASTS = ("contrast", "rows", "alpha", *uses.Contrast._fields, "outcome")
+FAMILIES = ("V1", "V2", "V3", "V4"), ("labels", "classes")
+"""Contrasts that Holm's correction takes together; the others have none."""
+
+SETTINGS = ("alpha", "weighting", "seed", "lr")
 
 
 def paired(task: fv.Task, sizes: Sequence[int] = PAIR) -> fv.Weighting:
@@ -62,17 +60,15 @@ def paired(task: fv.Task, sizes: Sequence[int] = PAIR) -> fv.Weighting:
         rows = data.scoring.reshape(-1)
         order = rows[jnp.argsort(jnp.where(rows < 0, 2, jax.random.uniform(jax.random.key(0), rows.shape)))]
         enough = jnp.pad(order, (0, 2 * max(sizes)), constant_values=-1)  # a check of the weighting has few rows
-        tables = (data.scoring, *(enough[: 2 * n].reshape(1, n, 2)[..., half] for n in sizes for half in (0, 1)))
+        tables = [data.scoring, *(enough[: 2 * n].reshape(1, n, 2)[..., half] for n in sizes for half in (0, 1))]
         return [base.signal(hyper, client, data._replace(scoring=table)) for table in tables]
 
     def detail(measured):
-        scores = [base.score(one) for one in measured[1:]]
-        return {f"pair_{n}": jnp.stack(scores[2 * i : 2 * i + 2], -1) for i, n in enumerate(sizes)}
+        scores = jnp.stack([base.score(one) for one in measured[1:]], -1)
+        return {f"pair_{n}": scores[:, 2 * i : 2 * i + 2] for i, n in enumerate(sizes)}
 
-    def weigh(hyper, measured, view):
-        return base.weigh(hyper, measured[0], view)
-
-    return base._replace(signal=signal, weigh=weigh, score=lambda m: base.score(m[0]), detail=detail, terms=())
+    of_all = {"weigh": lambda h, m, view: base.weigh(h, m[0], view), "score": lambda m: base.score(m[0])}
+    return base._replace(signal=signal, detail=detail, terms=(), **of_all)
 
 
 def agreement(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
@@ -84,16 +80,12 @@ def agreement(first: np.ndarray, second: np.ndarray) -> tuple[float, float, floa
 
 
 def rows_for_half(sizes: Sequence[int], shares: Sequence[float]) -> float:
-    """Returns the size at which the share of signal first reaches 1/2, linear in log n; inf where it does not.
+    """Returns the size at which the share of signal first reaches 1/2, linear in log n, within the first and last size.
 
     >>> round(rows_for_half([10, 1000], [0.4, 0.6]))
     100
     """
-    above = next((i for i, share in enumerate(shares) if share >= 0.5), len(sizes))
-    if above in (0, len(sizes)):
-        return np.inf if above else float(sizes[0])
-    around = slice(above - 1, above + 1)
-    return float(np.exp(np.interp(0.5, shares[around], np.log(sizes[around]))))
+    return float(np.exp(np.interp(0.5, np.maximum.accumulate(shares), np.log(sizes))))
 
 
 def finished(folder: Path, *parts: str) -> Iterator[tuple[str, Any]]:
@@ -103,66 +95,66 @@ def finished(folder: Path, *parts: str) -> Iterator[tuple[str, Any]]:
         yield from ((part, run) for cell in cells for _, run in sorted(cell.runs.items()))
 
 
-def row_of(part: str, run: Any) -> list[Any]:
-    """Returns a line of runs.csv; the last column is the mean weight of D_val's clients over that of the others."""
-    c, own = run.config, run.partition["validation"].get("clients") or []
-    clients, weights = (np.array([record[name] for record in run.records]) for name in ("clients", "weights"))
-    is_own = np.isin(clients, own)
-    ratio = f"{weights[is_own].mean() / weights[~is_own].mean():.4g}" if is_own.any() else ""
-    accuracies = [f"{100 * run.history.summary[f'test_accuracy_{which}']:.7f}" for which in ("final", "at_best_val")]
-    of_set = c.validation.size, c.validation.label_noise, c.validation.source, Path(c.validation.data_dir or "").stem
-    return [part, c.alpha, c.weighting, *of_set, c.holdout, f"{c.val_ratio:.4g}", c.seed, c.lr, *accuracies, ratio]
+def runs(folder: Path) -> pd.DataFrame:
+    """Returns a line for every run; `own_weight` is the mean weight of D_val's clients over that of the others."""
+    lines = []
+    for part, run in finished(folder, "all", *PARTS):
+        settings, of_set = flatten(run.config), run.partition["validation"]
+        varied = [str(settings[name]) for name in np.atleast_1d(PARTS[part][1])] if part in PARTS else ["all"]
+        which = " ".join(value.rpartition("/")[2].removesuffix(".npz") for value in varied)
+        clients, weights = (np.array([record[name] for record in run.records]) for name in ("clients", "weights"))
+        is_own = np.isin(clients, of_set.get("clients", []))
+        own = round(weights[is_own].mean() / weights[~is_own].mean(), 4) if is_own.any() else None
+        accuracies = (round(100 * run.history.summary[f"test_accuracy_{of}"], 7) for of in ("final", "at_best_val"))
+        lines.append((part, which, of_set["samples"], *(settings[name] for name in SETTINGS), *accuracies, own))
+    table = pd.DataFrame(lines, columns=["part", "set", "rows", *SETTINGS, "final", "at_best_val", "own_weight"])
+    return table[table.part != "reliability"]
 
 
-def reliability_rows(run: Any) -> Iterator[list[Any]]:
-    """Yields the lines of reliability.csv of a run: alpha, seed, rows, and the three values of `agreement`."""
-    for n in PAIR:
+def reliability(folder: Path) -> pd.DataFrame:
+    """Returns a line for every run and size, with the three values of `agreement`."""
+    lines = []
+    for (_, run), n in itertools.product(finished(folder, "reliability"), PAIR):
         inverse = 1 / np.array([record[f"pair_{n}"] for record in run.records])
         first, second = np.moveaxis(inverse / inverse.sum(1, keepdims=True), 2, 0)
-        yield [run.config.alpha, run.config.seed, n, *(f"{value:.6f}" for value in agreement(first, second))]
+        values = (round(value, 6) for value in agreement(first, second))
+        lines.append((run.config.alpha, run.config.seed, n, *values))
+    return pd.DataFrame(lines, columns=["alpha", "seed", "rows", "rank_correlation", "total_variation", "signal"])
 
 
-def contrasts(runs: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Returns the lines of contrasts.csv from those of runs.csv: one family of size, one of labels and classes."""
-    values: dict[tuple, uses.Values] = {}
-    for part, alpha, method, size, noise, _, file, _, _, seed, _, final, best, _ in runs:
-        of_set = {"size": size, "placebo": size, "chosen": size, "labels": noise, "classes": file}.get(part, 0)
-        if part != "origin":
-            values.setdefault((part, method, of_set, alpha), {})[seed, seed] = float(
-                best if method == "samples" else final
-            )
-    rows = []
-    for family in (("V1", "V2", "V3", "V4"), ("labels", "classes")):
-        compared = {}
-        for alpha in (0.05, 0.1):
-            at = lambda part, method, of_set=0: values.get((part if of_set else "all", method, of_set, alpha), {})  # noqa: B023, E731
-            full = at("all", "fedvg")
-            pairs = {("V1", n): (full, at("size", "fedvg", n)) for n in SIZES}
-            for n in (*SIZES, 0):
-                controls = at("placebo", "permuted(fedvg)", n), at("all", "uniform"), at("chosen", "samples", n)
-                pairs |= {(f"V{i}", n): (at("size", "fedvg", n), c) for i, c in enumerate(controls, 2)}
-            pairs |= {("labels", noise): (full, at("labels", "fedvg", noise)) for noise in (0.1, 0.2, 0.4)}
-            pairs |= {("classes", file): (full, at("classes", "fedvg", file)) for file in FILES[1:3]}
-            compared |= {(*k, alpha): statistics.compare(*p) for k, p in pairs.items() if k[0] in family and all(p)}
-        corrected = statistics.holm([c.t_p for c in compared.values()])
-        found = [uses.contrast_of(c, p) for c, p in zip(compared.values(), corrected, strict=True)]
-        rows += [[*key, *c, c.outcome] for key, c in zip(compared, found, strict=True)]
-    return rows
+def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the protocol's contrasts of the lines of `runs`, corrected within their family."""
+    accuracy = runs.at_best_val.where(runs.weighting == "samples", runs.final)
+    cells = runs.assign(accuracy=accuracy).pivot_table("accuracy", "seed", ["weighting", "set", "alpha"])
+    lines = []
+    for part, which, alpha in runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates().values:
+        ours, full = ("fedvg", which, alpha), ("fedvg", "all", alpha)
+        pairs = {"V1" if part == "size" else part: (full, ours)} if part != "all" else {}
+        controls = {"V2": ("permuted(fedvg)", which), "V3": ("uniform", "all"), "V4": ("samples", which)}
+        pairs |= {name: (ours, (*control, alpha)) for name, control in controls.items() if part in ("all", "size")}
+        for name, pair in pairs.items():
+            if {*pair} <= {*cells}:
+                compared = statistics.compare(*(cells[key].dropna().to_dict() for key in pair))
+                lines.append((name, which, alpha, *uses.contrast_of(compared, compared.t_p)))
+    table = pd.DataFrame(lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]).sort_values("contrast")
+    for family in FAMILIES:
+        members = table.contrast.isin(family)
+        table.loc[members, "p"] = statistics.holm(table.p[members].tolist())
+    return table.assign(outcome=[uses.Contrast(*line[3:]).outcome for line in table.itertuples(index=False)])
 
 
 def run_part(part: str, folder: Path, features: Path) -> None:
     """Runs what is missing of a part, with the rates of DIR/all."""
     weighting, names, values = PARTS[part]
-    tuned = {run.config.alpha: run.config for _, run in finished(folder, "all") if run.config.weighting == weighting}
-    config = replace(next(iter(tuned.values())), data_dir=features, out=None)
-    if part == "classes":
-        outside = replace(config.validation, source="npz")
-        config = replace(config, validation=outside, departures="no-external-copies")
+    tuned = {run.config.alpha: run for _, run in finished(folder, "all") if run.config.weighting == weighting}
+    some = next(iter(tuned.values()))
+    config = replace(some.config, data_dir=features, out=None)
+    if names == SIZES[0]:
+        values = [size for size in values if size < some.partition["validation"]["samples"]]
+    if names == "validation.data_dir":
+        config = replace(config, validation=replace(config.validation, source="npz"), departures="no-external-copies")
         values = [str(features.with_name(f"{name}.npz")) for name in values]
-    axes = {
-        ("alpha", "lr"): [(alpha, run.lr) for alpha, run in sorted(tuned.items())],
-        ("seed", "partition_seed"): [(i, i) for i in range(10)],
-    }
+    axes = {("alpha", "lr"): [(alpha, run.config.lr) for alpha, run in sorted(tuned.items())], "seed": "0:10"}
     own = paired if part == "reliability" else None
     fv.run_sweep(config, axes | ({names: values} if names else {}), folder / part, progress=True, weighting=own)
 
@@ -176,14 +168,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     for part in args.parts:
         run_part(part, args.folder, args.features)
-    lines = list(finished(args.folder, "all", *PARTS))
-    runs = [row_of(*line) for line in lines if line[0] != "reliability"]
-    pairs = [row for part, run in lines if part == "reliability" for row in reliability_rows(run)]
-    tables = {"runs": (COLUMNS, runs), "reliability": (OF_PAIRS, pairs), "contrasts": (OF_CONTRASTS, contrasts(runs))}
-    RESULTS.mkdir(exist_ok=True)
-    for name, (header, rows) in tables.items():
-        with (RESULTS / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    of_runs = runs(args.folder)
+    tables = {"runs": of_runs, "reliability": reliability(args.folder), "contrasts": contrasts(of_runs)}
+    results = machine.RESULTS / args.folder.name
+    results.mkdir(exist_ok=True)
+    for name, table in tables.items():
+        table.to_csv(results / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
     return 0
 
 

@@ -5,10 +5,10 @@
 forest     FedVG minus its controls in every study
 uses       every use of a validation set minus FedAvg
 methods    methods minus FedAvg on CIFAR-10, for the README
-size       reliability of FedVG's weights against the rows of a validation set
+size       FedVG minus its controls, and reliability of its weights, against the rows of a validation set
 
-Writes docs/pictures/NAME.png with 95 % intervals. The first three show points of test accuracy in the final round,
-means over paired seeds.
+Writes docs/pictures/NAME.png with 95 % intervals. Points of test accuracy are those of the final round, means over
+paired seeds.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ from fedvg_jax.study.figures.differences import Bar, draw_bars
 
 CONTROLS = {"FedAvg": "#0072b2", "uniform": "#d55e00", "placebo": "#009e73"}
 SIZE_COLOURS = {"0.05": "#d55e00", "0.1": "#0072b2"}
+SIZE_CONTROLS = {
+    "V2": ("placebo", CONTROLS["placebo"]),
+    "V3": ("uniform weights", CONTROLS["uniform"]),
+    "V4": ("FedAvg in the round best on the rows", CONTROLS["FedAvg"]),
+}
+SIZE_MARKS = {"marker": "o", "ms": 4, "capsize": 2, "lw": 1.3}
 REACH = 12.0
 """Points on both sides of 0 that are drawn; longer intervals end in an arrow."""
 
@@ -116,26 +122,43 @@ def draw_methods(path: Path) -> None:
 
 
 def draw_size(path: Path) -> None:
-    """Writes the reliability of FedVG's weights against the rows of D_val: means over seeds with 95 % intervals."""
-    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
-    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    """Writes FedVG minus its controls, and the reliability of its weights, against the rows of D_val."""
+    figure, (*of_alphas, last) = plt.subplots(1, 3, figsize=(10.5, 3.5), layout="constrained")
+    of_alphas[1].sharey(of_alphas[0])
+    lines = csv_rows(machine.RESULTS / "validation_size" / "contrasts.csv")
+    for axes, alpha in zip(of_alphas, SIZE_COLOURS, strict=True):
+        for shift, (contrast, (name, colour)) in zip((0.94, 1, 1.06), SIZE_CONTROLS.items(), strict=True):
+            ours = [line for line in lines if line["contrast"] == contrast and line["alpha"] == alpha]
+            ours.sort(key=lambda line: _rows(line["set"]))
+            means, low, high = (np.array([float(line[of]) for line in ours]) for of in ("mean", "low", "high"))
+            rows = shift * np.array([_rows(line["set"]) for line in ours])
+            axes.errorbar(rows, means, (means - low, high - means), **SIZE_MARKS, color=colour, label=name)
+        axes.axhline(0, color="0.6", lw=0.8, zorder=0)
+        axes.set(title=f"FedVG minus its controls, alpha {alpha}", ylabel="points of test accuracy")
+    pairs: dict[tuple[str, str], dict[int, list[float]]] = {}
     for pair in csv_rows(machine.RESULTS / "validation_size" / "reliability.csv"):
         for name in ("signal", "rank_correlation"):
-            by_rows = cells.setdefault((name, pair["alpha"]), {})
+            by_rows = pairs.setdefault((name, pair["alpha"]), {})
             by_rows.setdefault(int(pair["rows"]), []).append(float(pair[name]))
-    for (name, alpha), by_rows in cells.items():
+    for (name, alpha), by_rows in pairs.items():
         values = np.array(list(by_rows.values()))
         half = stats.t.ppf(0.975, values.shape[1] - 1) * stats.sem(values, axis=1)
-        colour, line = SIZE_COLOURS[alpha], "-" if name == "signal" else ":"
+        style = {"color": SIZE_COLOURS[alpha], "ls": "-" if name == "signal" else ":"} | SIZE_MARKS
         label = f"{'share of signal' if name == 'signal' else 'rank correlation'}, alpha {alpha}"
-        axes.errorbar(
-            list(by_rows), values.mean(1), half, marker="o", ms=4, capsize=2, color=colour, ls=line, label=label
-        )
-    axes.axhline(0.5, color="0.6", lw=0.8, zorder=0)
-    axes.set(xscale="log", xlabel="rows of each of two disjoint validation sets", ylim=(0, 1))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+        last.errorbar(list(by_rows), values.mean(1), half, **style, label=label)
+    last.axhline(0.5, color="0.6", lw=0.8, zorder=0)
+    last.set(title="Weights by two disjoint sets", ylim=(0, 1))
+    for axes in (*of_alphas, last):
+        axes.set(xscale="log", xlabel="rows of the validation set")
+        axes.title.set_size(10)
+        axes.spines[["top", "right"]].set_visible(False)
+    of_alphas[0].legend(fontsize=8, frameon=False)
+    last.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def _rows(which: str) -> int:
+    return int(which) if which.isdigit() else 1150  # all
 
 
 PICTURES = {"forest": draw_forest, "uses": draw_uses, "methods": draw_methods, "size": draw_size}

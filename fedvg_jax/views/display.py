@@ -38,6 +38,9 @@ from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.output import SELECTED_ON, partition_label, say
 
+FEW_ROWS = 15
+"""Rows of D_val with which half of the variance of FedVG's weights is signal, see docs/results.md."""
+
 RESULTS = {
     "test accuracy, final round": "test_accuracy_final",
     "test accuracy, round best on validation": "test_accuracy_at_best_val",
@@ -97,6 +100,8 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         + (f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.account else ""),
         *([f"unused  {unused}"] if unused else []),
     ]
+    if sizes["val"] < FEW_ROWS and "fedvg" in config.weighting and "weighting" not in sim.given:
+        lines.append(f"D_val   {sizes['val']} rows: below {FEW_ROWS}, most of the variance of FedVG's weights is noise")
     return "\n".join(lines)
 
 

@@ -141,6 +141,17 @@ def test_weights_that_do_not_follow_the_distance_of_classes_hold(tmp_path, weigh
     assert result.verdict == verdict and f"weight and distance of classes {text}" in result.ours
 
 
+def test_weights_that_follow_the_overlap_with_the_validation_set_do_not_hold(tmp_path):
+    """Ranks 4 2 1 3 of the weights, of which client 0 has rows in D_val: 3 over the root of 5 times 3."""
+    fields = {i: {"clients": [0, 1, 2, 3], "weights": [0.4, 0.2, 0.1, 0.3]} for i in (1, 2, 3)}
+    for seed in (0, 1):
+        folder = write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
+        write_json(folder / "partition.json", {"partition": "given", "clients": 4, "validation": {"clients": [0]}})
+        write_digests(folder)
+    result = verdicts(tmp_path)["no_overlap_bias"]
+    assert result.verdict == "does not hold" and "+0.77 in each of 2 replicates, 2 runs" in result.ours
+
+
 def test_significance_needs_five_pairs():
     values = [Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan) for d in "abcd" for n in ("FedVG", "FedAvg")]
     assert measures.significance_over_pairs(values) is None

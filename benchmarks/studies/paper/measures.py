@@ -374,6 +374,16 @@ def weights_against_class_distance(study: Study) -> Finding | None:
     return _weight_correlations(study, distance, "distance of classes", lambda low, high: low <= 0 <= high)
 
 
+def weights_against_overlap(study: Study) -> Finding | None:
+    """Holds if the correlation of FedVG's weights with having rows in D_val, which some have, includes 0."""
+
+    def overlap(run: Run, record: Mapping) -> list[float] | None:
+        own = run.partition.get("validation", {}).get("clients")
+        return [float(client in own) for client in record["clients"]] if own else None
+
+    return _weight_correlations(study, overlap, "rows in the validation set", lambda low, high: low <= 0 <= high)
+
+
 def head_against_body(study: Study) -> Finding | None:
     """Holds if weights by validation loss follow the head more than the body and FedVG's weights do not.
 
@@ -476,7 +486,7 @@ OF_STUDY: dict[str, Callable[[Study], Finding | None]] = {
     measure.__name__: measure
     for measure in (
         *(steady_over_rho, balanced_client_by_norm, norms_grow_with_depth),
-        *(weights_rank_client_models, weights_against_class_distance, head_against_body),
+        *(weights_rank_client_models, weights_against_class_distance, weights_against_overlap, head_against_body),
     )
 }
 """Measure -> function of a study."""

@@ -39,9 +39,9 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
     import numpy as np
 
     import fedvg_jax as fv
+    from fedvg_jax.core.tree import num_bytes
     from fedvg_jax.engine import schedule as schedules
     from fedvg_jax.runs.assemble import tables
-    from fedvg_jax.runs.placement.memory import num_bytes
 
     rng, size, rows = np.random.default_rng(0), SIZES[model], ROWS[model]
     train, rest = np.split(np.arange((cohort + 2) * rows), [cohort * rows])

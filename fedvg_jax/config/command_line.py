@@ -249,10 +249,6 @@ def _help(name: str, text: str, is_long: bool) -> str:
     return ("\n" if name == "method" else " ").join(shown).replace("%", "%%")
 
 
-MAX_FILE_SIZE = 2**20
-"""Most characters of a file of settings; a device such as /dev/zero has no end."""
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     """Returns the settings of a TOML file by dotted name.
 
@@ -260,12 +256,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         UsageError: the file cannot be read, or is not TOML.
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:  # a pipe, too, such as a shell's <(command)
-            text = file.read(MAX_FILE_SIZE + 1)
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the config file {path}: {files.reason(error)}; check --config") from None
-    if len(text) > MAX_FILE_SIZE:
-        raise UsageError(f"{path} is not a file of settings: it has more than {MAX_FILE_SIZE:,} characters")
     try:
         return dotted(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets

@@ -41,6 +41,11 @@ def entry_shapes(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
 
 
+def num_bytes(tree: Tree) -> int:
+    """Returns the bytes of a pytree of arrays or shapes; a random key has 8."""
+    return sum(leaf.size * (leaf.dtype.itemsize or 8) for leaf in jax.tree.leaves(tree))
+
+
 def put(tree: Tree, index, entry: Tree) -> Tree:
     """Returns `tree` with `entry` at `index` of every leaf's leading axis; writes past the end are dropped."""
     return jax.tree.map(lambda x, e: x.at[index].set(e, mode="drop"), tree, entry)

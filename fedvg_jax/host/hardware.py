@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.host.errors import UsageError
-
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 """XLA's flag for GPU operations that give the same bits every time."""
 
@@ -310,29 +308,17 @@ def assumed(hardware: Hardware) -> Iterator[None]:
 
 
 def current() -> Hardware:
-    """Returns the hardware that is `assumed`, or else that of this process, which starts jax's back end.
-
-    Raises:
-        UsageError: the process is a fork of one that started the back end, whose locks would never open.
-    """
-    if assumed_hardware := _assumed.get():
-        return assumed_hardware
-    process, found = _of_this_process()
-    if process != os.getpid():
-        raise UsageError(
-            "a fork of a process that has used JAX would hang; start processes by multiprocessing.get_context('spawn')"
-        )
-    return found
+    """Returns the hardware that is `assumed`, or else that of this process, which starts jax's back end."""
+    return _assumed.get() or _of_this_process()
 
 
 @functools.cache
-def _of_this_process() -> tuple[int, Hardware]:
+def _of_this_process() -> Hardware:
     import jax
 
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    kind = devices[0].device_kind
-    return os.getpid(), Hardware(platform, kind, len(devices), num_cores(), memory, jax.process_count())
+    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
 
 
 def without_jax() -> Hardware | None:

@@ -19,10 +19,11 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
+from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import communication, programs, simulation, tables
-from fedvg_jax.runs.placement import client_memories, memory, pool_rows
-from fedvg_jax.runs.record import evaluations, history
+from fedvg_jax.runs.placement import client_memories, pool_rows
+from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
 CHUNK_SECONDS = 2.0
@@ -61,7 +62,7 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )
-        memory.refuse_unfitting(sim.config, memory.program_bytes(chunk))
+        programs.refuse_unfitting(sim.config, programs.program_bytes(chunk))
         if sim.host_rows:
             evaluated, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
             evaluate_compiled = pool_rows.compile_read(sim.keep, sim.host_rows, sim.model, variables, evaluated)
@@ -212,7 +213,9 @@ def evaluate(
     record = {name: _number(name, metric(model, data)) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))
-    record |= evaluations.entries(sim.config, sums["test"])
+    if history.CONFUSION in listed(sim.config.record):  # [true, predicted]
+        matrix = np.asarray(sums["test"][history.CONFUSION])
+        record["test_confusion"] = matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()
     return record | client_models.entries(sim, state, store)
 
 

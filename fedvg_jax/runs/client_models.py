@@ -1,4 +1,8 @@
-"""Accuracies on each client's own test rows: of the global model, also after fine-tuning, and of the client's own.
+"""Accuracies on each client's own test rows, which are recorded on demand, with mean, worst decile and spread.
+
+accuracy_by_client    of the global model
+personal_accuracy     of each client's own model: its personal one, or the global one with its local tensors
+finetuned_accuracy    of the global model after local epochs on the client's own training rows
 
 Clients are evaluated in pieces of bounded size, whose rows and memories are copied to the devices. So it is the same
 wherever a run keeps them.
@@ -7,7 +11,8 @@ wherever a run keeps them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +20,7 @@ from jax import Array
 
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.trained_part import LocalPart
+from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
@@ -24,10 +30,9 @@ from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import programs, simulation, tables
 from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.placement import client_memories
-from fedvg_jax.runs.placement.memory import num_bytes
-from fedvg_jax.runs.record import evaluations
-from fedvg_jax.runs.record.evaluations import BY_CLIENT, FINETUNED, PERSONAL
-from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
+
+BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
 
 PIECE_BYTES = 2**26
 """Bytes of the models and rows of the clients that are evaluated at a time; one client may take more."""
@@ -62,8 +67,39 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}
     for name, values in correct.items():
-        record |= evaluations.by_client(name, values / labels_per_row, sizes)
+        record |= by_client(name, values / labels_per_row, sizes)
     return record
+
+
+def by_client(name: str, correct: np.ndarray, sizes: np.ndarray) -> Record:
+    """Returns accuracies of clients, and their mean, worst decile and standard deviation over those with test rows.
+
+    Args:
+        name: a key of `history.CLIENT_ACCURACIES`.
+        correct: [N] correctly predicted rows of every client, in parts where rows have several labels.
+        sizes: int [N] test rows of every client.
+
+    >>> by_client("accuracy_by_client", np.array([1.0, 0.0, 1.0]), np.array([2, 0, 1]))
+    {'accuracy_by_client': [0.5, None, 1.0], 'accuracy_by_client_mean': 0.75, 'worst_decile': 0.5, 'spread': 0.25}
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        accuracy = correct / sizes
+    of_some = accuracy[sizes > 0]
+    mean, spread = (number(of_some.mean()), number(of_some.std())) if of_some.size else (None, None)
+    of_each = {name: [number(value) for value in accuracy]} if len(sizes) <= client_rows.MAX_LISTED else {}
+    return of_each | dict(zip(CLIENT_ACCURACIES[name], (mean, worst_decile(of_some), spread), strict=True))
+
+
+def worst_decile(accuracies: Sequence[float] | np.ndarray) -> float | None:
+    """Returns the mean of the lowest tenth of the accuracies, rounded up to a whole client; None without any.
+
+    Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020, report it as the worst 10 %.
+
+    >>> worst_decile([0.9] * 9 + [0.25]), worst_decile([1.0, 0.5, 0.0] + [1.0] * 17), worst_decile([])
+    (0.25, 0.25, None)
+    """
+    lowest = np.sort(accuracies)[: math.ceil(len(accuracies) / 10)]
+    return number(lowest.mean()) if lowest.size else None
 
 
 def _pieces(

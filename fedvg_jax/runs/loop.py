@@ -18,12 +18,12 @@ from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import files, hardware, processes
 from fedvg_jax.paper.fidelity import listed
-from fedvg_jax.runs import chunks, endings, starts
+from fedvg_jax.runs import chunks, client_models, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.given import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
 from fedvg_jax.runs.placement import client_memories
-from fedvg_jax.runs.record import checkpoint, evaluations, history, provenance
+from fedvg_jax.runs.record import checkpoint, history, provenance
 from fedvg_jax.runs.record import recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 
@@ -142,7 +142,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
-    if config.local and evaluations.PERSONAL not in listed(config.record):
+    if config.local and client_models.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
     if config.dp.clip:
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)

@@ -32,8 +32,7 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble import registry, simulation
-from fedvg_jax.runs.placement import memory
+from fedvg_jax.runs.assemble import programs, registry, simulation
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.output import SELECTED_ON, partition_label, say
@@ -327,11 +326,11 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
         sim: as `simulation.simulation` returns it; its state is not changed.
         num_done: rounds that are computed already, fewer than all.
     """
-    config, programs = sim.config, chunks.compile_programs(sim)
+    config, compiled = sim.config, chunks.compile_programs(sim)
     last = min(config.rounds, num_done + 2)
     two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
     start, durations, records = time.perf_counter(), [], []
-    for _, new in chunks.run_chunks(two, programs, sim.state, num_done, lambda record, state: False):
+    for _, new in chunks.run_chunks(two, compiled, sim.state, num_done, lambda record, state: False):
         durations.append(time.perf_counter() - start)
         records += new
         start = time.perf_counter()
@@ -345,18 +344,18 @@ def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
         rounds=num_rounds,
         steps_per_round=sum(steps) / len(steps),
         evaluations=evaluations,
-        compile_seconds=programs.seconds,
+        compile_seconds=compiled.seconds,
         seconds_per_round=one_round,
         seconds=num_rounds * one_round + pauses * (durations[-1] - one_round),
-        memory_bytes=_memory(programs),
+        memory_bytes=_memory(compiled),
     )
 
 
-def _memory(programs: chunks.Programs) -> int:
+def _memory(compiled: chunks.Programs) -> int:
     """Returns the bytes of a chunk on its device; on a CPU the largest size of the process."""
     if hardware.current().is_cpu:
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-    return sum(memory.program_bytes(programs.chunk).values())
+    return sum(programs.program_bytes(compiled.chunk).values())

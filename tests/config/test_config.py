@@ -64,12 +64,11 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
         History.load("~/x")
 
 
-def test_files_are_read_with_a_mark_of_utf_8_and_refused_if_missing_or_without_end(tmp_path):
+def test_files_are_read_with_a_mark_of_utf_8_and_refused_if_missing(tmp_path):
     (tmp_path / "marked.toml").write_text("rounds = 3", encoding="utf-8-sig")
     assert config.read_toml(tmp_path / "marked.toml") == {"rounds": 3}
-    for path, message in ((tmp_path / "mine.toml", "cannot read"), (Path("/dev/zero"), "more than")):
-        with usage_error(message):
-            config.read_toml(path)
+    with usage_error("cannot read"):
+        config.read_toml(tmp_path / "mine.toml")
 
 
 def _written(rule) -> str:

@@ -15,7 +15,6 @@ from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.placement import memory
 
 SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}
@@ -97,7 +96,7 @@ def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
     """Of three clients, of which the second repeats two."""
     sim = simulation.simulation(run(method="ditto")[0], **OWN)
     most = max(len(test) + len(train) for test, train in zip(sim.partition.test, sim.partition.train, strict=True))
-    client_bytes = 3 * memory.num_bytes(sim.state.variables) + most * sum(
+    client_bytes = 3 * tree.num_bytes(sim.state.variables) + most * sum(
         leaf[:1].nbytes for leaf in (sim.arrays.x, sim.arrays.y)
     )
     monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * client_bytes)

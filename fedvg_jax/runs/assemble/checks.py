@@ -22,8 +22,7 @@ from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.paper.fidelity import departs, listed
 from fedvg_jax.runs.assemble import contracts, programs
 from fedvg_jax.runs.assemble.given import Given
-from fedvg_jax.runs.record.evaluations import CONFUSION
-from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
 
 MODEL_SETTINGS = ("precision", "normalise", "conv", "norm_layers", "lora")
 """Settings that only the building of the config's model reads."""

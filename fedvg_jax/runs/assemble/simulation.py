@@ -46,7 +46,7 @@ from fedvg_jax.runs.assemble.population import (
     make_shared,
     take_partition,
 )
-from fedvg_jax.runs.placement import client_memories, memory, pool_rows
+from fedvg_jax.runs.placement import client_memories, pool_rows
 from fedvg_jax.runs.record import digests, provenance
 
 
@@ -336,7 +336,7 @@ def _make_state(
         """Returns the state with the memories of one client."""
         return federated_round.init_state(program.task, program.algorithm, 1, hyper, variables=variables, **options)
 
-    client_bytes = memory.num_bytes(jax.eval_shape(init).clients)
+    client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
     memories = client_memories.choose(config, client_bytes, tables.MAX_ROUNDS, program.executor.rows)
     one = processes.place(init(), program.executor.placement)
     memories = memories._replace(fresh=one.clients)

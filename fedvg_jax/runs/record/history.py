@@ -30,6 +30,9 @@ CLIENT_ACCURACIES = {
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
 those of the final round."""
 
+CONFUSION = "confusion"
+"""Confusion matrix in `record`, and in what a task measures."""
+
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds", *SENT, "epsilon")
 RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))

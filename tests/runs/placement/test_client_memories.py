@@ -16,7 +16,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.engine import executors
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.placement import client_memories, memory
+from fedvg_jax.runs.assemble import programs
+from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.placement.client_memories import Placement
 from fedvg_jax.runs.record import checkpoint
 
@@ -149,9 +150,9 @@ def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_a
 def test_temporaries_of_the_compiled_program_count():
     sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
     compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
-    actual = memory.program_bytes(compiled)
+    actual = programs.program_bytes(compiled)
     assert actual["temporaries"] >= 512 * 512 * 4 and actual["arguments"] == 512 * 8 * 4
     with hw.assumed(hw.current()._replace(memory_bytes=2**19)):
         with pytest.raises(UsageError, match="temporaries"):
-            memory.refuse_unfitting(Config(), actual)
-        memory.refuse_unfitting(Config(force=True), actual)
+            programs.refuse_unfitting(Config(), actual)
+        programs.refuse_unfitting(Config(force=True), actual)

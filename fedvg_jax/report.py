@@ -67,7 +67,6 @@ class Parser(argparse.ArgumentParser):
             " chosen on the test set, as the published code does",
         )
         add("--partial", action="store_true", help="report what is finished, and mark the cells")
-        add("--style", default="wide", metavar="wide|paper", help="paper: figures one column wide")
         add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
 
     def error(self, message: str) -> NoReturn:

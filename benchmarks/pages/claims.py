@@ -39,9 +39,9 @@ def claims() -> str:
 
 def claims_by_data_set() -> str:
     """Returns the paper's claims with the verdict of every data set, and the commands that computed them."""
-    columns, rows = claims_of_paper.table(results_of_claims())[2:4]
-    shown = [[escape(entry.text) for entry in row[:-1]] for row in rows]
-    return f"{table([column.title for column in columns[:-1]], shown)}\n{source_of_folder('claims')}\n"
+    rows = claims_of_paper.table(results_of_claims()).rows
+    shown = [[escape(entry.text) for entry in row.values()][:-1] for row in rows]
+    return f"{table([*rows[0]][:-1], shown)}\n{source_of_folder('claims')}\n"
 
 
 def claims_in_detail() -> str:

@@ -26,7 +26,7 @@ from benchmarks.pages import studies as pages
 from benchmarks.pages.files import csv_rows
 from benchmarks.studies import uses
 from fedvg_jax.study import statistics
-from fedvg_jax.study.figures.differences import Bar, draw_bars
+from fedvg_jax.study.figures.curves import Bar, draw_bars
 
 CONTROLS = {"FedAvg": "#0072b2", "uniform": "#d55e00", "placebo": "#009e73"}
 SIZE_COLOURS = {"0.05": "#d55e00", "0.1": "#0072b2"}

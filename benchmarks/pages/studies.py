@@ -12,8 +12,8 @@ from benchmarks.machine import RESULTS
 from benchmarks.pages.files import csv_rows, load, source_of_folder
 from benchmarks.pages.markdown import table
 from fedvg_jax.config import method_title
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.study import statistics
-from fedvg_jax.study.scenarios import base_name
 
 LARGEST_CLASS = "always the largest class"
 
@@ -167,7 +167,7 @@ def name_of_today(method: str) -> str:
     algorithm, *rest = method.split(", ")
     if not rest or " " in rest[0]:
         return method
-    return ", ".join([base_name(algorithm, rest[0]), *rest[1:]])
+    return ", ".join([method_of(algorithm, rest[0]), *rest[1:]])
 
 
 def has_runs(folder: Path) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedvg_jax.config import Config, presets
 from fedvg_jax.config.methods import ALGORITHMS
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
@@ -19,7 +20,6 @@ from fedvg_jax.study import sweep_folder, tuning
 from fedvg_jax.study.cells import (
     TITLES,
     Cell,
-    Replicate,
     Run,
     Scenario,
     Study,
@@ -27,20 +27,18 @@ from fedvg_jax.study.cells import (
     replicate_text,
     scenario_text,
 )
-from fedvg_jax.study.scenarios import Place, Point, make_point, method_order, mixtures, places, shared_settings
+from fedvg_jax.study.scenarios import Place, places, settings_of, shared_settings
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
 
-MEASURED = ("clients", "weights", "train_loss", "test_loss")
-"""Keys of a record in which runs of different seeds differ."""
-
 
 class Folder(NamedTuple):
     """What a run folder, or a point of a sweep, has to offer."""
 
-    point: Point
+    settings: Mapping[str, Any]
+    """See `scenarios.settings_of`."""
     run: Run | None = None
     """None where the run is missing, incomplete or has failed."""
     missing: str = ""
@@ -53,15 +51,14 @@ def collect(folders: Sequence[Path | str], partial: bool = False, metric: str | 
 
     Args:
         folders: sweep folders (with sweep.json), run folders, or folders of these.
-        partial: keep to the runs that are finished and mark the cells that lack some; settings that are mixed become
-            part of the scenario.
+        partial: keep to the runs that are finished and mark the cells that lack some.
         metric: the outcome that is compared, a name of `cells.outcomes`; "min:NAME" and "max:NAME" declare that a
             smaller or a larger value is better. None for accuracy, that of the clients' own models where a method has
             such models and all runs record it, or loss where some run has no accuracy.
 
     Raises:
-        UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, settings are mixed or
-            runs are missing. The message lists them.
+        UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, runs are missing, as
+            where methods have other settings. The message lists them.
     """
     return make_study(*read_all([files.user_path(folder) for folder in folders]), folders, partial, metric)
 
@@ -75,31 +72,29 @@ def make_study(
 ) -> Study:
     """Returns the study of what was read: runs, or lines on lost ones, and their sweeps; see `collect`."""
     lost = [line for line in read if isinstance(line, str)]
-    run_folders = [folder for folder in read if not isinstance(folder, str)]
-    if not any(folder.run for folder in run_folders):
-        reasons = [*(folder.missing or folder.failure for folder in run_folders), *lost]
+    found = [folder for folder in read if not isinstance(folder, str)]
+    if not any(folder.run for folder in found):
+        reasons = [*(folder.missing or folder.failure for folder in found), *lost]
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
-    placed = places([folder.point for folder in run_folders])
-    declared = [name for sweep in sweeps for name in sweep.axes]
-    mixed = mixtures(placed, declared)
-    cells, notes = _cells(run_folders, placed)
-    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
+    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(found)
+    placed = places([folder.settings for folder in found], sweeps[0].axes if is_one_sweep else ())
+    if sources := _mixed_sources(found, placed):
+        raise UsageError(f"the runs are of different data or partitions: {_listed(sources)}; report them apart")
+    cells, twins = _cells(found, placed)
     cells = cells if is_one_sweep else _with_unpaired(cells, placed)
     missing = [line for cell in cells.values() for line in cell.missing] + lost
-    if sources := _mixed_sources(cells):
-        raise UsageError(f"the runs are of different data or partitions: {_listed(sources)}; report them apart")
     repeated = _repeated(cells)
-    if (problems := mixed + missing + repeated) and not partial:
+    if (problems := missing + repeated) and not partial:
         raise UsageError(
             f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
-    name, sign = _metric([folder.run for folder in run_folders if folder.run], metric)
+    name, sign = _metric([folder.run for folder in found if folder.run], metric)
     cells = {key: _with_lost_results(cell, name) for key, cell in cells.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
-    runs = [folder.point for folder in run_folders if folder.run]
-    local = [OF_GLOBAL_MODEL] if any(point.settings.get("local") for point in runs) else []
+    runs = [folder.settings for folder in found if folder.run]
+    local = [OF_GLOBAL_MODEL] if any(settings.get("local") for settings in runs) else []
     local = [OF_OWN_MODELS] if name.startswith("personal_") else local
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
     return Study(
@@ -110,7 +105,7 @@ def make_study(
         metric=name,
         declared_sign=sign,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + notes + mixed + lost + repeated),
+        notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + twins + lost + repeated),
     )
 
 
@@ -141,18 +136,6 @@ def _metric(runs: Sequence[Run], text: str | None) -> tuple[str, int]:
         without = next((run for run, final in zip(runs, finals, strict=True) if name not in final))
         raise UsageError(f"--metric {text[:100]}: {without.folder} has none; all runs have {', '.join(common)}")
     return name, sign
-
-
-def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns lines on scenarios in which seeds share a partition; they come before all other notes."""
-    drawn: dict[Scenario, set[tuple[int, Any]]] = {}
-    for (_, scenario), cell in cells.items():
-        pairs = {(r.config.seed, r.manifest.get("partition", r.config.partition_seed)) for r in cell.runs.values()}
-        drawn.setdefault(scenario, set()).update(pairs)
-    shared = [s for s, pairs in drawn.items() if len({partition for _, partition in pairs}) < len(pairs)]
-    where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
-    line = f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"
-    return [line] if shared else []
 
 
 def _tuned(sweeps: Sequence[Stored]) -> list[str]:
@@ -199,13 +182,12 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder | str], list[Stored]]
             raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
             sweeps.append(sweep := _read_sweep(folder))
-            tuned = sweep.tuning.get("settings", ())
             for name, (values, config) in sweep.points.items():
                 given = dict.fromkeys(PASSED.keys() & sweep.given, "")
                 given |= {n: values[n] for n in PASSED if f"{n} {values.get(n)}" in sweep.given}
-                read = _read_run(sweep_folder.point_folder(folder, name), values, tuned, given)
-                is_lost = isinstance(read, str)
-                runs.append(Folder(make_point(config, values, tuned, given), missing=read) if is_lost else read)
+                read = _read_run(sweep_folder.point_folder(folder, name), values, given, config)
+                settings = settings_of(config, values, given)
+                runs.append(Folder(settings, missing=read) if isinstance(read, str) else read)
         elif run_folder.is_run(folder):
             runs.append(_read_run(folder))
         else:
@@ -232,13 +214,14 @@ def _read_sweep(folder: Path) -> Stored:
 
 
 def _read_run(
-    folder: Path, values: Mapping[str, Any] = {}, tuned: Collection[str] = (), given: Mapping[str, str] = {}
+    folder: Path, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}, planned: Config | None = None
 ) -> Folder | str:
     """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
     Args:
         folder: of the run.
-        values, tuned, given: see `make_point`.
+        values, given: see `settings_of`.
+        planned: settings that the sweep of the run has for it.
     """
     name = folder.name
     if not (folder / "config.json").exists():
@@ -250,16 +233,18 @@ def _read_run(
     except UsageError as error:
         return f"{name}: {one_line(str(error))}"
     assert history.config is not None
+    if planned and (changed := run_folder.differences(planned, history.config)):
+        return f"{name}: other settings than those of the sweep: {changed[0]}"
     names = (manifest or {}).get("names", {})
     given = {**given, **{n: names.get(n, "") for n in PASSED if n in (manifest or {}).get("given", {})}}
-    point, failure = make_point(history.config, values, tuned, given), _failure(folder, history)
+    settings, failure = settings_of(history.config, values, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(folder, history):
-        return Folder(point, missing=f"{name}: {problem}")
+        return Folder(settings, missing=f"{name}: {problem}")
     if misfits := digests.check(folder):
-        return Folder(point, missing=f"{name}: {misfits[0]}")
+        return Folder(settings, missing=f"{name}: {misfits[0]}")
     if failure:
-        return Folder(point, failure=f"{name}: {failure}")
-    return Folder(point, Run(folder, history, partition or {}, manifest or {}, layers or (), given))
+        return Folder(settings, failure=f"{name}: {failure}")
+    return Folder(settings, Run(folder, history, partition or {}, manifest or {}, layers or (), given))
 
 
 def _failure(folder: Path, history: History) -> str:
@@ -283,9 +268,7 @@ def _unfinished(folder: Path, history: History) -> str:
 # --- cells
 
 
-def _cells(
-    run_folders: Sequence[Folder], placed: Sequence[Place]
-) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
+def _cells(found: Sequence[Folder], placed: Sequence[Place]) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
     """Returns the cells in the order of their first run, and notes on runs that occur twice.
 
     Raises:
@@ -293,29 +276,20 @@ def _cells(
     """
     cells: dict[tuple[str, Scenario], Cell] = {}
     notes = []
-    for folder, place in zip(run_folders, placed, strict=True):
+    for folder, place in zip(found, placed, strict=True):
         key = place.method, place.scenario
         cell = cells.get(key) or Cell(*key, {})
-        runs = dict(cell.runs)
-        if folder.run and place.replicate in runs:
-            notes.append(_twin(runs[place.replicate], folder.run))
-        elif folder.run:
-            runs[place.replicate] = folder.run
-        missing = cell.missing + ((folder.missing,) if folder.missing else ())
-        failures = cell.failures + ((folder.failure,) if folder.failure else ())
-        cells[key] = Cell(*key, runs, missing, failures)
+        runs = {**cell.runs} | ({place.replicate: folder.run} if folder.run else {})
+        if folder.run and (first := cell.runs.get(place.replicate)):
+            runs[place.replicate] = first
+            notes.append(_twin(first, folder.run))
+        missing, failures = ((line,) if line else () for line in (folder.missing, folder.failure))
+        cells[key] = Cell(*key, runs, cell.missing + missing, cell.failures + failures)
     return cells, notes
 
 
 def _twin(first: Run, second: Run) -> str:
-    """Returns a note that of two equal runs the first is used.
-
-    Raises:
-        UsageError: their data or their results differ.
-    """
-    for name in ("data", "partition"):
-        if first.manifest.get(name) != second.manifest.get(name):
-            raise UsageError(f"{_mixed(name, first, second)}, with the same settings and seeds; report only one")
+    """Returns a note that of two equal runs the first is used; raises UsageError if their results differ."""
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
         raise UsageError(
@@ -333,45 +307,41 @@ def _with_unpaired(
         cells: all cells.
         placed: places of all runs, of the missing and failed ones too, for which there is a line already.
     """
-    known: dict[tuple[str, Scenario], set[Replicate]] = {}
-    for place in placed:
-        known.setdefault((place.method, place.scenario), set()).add(place.replicate)
-    methods = sorted(dict.fromkeys(method for method, _ in cells), key=method_order)
-    scenarios = dict.fromkeys(scenario for _, scenario in cells)
     complete = {}
-    for method in methods:
-        for scenario in scenarios:
+    for method in sorted(dict.fromkeys(method for method, _ in cells), key=_method_order):
+        for scenario in dict.fromkeys(scenario for _, scenario in cells):
             cell = cells.get((method, scenario)) or Cell(method, scenario, {})
-            wanted = {r for other in methods if (other, scenario) in cells for r in cells[other, scenario].runs}
-            absent = sorted(wanted - known.get((method, scenario), set()))
+            wanted = {r for (_, where), other in cells.items() if where == scenario for r in other.runs}
+            absent = wanted - {r for m, s, r in placed if (m, s) == (method, scenario)}
             where = ", ".join(filter(None, (method, scenario_text(scenario))))
-            lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in absent)
+            lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in sorted(absent))
             complete[method, scenario] = cell._replace(missing=cell.missing + lines)
     return complete
 
 
-def _mixed_sources(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+def _method_order(name: str) -> int:
+    """Returns the position of a method among the paper's; others come last."""
+    return list(presets.METHODS).index(name) if name in presets.METHODS else len(presets.METHODS)
+
+
+def _mixed_sources(found: Sequence[Folder], placed: Sequence[Place]) -> list[str]:
     """Returns a line for every scenario of which runs have different data, or different partitions of one seed."""
     lines: dict[tuple[Scenario, str], str] = {}
     first: dict[tuple, Run] = {}
-    for cell in cells.values():
-        for run in cell.runs.values():
-            for name, key in {"data": (), "partition": _seeds_of_partition(run)}.items():
-                other = first.setdefault((cell.scenario, name, key), run)
-                if other.manifest.get(name) != run.manifest.get(name):
-                    lines.setdefault((cell.scenario, name), _mixed(name, other, run))
+    for run, place in ((folder.run, place) for folder, place in zip(found, placed, strict=True) if folder.run):
+        # one from Python may depend on all seeds
+        seeds = (run.config.partition_seed, *([run.config.seed] if "partition" in run.given else []))
+        for name, key in {"data": (), "partition": seeds}.items():
+            other = first.setdefault((place.scenario, name, key), run)
+            if (ours := run.manifest.get(name)) != (theirs := other.manifest.get(name)):
+                line = f"mixed {name}: {str(theirs)[:12]} in {other.folder}, {str(ours)[:12]} in {run.folder}"
+                lines.setdefault((place.scenario, name), line)
     return list(lines.values())
 
 
-def _seeds_of_partition(run: Run) -> tuple[int, ...]:
-    """Returns the seeds on which a run's partition depends; one from Python may depend on all."""
-    return (run.config.partition_seed, *([run.config.seed] if "partition" in run.given else []))
-
-
-def _mixed(name: str, first: Run, second: Run) -> str:
-    """Returns a line with the digests of the data, or of the partitions, of two runs."""
-    digests = [str(run.manifest.get(name))[:12] for run in (first, second)]
-    return f"mixed {name}: {digests[0]} in {first.folder}, {digests[1]} in {second.folder}"
+def _drawn(run: Run) -> tuple[int, Any]:
+    """Returns the seed and the partition of a run, which independent runs do not have in common."""
+    return run.config.seed, run.manifest.get("partition", run.config.partition_seed)
 
 
 def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
@@ -381,17 +351,22 @@ def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
     """
     lines = []
     for cell in cells.values():
-        first: dict[str, Run] = {}
+        first: dict[tuple, Run] = {}
         for run in cell.runs.values():
-            if (other := first.setdefault(_content(run), run)) is not run:
+            if (other := first.setdefault(_drawn(run), run)) is not run:
                 lines.append(
-                    f"repeated run: {run.folder.name} has the seed, the rows and the results of {other.folder.name},"
-                    " and is no further replicate"
+                    f"repeated run: {run.folder.name} has the seed and the rows of {other.folder.name}, and is no"
+                    " further replicate"
                 )
     return lines
 
 
-def _content(run: Run) -> str:
-    """Returns what independent runs do not have in common: seed, rows and results."""
-    digests = [run.manifest.get(name) for name in ("data", "partition", "validation")]
-    return repr((run.config.seed, digests, [[record.get(name) for name in MEASURED] for record in run.records]))
+def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line on scenarios in which seeds share a partition; it comes before all other notes."""
+    drawn: dict[Scenario, set[tuple[int, Any]]] = {}
+    for (_, scenario), cell in cells.items():
+        drawn.setdefault(scenario, set()).update(map(_drawn, cell.runs.values()))
+    shared = [s for s, pairs in drawn.items() if len({partition for _, partition in pairs}) < len(pairs)]
+    where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
+    line = f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"
+    return [line] if shared else []

@@ -96,7 +96,7 @@ def _in_memory(each: SweepResult, index: int) -> collect.Folder:
     """Returns a result as the files of a run folder would give it."""
     name = each.name or f"result {index + 1}"
     assert each.config is not None, "every result has its settings"
-    point = scenarios.make_point(each.config, each.values, (), each.given)
+    settings = scenarios.settings_of(each.config, each.values, each.given)
     if isinstance(each.result, History):
-        return collect.Folder(point, Run(Path(name), each.result, {}, {}, (), each.given))
-    return collect.Folder(point, failure=f"{name}: {each.result.kind} in round {each.result.round}")
+        return collect.Folder(settings, Run(Path(name), each.result, {}, {}, (), each.given))
+    return collect.Folder(settings, failure=f"{name}: {each.result.kind} in round {each.result.round}")

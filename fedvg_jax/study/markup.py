@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.host.errors import one_line
@@ -17,23 +17,17 @@ MAX_NOTES = 12
 """Most notes below a table in the terminal; a count of the others follows."""
 
 
-class Column(NamedTuple):
-    """A column of a table."""
-
-    title: str
-    keys: tuple[str, ...]
-    """Names of its columns in the CSV file: one for every number of an entry, or one for its text."""
-
-
 class Entry(NamedTuple):
     """One cell of a table."""
 
     text: str
-    numbers: tuple[float | int | None, ...] = ()
-    """What the CSV file holds; the text where it is empty."""
+    values: Mapping[str, Any] = {}
+    """What the CSV file holds, by its columns: numbers, unrounded, or a text."""
     is_bold: bool = False
-    key: str = ""
-    """What the CSV file holds in place of the text."""
+
+
+Row = dict[str, Entry]
+"""Title of a column -> its entry."""
 
 
 class Table(NamedTuple):
@@ -42,44 +36,46 @@ class Table(NamedTuple):
     name: str
     """Stem of its files."""
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Entry, ...], ...]
-    notes: tuple[str, ...] = ()
+    rows: Sequence[Row]
+    """At least one, all with the same columns."""
+    notes: Sequence[str] = ()
 
 
-def number(value: float | int | None, digits: int = 2, signed: bool = False) -> Entry:
+def label(key: str, text: str, shown: str = "") -> Entry:
+    """Returns an entry of a text, which may be shown in another form."""
+    return Entry(shown or text, {key: text})
+
+
+def number(key: str, value: float | int | None, digits: int = 2, signed: bool = False) -> Entry:
     """Returns an entry of one number; a dash where there is none.
 
-    >>> number(1.234).text, number(None).text, number(0.5, 1, signed=True).text
+    >>> number("lr", 1.234).text, number("lr", None).text, number("lr", 0.5, 1, signed=True).text
     ('1.23', '–', '+0.5')
     """
     if value is None or not math.isfinite(value):
-        return Entry("–", (None,))
-    return Entry(f"{value:{'+' if signed else ''},.{digits}f}", (value,))
+        return Entry("–", {key: None})
+    return Entry(f"{value:{'+' if signed else ''},.{digits}f}", {key: value})
 
 
-def spread(mean: float, std: float, n: int, digits: int = 2) -> Entry:
+def spread(key: str, mean: float, std: float, n: int, digits: int = 2) -> Entry:
     """Returns an entry of mean, standard deviation and count; without the deviation where n is 1.
 
-    >>> spread(91.234, 0.5, 3).text, spread(91.234, float("nan"), 1).text
-    ('91.23 ± 0.50', '91.23')
+    >>> spread("", 91.234, 0.5, 3).text, spread("", 91.234, float("nan"), 1)
+    ('91.23 ± 0.50', Entry(text='91.23', values={'mean': 91.234, 'std': None, 'n': 1}, is_bold=False))
     """
-    if not n or not math.isfinite(mean):
-        return Entry("–", (None, None, n))
-    if not math.isfinite(std):
-        return Entry(f"{mean:.{digits}f}", (mean, None, n))
-    return Entry(f"{mean:.{digits}f} ± {std:.{digits}f}", (mean, std, n))
+    has_mean, has_std = bool(n) and math.isfinite(mean), bool(n) and math.isfinite(std)
+    values = {"mean": mean if has_mean else None, "std": std if has_std else None, "n": n}
+    text = f"{mean:.{digits}f}" + f" ± {std:.{digits}f}" * has_std if has_mean else "–"
+    return Entry(text, {f"{key} {name}".lstrip(): value for name, value in values.items()})
 
 
-def p_value(value: float) -> Entry:
+def p_value(key: str, value: float) -> Entry:
     """Returns an entry of a p value.
 
-    >>> p_value(0.0625).text, p_value(1e-5).text
+    >>> p_value("p", 0.0625).text, p_value("p", 1e-5).text
     ('0.062', '< 0.001')
     """
-    if math.isnan(value):
-        return Entry("–", (None,))
-    return Entry("< 0.001" if value < 0.001 else f"{value:.3f}", (value,))
+    return Entry("< 0.001", {key: value}) if value < 0.001 else number(key, value, 3)
 
 
 # --- forms
@@ -89,13 +85,7 @@ def values(table: Table) -> pandas.DataFrame:
     """Returns the numbers of a table, unrounded, and its texts; missing ones are nan."""
     import pandas
 
-    rows = []
-    for row in table.rows:
-        held: dict[str, Any] = {}
-        for column, entry in zip(table.columns, row, strict=True):
-            held |= dict(zip(column.keys, entry.numbers or (entry.key or entry.text,), strict=False))
-        rows.append(held)
-    return pandas.DataFrame(rows, columns=[key for column in table.columns for key in column.keys])
+    return pandas.DataFrame([{k: v for e in row.values() for k, v in e.values.items()} for row in table.rows])
 
 
 def comma_separated(table: Table) -> str:
@@ -115,7 +105,7 @@ def csv_text(frame: pandas.DataFrame) -> str:
 def latex(table: Table) -> str:
     """Returns a `table` environment with a `tabular` of booktabs' rules."""
     alignment = "".join("lr"[right] for right in _right(table))
-    rows = [[_latex(column.title) for column in table.columns], *_texts(table, _latex, r"\textbf{{{}}}")]
+    rows = [[_latex(title) for title in table.rows[0]], *_texts(table, _latex, r"\textbf{{{}}}")]
     header, *body = (" & ".join(row) + r" \\" for row in rows)
     lines = [
         r"\begin{table}",
@@ -132,7 +122,7 @@ def latex(table: Table) -> str:
 
 def hypertext(table: Table) -> str:
     """Returns a `table` element below its title, and its notes as paragraphs."""
-    titles = [column.title for column in table.columns]
+    titles = [*table.rows[0]]
     num_texts = next((i for i, right in enumerate(_right(table)) if right), len(titles))
     body = html_table(table.name, titles, _texts(table, plain_html, "<b>{}</b>"), f"lead{min(num_texts, 3)}")
     notes = "".join(f"<p class=note>{plain_html(note)}</p>\n" for note in table.notes)
@@ -163,10 +153,10 @@ def terminal(table: Table) -> Group:
 
     more = [f"and {len(table.notes) - MAX_NOTES} more lines"] * (len(table.notes) > MAX_NOTES)
     shown = rich.table.Table()
-    for column, right in zip(table.columns, _right(table), strict=True):
-        shown.add_column(Text(one_line(column.title)), justify="right" if right else "left", overflow="fold")
+    for title, right in zip(table.rows[0], _right(table), strict=True):
+        shown.add_column(Text(one_line(title)), justify="right" if right else "left", overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(one_line(e.text), "bold" * e.is_bold) for e in row))
+        shown.add_row(*(Text(one_line(e.text), "bold" * e.is_bold) for e in row.values()))
     lines = [Text(one_line(line)) for line in (table.title, *table.notes[:MAX_NOTES], *more)]
     return Group(lines[0], shown, *lines[1:])
 
@@ -176,12 +166,14 @@ FORMATS: dict[str, Callable[[Table], str]] = {"tex": latex, "csv": comma_separat
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    return [[(bold if e.is_bold else "{}").format(escape(e.text)) for e in row] for row in table.rows]
+    return [[(bold if e.is_bold else "{}").format(escape(e.text)) for e in row.values()] for row in table.rows]
 
 
 def _right(table: Table) -> list[bool]:
     """Returns whether each column is aligned to the right, because it holds numbers."""
-    return [any(row[i].numbers for row in table.rows) for i in range(len(table.columns))]
+    return [
+        any(not isinstance(v, str) for row in table.rows for v in row[title].values.values()) for title in table.rows[0]
+    ]
 
 
 _LATEX = {

@@ -17,10 +17,10 @@ from fedvg_jax.config import method_title
 from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.study import effects, tables
+from fedvg_jax.study import statistics, tables
 from fedvg_jax.study.cells import CHOICES, Choice, Study, scenario_text, value_text
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base, differences
+from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base, curves
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table, html_table, hypertext, plain_html
 from fedvg_jax.study.sweep_folder import count
@@ -48,7 +48,6 @@ def write(
     baseline: str | None = None,
     target: float | None = None,
     partial: bool = False,
-    style: str = "wide",
     figures: Sequence[str] | None = None,
     choice: str = "final",
     metric: str | None = None,
@@ -65,7 +64,6 @@ def write(
         baseline: method that the others are compared with, or "all" for every pair; None for fedavg.
         target: accuracy from 0 to 1, or loss, for "rounds to the target"; None for the baseline's final mean.
         partial: report the runs that are finished, and mark cells that lack some.
-        style: "wide", or "paper" for one column.
         figures: names of `FIGURES`; None for all that the runs have values for.
         choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
         metric: see `collect`.
@@ -76,13 +74,13 @@ def write(
     """
     if not dirs:
         raise UsageError("name the folder of a sweep or of runs")
-    named = [(style, base.STYLES, "style"), (choice, CHOICES, "choice")]
+    named = [(choice, CHOICES, "choice")]
     check_names(*named, *((f, FIGURES, "figure") for f in figures or ()))
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial, metric)
     chosen = tables.options(study, baseline, target, cast("Choice", choice))
-    return write_study(study, dirs, out, chosen, style, figures, command)
+    return write_study(study, dirs, out, chosen, figures, command)
 
 
 def check_names(*named: tuple[str, Collection[str], str]) -> None:
@@ -96,22 +94,19 @@ def write_study(
     dirs: Sequence[Path | str],
     out: Path | str | None,
     chosen: tables.Options,
-    style: str = "wide",
     figures: Sequence[str] | None = None,
     command: str = "",
 ) -> Written:
     """Writes the tables, the figures and the page of a study; see `write`."""
     made = tables.all_tables(study, chosen)
     found = findings(study, chosen)
-    drawings = FIGURES | {"differences": functools.partial(differences.differences, chosen=chosen)}
+    drawings = FIGURES | {"differences": functools.partial(curves.differences, chosen=chosen)}
     names = FIGURES if figures is None else figures
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
     with files.writing(folder, "--out"):
         paths = [path for table in (*made, tables.runs(study)) for path in write_table(table, folder / "tables")]
-        drawn, left_out = write_figures(
-            study, folder / "figures", base.STYLES[style], {name: drawings[name] for name in names}
-        )
+        drawn, left_out = write_figures(study, folder / "figures", {name: drawings[name] for name in names})
         paths += [path for _, several in drawn for path in several]
         files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or again))
         _remove_stale(folder, paths)
@@ -120,9 +115,7 @@ def write_study(
 
 def findings(study: Study, chosen: tables.Options) -> list[str]:
     """Returns what the comparisons say, in sentences."""
-    if chosen.every_pair:
-        return effects.findings_of_pairs(study, chosen.choice)
-    return effects.findings(study, chosen.baseline, chosen.choice)
+    return statistics.findings(study, chosen.pairs(study), chosen.choice)
 
 
 def missing_packages() -> list[str]:
@@ -154,17 +147,17 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
 
 
 def write_figures(
-    study: Study, folder: Path, style: base.Style, figures: Mapping[str, Figure]
+    study: Study, folder: Path, figures: Mapping[str, Figure]
 ) -> tuple[list[tuple[Drawing, list[Path]]], dict[str, str]]:
     """Draws figures; returns them with their files, and why others are left out."""
     written, left_out = [], {}
-    with base.drawing(style):
+    with base.drawing():
         for name, draw in figures.items():
-            drawn = draw(study, style)
+            drawn = draw(study)
             if isinstance(drawn, str):
                 left_out[name] = drawn
             else:
-                written += [(drawing, base.save(drawing, folder, style)) for drawing in drawn]
+                written += [(drawing, base.save(drawing, folder)) for drawing in drawn]
     return written, left_out
 
 
@@ -236,11 +229,10 @@ def _figure(drawing: Drawing, path: Path) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     title = plain_html(drawing.title)
     caption = CAPTIONS[re.sub(r"-\d+$", "", drawing.name)]  # the second of a name has a number
-    heading = "" if drawing.figure.get_suptitle() else f"{title}. "
     width = round(130 * drawing.figure.get_figwidth())
     return (
         f'<figure><img width="{width}" alt="{title}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{heading}{plain_html(caption)}</figcaption></figure>\n"
+        f"<figcaption>{plain_html(caption)}</figcaption></figure>\n"
     )
 
 

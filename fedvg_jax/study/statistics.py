@@ -1,14 +1,17 @@
-"""Paired comparisons of two methods, by SciPy."""
+"""Paired comparisons of methods by SciPy, corrected over all of a study, and what they say in sentences."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.study.cells import Replicate
+from fedvg_jax.config import method_title
+from fedvg_jax.study import cells
+from fedvg_jax.study.cells import Cell, Choice, Replicate, Scenario, Study
 
 LEVEL = 0.05
 """Significance level."""
@@ -186,3 +189,91 @@ def warning(n: int, tests: int) -> str:
 def _smallest_p(n: int) -> float:
     """Returns the smallest two-sided p value that the exact signed-rank test of n differences can have."""
     return min(1.0, 2.0 ** (1 - n))
+
+
+# --- the methods of a study
+
+
+def compare_pairs(
+    study: Study, pairs: Sequence[tuple[str, str]], choice: Choice
+) -> dict[tuple[str, str, Scenario], Comparison]:
+    """Returns (method, other, scenario) -> comparison of a method with the other; Holm corrects over all of them.
+
+    A comparison has no p value where runs of one of the two methods diverged or failed: the others are chosen by
+    their success.
+    """
+    compared = {}
+    for scenario, pair in itertools.product(study.scenarios, pairs):
+        both = [study.cell(method, scenario) for method in pair]
+        found = compare(*(cells.results(study, cell, choice) for cell in both))
+        if any(cell.failures for cell in both):
+            found = found._replace(t_p=math.nan, wilcoxon_p=math.nan, wilcoxon_p_greater=math.nan)
+        compared[*pair, scenario] = found
+    by_t, by_wilcoxon = (holm([getattr(c, p) for c in compared.values()]) for p in ("t_p", "wilcoxon_p"))
+    rows = zip(compared.items(), by_t, by_wilcoxon, strict=True)
+    return {key: each._replace(t_p_holm=p_t, wilcoxon_p_holm=p_wilcoxon) for (key, each), p_t, p_wilcoxon in rows}
+
+
+def outcome(study: Study, comparison: Comparison) -> str:
+    """Returns "ahead" or "behind" where the corrected t test is significant, otherwise "undecided"."""
+    if not comparison.t_p_holm < LEVEL:  # nor nan
+        return "undecided"
+    return "ahead" if study.sign * comparison.mean > 0 else "behind"
+
+
+def findings(study: Study, pairs: Sequence[tuple[str, str]], choice: Choice) -> list[str]:
+    """Returns a sentence for every scenario, and how the methods are compared; [] without pairs.
+
+    It names the methods with runs that diverged or failed, then the pairs of which one method is ahead of the other,
+    the largest differences first, and then the others, or their number where they are many.
+    """
+    compared, lines = compare_pairs(study, pairs, choice), []
+    for scenario in study.scenarios if pairs else ():
+        texts: dict[str, list[str]] = {word: [] for word in WORDS}
+        mine = [(pair, each) for (*pair, where), each in compared.items() if where == scenario and each.n]
+        for (ours, theirs), each in sorted(mine, key=lambda item: -study.sign * item[1].mean):
+            text = f"{method_title(ours)} {WORDS[outcome(study, each)]} {method_title(theirs)}"
+            texts[outcome(study, each)].append(f"{text} {_difference(study, each)}")
+        lost = [_lost(study, cell, choice) for m in study.methods if (cell := study.cell(m, scenario)).failures]
+        undecided = texts.pop("undecided")
+        if len(undecided) > MAX_UNDECIDED:
+            undecided = [f"{len(undecided)} of {len(mine)} comparisons undecided"]
+        text, where = "; ".join([*lost, *texts["ahead"], *texts["behind"], *undecided]), cells.scenario_text(scenario)
+        lines += [f"{where}: {text}." if where else f"{text}."] if text else []
+    return [*lines, _how(study, list(compared.values()), choice)] if lines else []
+
+
+WORDS = {"ahead": "ahead of", "behind": "behind", "undecided": "undecided against"}
+"""Outcome of a comparison -> the words between two methods."""
+
+MAX_UNDECIDED = 3
+"""Most undecided comparisons that findings name."""
+
+
+def _lost(study: Study, cell: Cell, choice: Choice) -> str:
+    """Returns how many runs of a method ended without a result."""
+    verb = "failed" if any(": failed" in line for line in cell.failures) else "diverged"
+    total = len(cell.failures) + len(cells.results(study, cell, choice))
+    return f"{method_title(cell.method)} {verb} in {len(cell.failures)} of {total} runs"
+
+
+def _difference(study: Study, effect: Comparison) -> str:
+    """Returns a difference with its interval, such as "+1.20 [+0.40, +2.00]"."""
+    mean, low, high = (f"{v:+.{study.digits}f}" for v in (effect.mean, *effect.t_interval))
+    return f"{mean} [{low}, {high}]"
+
+
+def _how(study: Study, compared: Sequence[Comparison], choice: Choice) -> str:
+    """Returns a sentence on what is compared, and when it is significant."""
+    counts = sorted({effect.n for effect in compared})
+    return (
+        f"Mean differences in {study.difference_unit} and 95 % intervals, {cells.choice_name(study, choice)}, paired"
+        f" by seed (n = {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}). Ahead or behind: p <"
+        f" {LEVEL:g} in paired t tests after Holm's correction over {family(compared)}."
+    )
+
+
+def family(compared: Sequence[Comparison]) -> str:
+    """Returns which comparisons Holm's correction is over, in words."""
+    tested = sum(not math.isnan(effect.t_p) for effect in compared)
+    return f"the {tested} comparisons of this study that have a p value" if tested != 1 else "one comparison"

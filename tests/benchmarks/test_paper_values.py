@@ -18,8 +18,10 @@ def test_papers_value_stands_beside_ours(tmp_path):
     )  # fmt: skip
     (fedvg, _) = values.against_paper(collect([sweep])).rows
     mean, std = paper.accuracy("cifar10", "resnet18", "FedVG", 0.05)
-    assert fedvg[1].text == "fedvg" and fedvg[3].numbers == pytest.approx((53, 2**0.5, 2))
-    assert fedvg[4].numbers == (mean, std, 5) and fedvg[5].numbers == pytest.approx((53 - mean,))
+    assert fedvg["method"].text == "fedvg"
+    assert [*fedvg["ours, maximum"].values.values()] == pytest.approx([53, 2**0.5, 2])
+    assert [*fedvg["paper"].values.values()] == [mean, std, 5]
+    assert [*fedvg["maximum minus paper"].values.values()] == pytest.approx([53 - mean])
 
 
 @pytest.mark.parametrize(

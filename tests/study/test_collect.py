@@ -88,10 +88,9 @@ def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
         write_run(tmp_path / f"v{seed}", method="fedvg", seed=seed, init="w.safetensors")
-    with pytest.raises(UsageError, match=r"mixed settings: init is .* for 'fedavg'; w\.safetensors for 'fedvg'"):
+    with pytest.raises(UsageError, match=r"fedavg, init w\.safetensors: no run with seed 0.*fedvg, init None: no run"):
         collect([tmp_path])
-    partial = collect([tmp_path], partial=True)
-    assert len(partial.scenarios) == 2 and any("mixed settings" in note for note in partial.notes)
+    assert len(collect([tmp_path], partial=True).scenarios) == 2
 
 
 def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
@@ -101,32 +100,33 @@ def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
     assert collect([tmp_path]).scenarios == ((),)
 
 
-def test_setting_that_a_sweep_does_not_vary_is_refused_unless_it_was_tuned(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda v: (0.5, 0.6))
-    for name in ("fedavg", "fedvg"):
-        edit(sweep / "points" / f"method={name},seed=0" / "config.json", lr=0.1 if name == "fedvg" else 0.3)
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'"):
-        collect([sweep])
-    chosen = {f"method={name}": {"values": {"lr": lr}} for name, lr in {"fedavg": 0.3, "fedvg": 0.1}.items()}
+def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sweep_are_refused(tmp_path):
+    sweep, points = tmp_path / "s", {}
+    for method, lr in {"fedavg": 0.3, "fedvg": 0.1}.items():
+        write_run(sweep / "points" / method, (0.5, 0.6), method=method, lr=lr)
+        points[method] = {"method": method, "seed": 0}, settings_of(rounds=2, method=method, lr=lr)
+    write_document(sweep, [{"method": ["fedavg", "fedvg"]}, {"seed": [0]}], points)
+    chosen = {f"method={name}": {"values": {"lr": config.lr}} for name, (_, config) in points.items()}
     edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.03, 0.1, 0.3]}, "chosen": chosen})
     study = collect([sweep])
     assert study.scenarios == ((),) and "lr" not in study.settings
     at_end = "lr 0.3 (the largest of its grid)"
     assert study.notes == (f"chosen on the validation set: method=fedavg: {at_end}; method=fedvg: lr 0.1",)
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
-    with pytest.raises(UsageError, match=r"lr is 0\.3 for 'fedavg'; 0\.1 for 'fedvg'; 0\.2 for 'fedprox'"):
+    with pytest.raises(UsageError, match=r"fedavg, lr 0\.1: no run.*fedprox, lr 0\.1: no run"):
         collect([sweep, tmp_path / "untuned"])
+    edit(sweep / "points" / "fedavg" / "config.json", lr=0.2)
+    with pytest.raises(UsageError, match=r"fedavg: other settings than those of the sweep: lr 0\.3 -> 0\.2"):
+        collect([sweep])
 
 
-def test_sweeps_that_are_tuned_to_different_values_are_mixed(tmp_path):
+def test_sweeps_that_are_tuned_to_different_values_are_different_settings(tmp_path):
     """Seeds of two sweeps would be one cell of two learning rates."""
     for seed, lr in ((0, 0.1), (1, 0.3)):
         sweep = write_sweep(tmp_path / f"s{seed}", {"method": ["fedavg"], "seed": [seed]}, lambda v: (0.5, 0.6), lr=lr)
         chosen = {"method=fedavg": {"values": {"lr": lr}}}
         edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.1, 0.3]}, "chosen": chosen})
-    with pytest.raises(UsageError, match=r"mixed settings: lr is 0\.1 for 'fedavg'; 0\.3 for 'fedavg'"):
-        collect([tmp_path / "s0", tmp_path / "s1"])
-    assert len(collect([tmp_path / "s0", tmp_path / "s1"], partial=True).cells) == 2
+    assert collect([tmp_path / "s0", tmp_path / "s1"]).scenarios == ((("lr", 0.1),), (("lr", 0.3),))
 
 
 @pytest.mark.parametrize("in_sweep", [True, False], ids=["sweep", "folders"])
@@ -154,7 +154,7 @@ def test_runs_of_which_one_may_stop_earlier_are_not_compared(tmp_path, name, val
     write_run(tmp_path / "a", (0.5,) * 4, method="fedavg")
     stopped = write_run(tmp_path / "v", (0.4,) * 2, rounds=4, method="fedvg", **{name: value})
     write_summary(stopped, stopped_early=True)
-    with pytest.raises(UsageError, match=f"mixed settings: {name} is .* for 'fedavg'; {value} for 'fedvg'"):
+    with pytest.raises(UsageError, match=f"fedavg, {name} {value}: no run with seed 0"):
         collect([tmp_path])
     axes = {"method": ["fedavg", "fedvg"], name: [getattr(Config, name), value], "seed": [0]}
     study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.4 if v[name] == value else 0.5,))])
@@ -368,7 +368,7 @@ def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
     for seed in (1, 2):
         folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
         write_manifest(folder, {"data": "digits", "partition": "file", "runs": []})
-    line = "repeated run: 2 has the seed, the rows and the results of 1"
+    line = "repeated run: 2 has the seed and the rows of 1"
     with pytest.raises(UsageError, match=line):
         collect([tmp_path])
     assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 from scipy import stats
 
 import fedvg_jax as fv
-from fedvg_jax.study import effects, report, tables
+from fedvg_jax.study import report, tables
 from fedvg_jax.study.collect import collect
 
 SEEDS = range(6)
@@ -50,7 +50,7 @@ def test_scipy_recomputes_the_effects_of_any_metric(folder, metric):
     for method, p, holm in zip(METHODS[1:], p_values, corrected(p_values), strict=True):
         assert float(rows[method]["difference"]) == pytest.approx(np.mean(values[method] - values["fedavg"]))
         assert float(rows[method]["t_p"]) == pytest.approx(p) and float(rows[method]["t_p_holm"]) == pytest.approx(holm)
-    assert effects.findings(study, "fedavg", "final")[0].startswith("Ahead of FedAvg: Ditto")
+    assert report.findings(study, tables.options(study))[0].startswith("Ditto ahead of FedAvg")
     row = next(r for r in csv_rows(tables.choices(study)) if r["method"] == "ditto")
     assert float(row["max mean"]) == pytest.approx(np.mean(values["ditto"]))  # the better of two rounds is the last
 
@@ -79,8 +79,9 @@ def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_nu
 
 
 def test_a_declared_direction_replaces_that_of_the_name(folder):
-    for metric, word in {"min:mae": "Ahead of", "max:mae": "No method is ahead of"}.items():
-        assert effects.findings(collect([folder], metric=metric), "fedavg", "final")[0].startswith(word)
+    for metric, text in {"min:mae": "Ditto ahead of FedAvg", "max:mae": "FedProx behind FedAvg"}.items():
+        study = collect([folder], metric=metric)
+        assert report.findings(study, tables.options(study))[0].startswith(text)
 
 
 def test_the_table_of_runs_has_every_recorded_metric_as_it_is_compared(folder):

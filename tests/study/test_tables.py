@@ -12,10 +12,11 @@ from support.run_folders import csv_rows, write_digests, write_json, write_run, 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
-from fedvg_jax.study import effects, markup, tables
+from fedvg_jax.study import markup, tables
+from fedvg_jax.study import statistics as comparisons
 from fedvg_jax.study.cells import CHOICES
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.markup import Column, Entry, Table
+from fedvg_jax.study.markup import Table, label, number
 
 AXES = {"method": ["fedavg", "fedprox", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
 BASE = {"fedavg": 0.6, "fedprox": 0.5, "fedvg": 0.7}
@@ -39,21 +40,23 @@ def study(tmp_path_factory):
 
 
 def row(table, *lead):
-    return next(r for r in table.rows if tuple(e.key or e.text for e in r[: len(lead)]) == lead)
+    """Returns the entries of the row of a setting, where there is one, and a method."""
+    rows = ([*row.values()] for row in table.rows)
+    return next(r for r in rows if tuple(v for e in r[: len(lead)] for v in e.values.values()) == lead)
 
 
 def test_accuracy_has_mean_and_deviation(study):
     """Final accuracies of FedVG at 0.05: 70, 72, 74; their sample deviation is 2."""
     table = tables.accuracy(study)
     cells = {method: row(table, method)[1] for method in study.methods}
-    assert cells["fedvg"].text == "72.00 ± 2.00" and cells["fedvg"].numbers == pytest.approx((72, 2, 3))
+    assert cells["fedvg"].text == "72.00 ± 2.00" and [*cells["fedvg"].values.values()] == pytest.approx([72, 2, 3])
     assert row(table, "always the largest class")[1].text == "40.00"
-    assert [column.title for column in table.columns] == ["method", "alpha 0.05", "alpha 0.5"]
+    assert [*table.rows[0]] == ["method", "alpha 0.05", "alpha 0.5"]
 
 
 def test_effects_are_paired_and_corrected_over_the_table(study):
     table = tables.effects(study, tables.options(study))
-    assert [r[1].text for r in table.rows] == ["FedProx", "FedVG"] * 2
+    assert [r["method"].text for r in table.rows] == ["FedProx", "FedVG"] * 2
     values = csv_rows(table)[1]
     assert values["n"] == "3" and float(values["difference"]) == pytest.approx(10)
     assert float(values["wilcoxon_p"]) == 0.25 and float(values["wilcoxon_p_greater"]) == 0.125
@@ -130,7 +133,7 @@ def test_a_mean_without_others_to_compare_with_is_not_the_best(tmp_path):
     for method, alpha in {"fedavg": 0.05, "fedvg": 0.5}.items():
         write_run(tmp_path / method, method=method, alpha=alpha)
     table = tables.accuracy(collect([tmp_path], partial=True))
-    assert not any(entry.is_bold for row in table.rows for entry in row)
+    assert not any(entry.is_bold for row in table.rows for entry in row.values())
 
 
 def test_equal_differences_have_no_p_value_and_the_note_does_not_count_them(tmp_path):
@@ -148,7 +151,7 @@ def test_equal_differences_have_no_p_value_and_the_note_does_not_count_them(tmp_
 def test_the_cost_is_that_of_the_final_round_whatever_is_compared(study):
     table = tables.cost(study, tables.options(study, choice="max"))
     assert row(table, "alpha 0.05", "fedvg")[2].text == "72.00 ± 2.00"
-    assert table.columns[2].title == "test accuracy, %, final round"
+    assert [*table.rows[0]][2] == "test accuracy, %, final round"
 
 
 def test_the_best_loss_is_the_smallest(tmp_path):
@@ -158,8 +161,8 @@ def test_the_best_loss_is_the_smallest(tmp_path):
         write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
         write_digests(run)
     made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
-    assert row(made["accuracy"], "fedvg")[1] == Entry("0.2500", (0.25, None, 1))
-    assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in made["choices"].columns[3].title
+    assert row(made["accuracy"], "fedvg")[1] == markup.spread("test loss", 0.25, float("nan"), 1, 4)
+    assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in [*made["choices"].rows[0]][3]
     assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2"
 
 
@@ -174,29 +177,30 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
             accuracies = (value,) if metric == "accuracy" else (None,)
             write_run(tmp_path / f"{method}{seed}", accuracies, method=method, seed=seed, fields=fields)
     study = collect([tmp_path])
-    said, how = effects.findings(study, "fedavg", "final")
+    said, how = comparisons.findings(study, tables.options(study).pairs(study), "final")
     shown = "+20.50 [+18.45, +22.55]" if metric == "accuracy" else "-0.2050 [-0.2255, -0.1845]"  # 3.18 x 1.29 / 2
-    assert said.startswith(f"Ahead of FedAvg: FedVG {shown}; undecided: uniform ") and "(n = 4)" in how
-    assert not any(entry.is_bold for r in tables.accuracy(study).rows for entry in r)
+    assert said.startswith(f"FedVG ahead of FedAvg {shown}; uniform weights undecided against FedAvg ")
+    assert "(n = 4)" in how
+    assert not any(entry.is_bold for r in tables.accuracy(study).rows for entry in r.values())
     two = study._replace(methods=("fedavg", "fedvg"))
     assert [row(tables.accuracy(two), method)[1].is_bold for method in two.methods] == [False, True]
-    said, _ = effects.findings(two, "fedvg", "final")
-    assert said.startswith("No method is ahead of FedVG; behind: FedAvg ")
+    said, _ = comparisons.findings(two, tables.options(two, "fedvg").pairs(two), "final")
+    assert said.startswith("FedAvg behind FedVG ")
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"
 
 
 def hostile_table():
-    columns = (Column(HOSTILE, ("name",)), Column("value", ("value",)))
-    return Table("t", HOSTILE, columns, ((Entry(HOSTILE), markup.number(1.0)._replace(is_bold=True)),), (HOSTILE,))
+    row = {HOSTILE: label("name", HOSTILE), "value": number("value", 1.0)._replace(is_bold=True)}
+    return Table("t", HOSTILE, [row], [HOSTILE])
 
 
 @pytest.mark.parametrize("form", [*markup.FORMATS, "terminal"])
 def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(form):
     names = [f"fedvg,{'alongname' * 5}of12path{end}" for end in "abcd"]  # a word that no line of a terminal holds
-    columns = (Column("method", ("method",)), *(Column(f"{i}", (f"{i}",)) for i in range(6)))
-    table = Table("t", "", columns, tuple((Entry(name), *[markup.number(1.0)] * 6) for name in names))
+    numbers = {f"{i}": number(f"{i}", 1.0) for i in range(6)}
+    table = Table("t", "", [{"method": label("method", name)} | numbers for name in names])
     if form == "terminal":
         console = Console(width=60, file=io.StringIO())
         console.print(markup.terminal(table))
@@ -218,13 +222,14 @@ def test_no_lead_is_claimed_on_the_runs_that_did_not_diverge(tmp_path):
         failed = sweep / "points" / f"method=fedprox,seed={seed}"
         write_json(failed / "failure.json", {"kind": "diverged", "round": 28, "reason": "round 28: too large"})
     study = collect([sweep], partial=True)
-    said, _ = effects.findings(study, "fedavg", "final")
-    assert said.startswith("FedProx diverged in 2 of 8 runs; ahead of FedAvg: FedVG +") and "FedProx +" not in said
+    said, _ = comparisons.findings(study, tables.options(study).pairs(study), "final")
+    assert said.startswith("FedProx diverged in 2 of 8 runs; FedVG ahead of FedAvg +")
+    assert "; FedProx undecided against FedAvg +" in said
     table = tables.effects(study, tables.options(study))
     assert [e.text for e in row(table, "fedprox")[-len(tables.P_VALUES) :]] == ["–"] * len(tables.P_VALUES)
     assert "‡ method=fedprox,seed=0: diverged in round 28: too large" in table.notes
-    said, _ = effects.findings(study, "fedprox", "final")
-    assert "no method is ahead of FedProx" in said
+    said, _ = comparisons.findings(study, tables.options(study, "fedprox").pairs(study), "final")
+    assert said.startswith("FedProx diverged in 2 of 8 runs; FedVG undecided against FedProx")
 
 
 def test_tables_of_private_runs_have_their_mean_epsilon(tmp_path):
@@ -233,7 +238,7 @@ def test_tables_of_private_runs_have_their_mean_epsilon(tmp_path):
         write_summary(tmp_path / f"{seed}", epsilon=epsilon)
     study = collect([tmp_path])
     cost = tables.cost(study, tables.options(study))
-    assert (cost.columns[-1].title, cost.rows[0][-1].text) == ("epsilon", "2.50")
+    assert cost.rows[0]["epsilon"].text == "2.50"
     assert [line["epsilon"] for line in csv_rows(tables.runs(study))] == ["2", "3"]
 
 
@@ -241,8 +246,11 @@ def test_accuracies_of_clients_are_shown_and_marked_where_a_run_has_not_recorded
     for method, seed, fields in (("fedavg", 0, {2: {"worst_decile": 0.25}}), ("fedavg", 1, {}), ("fedvg", 0, {})):
         write_run(tmp_path / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields=fields)
     table = tables.clients(collect([tmp_path], partial=True))
-    assert [column.title for column in table.columns] == ["method", "global, all test rows", "global: worst decile"]
-    assert {row[0].text.split()[0]: row[-1].text for row in table.rows} == {"FedAvg": "25.00 §", "FedVG": "– §"}
+    assert [*table.rows[0]] == ["method", "global, all test rows", "global: worst decile"]
+    assert {row["method"].text.split()[0]: row["global: worst decile"].text for row in table.rows} == {
+        "FedAvg": "25.00 §",
+        "FedVG": "– §",
+    }
 
 
 def test_no_form_of_a_table_reads_a_name_as_its_own_language():
@@ -253,5 +261,5 @@ def test_no_form_of_a_table_reads_a_name_as_its_own_language():
     assert r"\&" in body and r"\textbackslash{}z" in body and r"50\%" in body and r"\$x\$" in body
     assert len(re.findall(r"(?<!\\)&", body)) == 1 and r"\textbf{1.00}" in body
     assert list(csv.reader(io.StringIO(markup.comma_separated(table)))) == [["name", "value"], [HOSTILE, "1"]]
-    formula = Table("t", "", (Column("name", ("name",)),), ((Entry("=1+1"),),))
+    formula = Table("t", "", [{"name": label("name", "=1+1")}])
     assert markup.comma_separated(formula) == "name\n'=1+1\n"

@@ -11,7 +11,6 @@ from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import base
 from support.run_folders import write_sweep
 
-WIDE = base.STYLES["wide"]
 METHODS = ["fedavg", "fedprox", "fedvg", "fedprox+fedvg"]
 NAMES = ("a/kernel", "a/bias", "b/kernel")
 
@@ -28,9 +27,9 @@ def make_study():
         return collect([write_sweep(Path(folder) / "s", axes, accuracies, layers=NAMES)])
 
 
-def draw_one(figures, study, name, style=WIDE):
-    with base.drawing(style):
-        drawn = figures[name](study, style)
+def draw_one(figures, study, name):
+    with base.drawing():
+        drawn = figures[name](study)
     assert not isinstance(drawn, str), drawn
     return drawn
 

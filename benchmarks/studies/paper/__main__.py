@@ -61,8 +61,8 @@ def _page(results: Sequence[claims.Result], studies: Sequence[Study]) -> str:
 
 def _markdown(of: Table) -> str:
     """Returns a table with its title and notes in Markdown."""
-    rows = [[escape(entry.text) for entry in row] for row in of.rows]
-    shown = table([escape(column.title) for column in of.columns], rows)
+    rows = [[escape(entry.text) for entry in row.values()] for row in of.rows]
+    shown = table([escape(title) for title in of.rows[0]], rows)
     return "\n".join([f"**{escape(of.title)}**\n", shown, *(f"{escape(note)}\n" for note in of.notes)])
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.studies.paper import measures
 from benchmarks.studies.paper.measures import Finding, Values
 from fedvg_jax.study.cells import Study
-from fedvg_jax.study.markup import Column, Entry, Table
+from fedvg_jax.study.markup import Table, label
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
 NOT_REACHED = "not reached"
@@ -135,12 +135,12 @@ def by_claim(results: Sequence[Result]) -> dict[Claim, list[Result]]:
 def table(results: Sequence[Result]) -> Table:
     """Returns a row for every claim with a column for every data set, the smallest first."""
     sets = [data for _, data in sorted({(result.scale.images, result.scale.data) for result in results})]
-    columns = tuple(Column(name, (name,)) for name in ("claim", *sets, "verdict"))
     rows = []
     for claim, mine in by_claim(results).items():
         shown = {result.scale.data: VERDICTS[result.finding.holds] for result in mine}
-        rows.append(tuple(map(Entry, (claim.statement, *(shown.get(data, "–") for data in sets), verdict(mine)))))
-    return Table("claims", "The paper's claims", columns, tuple(rows))
+        texts = {"claim": claim.statement} | {data: shown.get(data, "–") for data in sets} | {"verdict": verdict(mine)}
+        rows.append({name: label(name, text) for name, text in texts.items()})
+    return Table("claims", "The paper's claims", rows)
 
 
 def details(results: Sequence[Result]) -> list[tuple[str, list[str]]]:

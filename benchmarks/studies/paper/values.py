@@ -8,11 +8,12 @@ from collections.abc import Collection
 from fedvg_jax import paper
 from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.uses import unused
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Study, results, scenario_text
-from fedvg_jax.study.markup import Column, Entry, Table, number, spread
-from fedvg_jax.study.scenarios import METHOD_GROUPS, base_name
+from fedvg_jax.study.markup import Table, label, number, spread
+from fedvg_jax.study.scenarios import METHOD_GROUPS
 
 PAPER_SEEDS = 5
 
@@ -43,7 +44,7 @@ def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
     >>> paper_name(Config(method="fedvg", fedvg={"norm": "l2"})), paper_name(Config(method="fedvg"), {"weighting"})
     (None, None)
     """
-    method = base_name(config.algorithm, config.weighting)
+    method = method_of(config.algorithm, config.weighting)
     parts = method.split("+")
     if given or not all(part in PAPER_NAMES for part in parts) or not _has_papers_method(config, method):
         return None
@@ -91,23 +92,23 @@ def published(config: Config, given: Collection[str] = ()) -> tuple[float, float
 
 def against_paper(study: Study) -> Table | None:
     """Returns our values beside the paper's; None where the paper has none of these runs."""
-    columns = ("setting", "method", "ours, final round", "ours, maximum", "paper", "maximum minus paper")
     rows = []
     for cell in study.cells.values() if study.metric == "accuracy" else ():
         run, finals, maxima = next(iter(cell.runs.values()), None), results(study, cell), results(study, cell, "max")
         if run and maxima and (theirs := published(run.config, run.given)):
-            ours = [statistics.mean_and_std(list(values.values())) for values in (finals, maxima)]
-            of_paper = spread(theirs[0], math.nan if theirs[1] is None else theirs[1], PAPER_SEEDS)
-            shown = [spread(*moments, len(maxima)) for moments in ours] + [of_paper]
-            gap = number(ours[1][0] - theirs[0], signed=True)
-            rows.append((Entry(scenario_text(cell.scenario)), Entry(cell.method), *shown, gap))
+            ours = {"ours, final round": finals, "ours, maximum": maxima}
+            means = {name: statistics.mean_and_std(list(values.values())) for name, values in ours.items()}
+            gap = "maximum minus paper"
+            rows.append(
+                {"setting": label("setting", scenario_text(cell.scenario)), "method": label("method", cell.method)}
+                | {name: spread(name, *moments, len(maxima)) for name, moments in means.items()}
+                | {"paper": spread("paper", theirs[0], theirs[1] or math.nan, PAPER_SEEDS)}
+                | {gap: number(gap, means["ours, maximum"][0] - theirs[0], signed=True)}
+            )
     if not rows:
         return None
     notes = (
         f"The paper's values are over {PAPER_SEEDS} seeds and are maxima over evaluations on the test set.",
         "Runs may be of a smaller scale than the paper's; config.json of a run has its settings.",
     )
-    header = tuple(Column(name, (name,)) for name in columns)
-    return Table(
-        "paper", f"{study.title}: the paper's values beside ours, test accuracy, %", header, tuple(rows), notes
-    )
+    return Table("paper", f"{study.title}: the paper's values beside ours, test accuracy, %", rows, notes)

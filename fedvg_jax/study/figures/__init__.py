@@ -9,15 +9,15 @@ from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.cells import Cell, Run, Study
-from fedvg_jax.study.figures import base, clients, curves, differences
-from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.figures import base, clients, curves
+from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.views.output import run_label
 
-Figure = Callable[[Study, Style], list[Drawing] | str]
+Figure = Callable[[Study], list[Drawing] | str]
 """Draws a study, or returns one line that says what its runs lack."""
 
 FIGURES: dict[str, Figure] = {
-    "differences": differences.differences,
+    "differences": curves.differences,
     "curves": curves.learning_curves,
     "alphas": curves.accuracy_against_alpha,
     "weights": clients.client_weights,
@@ -31,7 +31,7 @@ CAPTIONS: dict[str, str] = {
     "curves": "Means over runs, with bands of one standard deviation.",
     "alphas": "Means over runs, with one standard deviation.",
     "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
-    "partitions": "The area of a point is the number of training rows of a client and a class.",
+    "partitions": "The darkness of a cell is the number of training rows of a client and a class.",
 }
 """Name of a drawing -> what it shows; the second drawing of a group of settings has "-2" behind its name, and so on."""
 
@@ -46,7 +46,7 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     Raises:
         UsageError: the folder cannot be written.
     """
-    config, style = history.config, base.STYLES["wide"]
+    config = history.config
     assert config is not None, "a run has settings"
     method, replicate = (
         method_of(config.algorithm, config.weighting, config.local),
@@ -56,9 +56,9 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     study = Study(run_label(config), (method,), ((),), {(method, ()): cell}, metric, {})
     paths = []
-    with base.drawing(style), files.writing(folder, "--out"):
+    with base.drawing(), files.writing(folder, "--out"):
         for draw in (curves.learning_curves, clients.client_weights):
-            drawn = draw(study, style)
+            drawn = draw(study)
             for each in [] if isinstance(drawn, str) else drawn:
-                paths += base.save(each._replace(title=study.title), folder, style, ("png",))
+                paths += base.save(each._replace(title=study.title), folder, ("png",))
     return paths

@@ -45,24 +45,13 @@ LABEL_WIDTH = 34
 """Characters of a line of a label."""
 
 
-class Style(NamedTuple):
-    """Sizes of a figure."""
+WIDTH, PANEL_HEIGHT = 7.2, 2.9
+"""Inches of a figure, and of a row of panels."""
 
-    width: float
-    """Inches."""
-    panel_height: float
-    """Inches of one row of panels."""
-    panels_per_row: int
-    font: float
-    """Points."""
-    line: float
-    """Points."""
-    titled: bool = True
-    """Whether figures have their title above them."""
+PANELS_PER_ROW = 2
 
-
-STYLES = {"wide": Style(7.2, 2.9, 2, 9.0, 1.6), "paper": Style(3.25, 2.1, 1, 7.0, 1.1, titled=False)}
-"""Value of --style -> sizes; paper is one column of a two-column page."""
+FONT = 9.0
+"""Points."""
 
 
 class Drawing(NamedTuple):
@@ -74,6 +63,11 @@ class Drawing(NamedTuple):
     figure: Figure
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
+
+
+def numbered(name: str, index: int) -> str:
+    """Returns the name of a figure's files; the second figure of a name is NAME-2."""
+    return name if index == 0 else f"{name}-{index + 1}"
 
 
 def base_of(method: str) -> str:
@@ -115,36 +109,35 @@ def plain(text: str, width: int = LABEL_WIDTH) -> str:
 
 
 @contextlib.contextmanager
-def drawing(style: Style) -> Iterator[None]:
-    """Uses Matplotlib without a display or its warnings about fonts and layouts, with a style's sizes."""
+def drawing() -> Iterator[None]:
+    """Uses Matplotlib without a display or its warnings about fonts and layouts."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import matplotlib
 
         matplotlib.use("Agg")
-        sizes = {name: style.font for name in ("font.size", "axes.labelsize", "axes.titlesize")}
-        sizes |= {name: style.font - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")}
-        fixed = {"lines.linewidth": style.line, "pdf.fonttype": 42, "svg.hashsalt": "fedvg_jax", "hatch.linewidth": 0.5}
-        chosen: Any = sizes | fixed
+        chosen: Any = {name: FONT for name in ("font.size", "axes.labelsize", "axes.titlesize")}
+        chosen |= {name: FONT - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")}
+        chosen |= {"lines.linewidth": 1.6, "pdf.fonttype": 42}
         with matplotlib.rc_context(chosen):
             yield
 
 
-def grid(style: Style, count: int, height: float = 1.0, **options: Any) -> tuple[Figure, list[Axes]]:
+def grid(count: int, height: float = 1.0, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
     """Returns a figure with `count` panels in rows.
 
     Args:
-        style: sizes.
         count: number of panels.
         height: factor of the height of a panel.
+        width: inches.
         options: of `Figure.subplots`.
     """
     from matplotlib.figure import Figure
 
-    columns = min(count, style.panels_per_row)
+    columns = min(count, PANELS_PER_ROW)
     rows = -(-count // columns)
-    figure = Figure(figsize=(style.width, style.panel_height * height * rows), layout="constrained")
+    figure = Figure(figsize=(width, PANEL_HEIGHT * height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
     for unused in axes[count:]:
         unused.set_visible(False)
@@ -172,27 +165,24 @@ def clean(axes: Axes, along: str = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def add_legend(figure: Figure, style: Style) -> None:
+def add_legend(figure: Figure) -> None:
     """Names every label of the panels once, below them, where the figure grows by the height of the names."""
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
-        inches = style.font / 72
-        lines = [line for label in handles for line in label.split("\n")]
-        columns = max(1, int(style.width / (0.55 * inches * (max(map(len, lines)) + 9))))  # 9 for the line
+        inches, lines = FONT / 72, [line for label in handles for line in label.split("\n")]
+        columns = max(1, int(WIDTH / (0.55 * inches * (max(map(len, lines)) + 9))))  # 9 for the line
         most = max(label.count("\n") + 1 for label in handles)
         figure.set_figheight(figure.get_figheight() + (0.2 + 1.2 * most) * inches * -(-len(handles) // columns))
         options: dict[str, Any] = {"ncols": columns, "handlelength": 3, "frameon": False}
         figure.legend([*handles.values()], [*handles], loc="outside lower center", **options)
 
 
-def save(drawn: Drawing, folder: Path, style: Style, suffixes: Sequence[str] = ("png", "pdf", "csv")) -> list[Path]:
+def save(drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf", "csv")) -> list[Path]:
     """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
-    if style.titled:
-        title = plain(drawn.title, int(12.5 * style.width))
-        drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=style.font + 1)
-    add_legend(drawn.figure, style)
+    drawn.figure.suptitle(plain(drawn.title, int(12.5 * WIDTH)), x=0.01, ha="left", fontsize=FONT + 1)
+    add_legend(drawn.figure)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in suffixes]
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}

@@ -11,7 +11,7 @@ from fedvg_jax.config import method_title
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
 from fedvg_jax.study.figures import base
-from fedvg_jax.study.figures.base import Drawing, Style
+from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.views.output import partition_label
 
 if TYPE_CHECKING:
@@ -23,11 +23,8 @@ MAX_PANELS = 8
 WEIGHTS = ("setting", "method", "seed", "partition_seed", "client", "rows", "round", "weight_times_cohort")
 """Columns of the numbers of `client_weights`."""
 
-LIMITS = (1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
-"""Largest weights times cohort size of the colours, of which one is chosen."""
-
-MAX_BUBBLES = 600
-"""Most clients times classes that are drawn as bubbles; above that, as cells."""
+MAX_TICKS = 9
+"""Most clients that a panel names."""
 
 MAX_NAMES = 30
 """Most classes that are named."""
@@ -59,7 +56,7 @@ def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np
     return np.array(ids), np.array([size_of[k] for k in ids]), shares
 
 
-def client_weights(study: Study, style: Style) -> list[Drawing] | str:
+def client_weights(study: Study) -> list[Drawing] | str:
     """Returns a figure of every client's weight times cohort size over rounds, a panel per method.
 
     Each panel has the run of a method's smallest seed in the first scenario of its group.
@@ -71,7 +68,7 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
         if not shown:
             continue
         names = [f"{method_title(method)}, {replicate_text(replicate)}" for method, replicate, _ in shown]
-        figure, values = _weights_of_runs(names, [run.records for *_, run in shown], style)
+        figure, values = _weights_of_runs(names, [run.records for *_, run in shown])
         where, rows = scenario_text(scenarios[0]), []
         for (method, replicate, run), (ids, sizes, shares) in zip(shown, values, strict=True):
             rows += [
@@ -80,18 +77,17 @@ def client_weights(study: Study, style: Style) -> list[Drawing] | str:
             ]
         part = f"first {len(shown)} of {len(with_runs)} methods" if len(with_runs) > len(shown) else ""
         title = ", ".join(filter(None, ("Weights of clients", where, part)))
-        drawn.append(Drawing("weights" if i == 0 else f"weights-{i + 1}", title, figure, WEIGHTS, rows))
+        drawn.append(Drawing(base.numbered("weights", i), title, figure, WEIGHTS, rows))
     return drawn or "no method has runs in the first scenario"
 
 
-def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]], style: Style) -> tuple[Figure, list]:
+def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]]) -> tuple[Figure, list]:
     """Returns a figure with a panel per run, and what `weight_shares` returns of each."""
     from matplotlib.colors import LogNorm
 
     values = [weight_shares(records) for records in runs]
-    cohort = max(len(record["clients"]) for records in runs for record in records)
-    limit = _colour_limit(np.concatenate([shares.ravel() for *_, shares in values]), cohort)
-    figure, axes = base.grid(style, len(runs))
+    limit = _colour_limit(np.concatenate([shares.ravel() for *_, shares in values]))
+    figure, axes = base.grid(len(runs))
     image = None
     for panel, name, (ids, _, shares) in zip(axes, names, values, strict=True):
         image = panel.imshow(
@@ -103,7 +99,7 @@ def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]], sty
             interpolation="nearest",
         )
         panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84", title=base.plain(name, 40))
-        every = int(np.ceil(1.8 * style.font / 72 * len(ids) / (0.7 * style.panel_height)))
+        every = -(-len(ids) // MAX_TICKS)
         panel.set_yticks(range(0, len(ids), every), [str(k) for k in ids[::every]])
         base.whole_numbers(panel.xaxis)
     assert image is not None, "there is a run"
@@ -114,17 +110,16 @@ def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]], sty
     return figure, values
 
 
-def _colour_limit(shares: np.ndarray, cohort: int) -> float:
-    """Returns the smallest c of `LIMITS` such that 1/c to c holds 98 % of the positive shares, about K at most."""
+def _colour_limit(shares: np.ndarray) -> int:
+    """Returns the smallest whole number c >= 2 such that 1/c to c holds 98 % of the positive shares."""
     positive = shares[np.isfinite(shares) & (shares > 0)]
-    reach = np.exp(np.quantile(np.abs(np.log(positive)), 0.98)) if positive.size else 1
-    return next((limit for limit in LIMITS if limit >= min(reach, cohort)), LIMITS[-1])
+    return max(2, int(np.ceil(np.exp(np.quantile(np.abs(np.log(positive)), 0.98))))) if positive.size else 2
 
 
 # --- classes of clients
 
 
-def partitions(study: Study, style: Style) -> list[Drawing] | str:
+def partitions(study: Study) -> list[Drawing] | str:
     """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds."""
     runs: dict[str, tuple[Scenario, Run]] = {}
     for scenario in study.scenarios:
@@ -137,7 +132,7 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
     texts = [partition_label(run.config) for _, run in runs.values()]
     if len({*texts}) < len(texts):
         texts = [scenario_text(scenario) for scenario, _ in runs.values()]
-    figure, axes = base.grid(style, len(runs), 1.05)
+    figure, axes = base.grid(len(runs), 1.05)
     all_counts = [np.array(run.partition["counts"]) for _, run in runs.values()]
     largest = max(int(counts.max()) for counts in all_counts)
     rows = []
@@ -146,7 +141,7 @@ def partitions(study: Study, style: Style) -> list[Drawing] | str:
         draw_counts(panel, counts, largest, names if len(names) <= 12 else ())
         panel.set_title(base.plain(text, 40))
         rows += [(text, k, names[c], int(counts[k, c])) for k, c in np.ndindex(*counts.shape)]
-    title = f"Training rows by client and class; area or darkness shows their number, at most {largest:,}"
+    title = f"Training rows by client and class; darkness shows their number, at most {largest:,}"
     return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
 
 
@@ -168,28 +163,19 @@ def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figur
 
 
 def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()) -> None:
-    """Draws bubbles whose area is the number of rows by client and class, or cells whose darkness is.
+    """Draws a cell for every client and class; its darkness is the number of rows, and white is none.
 
     Args:
         axes: where to draw.
         counts: int [N, C].
-        largest: number of rows with the largest bubble.
+        largest: number of rows of the darkest cell.
         names: of the classes; none where they are not named.
     """
     from matplotlib.colors import LogNorm
 
-    if counts.size <= MAX_BUBBLES:
-        clients, classes = np.nonzero(counts)
-        area = 150 * counts[clients, classes] / largest * min(1.0, 200 / counts.size)
-        axes.scatter(clients, classes, area, color="#0072b2", alpha=0.75, lw=0)
-        axes.set_xlim(-0.8, len(counts) - 0.2)
-        axes.set_ylim(counts.shape[1] - 0.3, -0.7)
-    else:
-        shown = np.where(counts > 0, counts, np.nan).T
-        axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
+    shown = np.where(counts > 0, counts, np.nan).T
+    axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
     if names:
         axes.set_yticks(range(len(names)), [base.plain(name, 26) for name in names])
     axes.set(xlabel="client", ylabel="class")
     base.whole_numbers(axes.xaxis)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)

@@ -1,4 +1,4 @@
-"""Learning curves, with bands of one standard deviation, and the final result against a numeric setting."""
+"""Methods beside one another: learning curves, final results against alpha, and differences to a baseline."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.study import cells
+from fedvg_jax.config import method_title
+from fedvg_jax.study import cells, statistics
 from fedvg_jax.study.cells import Cell, Scenario, Study
 from fedvg_jax.study.figures import base
-from fedvg_jax.study.figures.base import Drawing, Style
-from fedvg_jax.study.statistics import mean_and_std
+from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.tables import Options, options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ def curve(study: Study, cell: Cell) -> Curve | None:
     return Curve(np.array(rounds), values.mean(0), std, len(runs))
 
 
-def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
+def learning_curves(study: Study) -> list[Drawing] | str:
     """Returns a figure per group of settings, with a panel per value of the column's setting.
 
     Where no setting is that of columns, one figure has a panel per scenario. A study of one run shows its validation
@@ -51,15 +52,12 @@ def learning_curves(study: Study, style: Style) -> list[Drawing] | str:
     drawn = []
     groups = cells.panels(study) if cells.column_setting(study) else {(): list(study.scenarios)}
     for i, (rest, scenarios) in enumerate(groups.items()):
-        figure, axes = base.grid(style, len(scenarios))
-        rows = []
-        for panel, scenario in zip(axes, scenarios, strict=True):
-            rows += _panel(study, panel, scenario)
+        figure, axes = base.grid(len(scenarios))
+        rows = [row for panel, scenario in zip(axes, scenarios, strict=True) for row in _panel(study, panel, scenario)]
         base.label_rows(axes, metric_label(study))
         title = ", ".join(filter(None, ("Learning curves", cells.scenario_text(rest))))
-        name = "curves" if i == 0 else f"curves-{i + 1}"
-        if rows:
-            drawn.append(Drawing(name, title, figure, ("setting", "method", "round", "mean", "std", "n"), rows))
+        columns = ("setting", "method", "round", "mean", "std", "n")
+        drawn += [Drawing(base.numbered("curves", i), title, figure, columns, rows)] if rows else []
     return drawn or "the runs of no cell have an evaluated round in common"
 
 
@@ -79,88 +77,143 @@ def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
         axes.fill_between(drawn.rounds, low, high, color=colour, alpha=0.12, lw=0)
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
         rows += [(cells.scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
-    axes.set_ylim(*limits(study, list(curves.values())))
-    draw_largest_class(study, axes, [scenario])
+    if curves:
+        axes.set_ylim(*_limits(study, list(curves.values())))
+    _draw_largest_class(study, axes, [scenario])
     if len(study.runs) == 1:
         rounds, values = cells.evaluations(study, study.runs[0], "val")
         axes.plot(rounds, values, color=base.GREY, ls="--", label="validation")
+    column, value = cells.column_setting(study), cells.value_text(cells.column_value(study, scenario))
+    title = f"{column} {value}" if column else cells.scenario_text(scenario)
+    axes.set(xlabel="round", title=base.plain(title, 40))
     base.clean(axes)
-    axes.set(xlabel="round", title=_title(study, scenario))
     base.whole_numbers(axes.xaxis)
     return rows
 
 
-def draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> None:
+def _draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> None:
     """Draws the mean accuracy of always answering the largest class where it is within the axes' final limits."""
-    shares = [s for m in study.methods for c in scenarios if (s := cells.majority(study, m, c)) is not None]
+    share = cells.mean(cells.majority(study, m, c) for m in study.methods for c in scenarios)
     low, high = axes.get_ylim()
-    if shares and low < np.mean(shares) < high:
-        axes.axhline(float(np.mean(shares)), color=base.GREY, lw=0.9, ls=":", label="largest class")
+    if share is not None and low < share < high:
+        axes.axhline(share, color=base.GREY, lw=0.9, ls=":", label="largest class")
 
 
-def _title(study: Study, scenario: Scenario) -> str:
-    column, value = cells.column_setting(study), cells.value_text(cells.column_value(study, scenario))
-    return base.plain(f"{column} {value}" if column else cells.scenario_text(scenario), 40)
-
-
-def limits(study: Study, curves: list[Curve]) -> tuple[float, float]:
+def _limits(study: Study, curves: Sequence[Curve]) -> tuple[float, float]:
     """Returns the range of the axis: all bands after the first fifth of the evaluations, with a margin.
 
     The first rounds would hide the differences of the last ones.
     """
-    if not curves:
-        return 0.0, 1.0
-    later = [slice(len(c.rounds) // 5, None) for c in curves]
-    low = min(float((c.mean - c.std)[part].min()) for c, part in zip(curves, later, strict=True))
-    high = max(float((c.mean + c.std)[part].max()) for c, part in zip(curves, later, strict=True))
+    low = min(float((c.mean - c.std)[len(c.rounds) // 5 :].min()) for c in curves)
+    high = max(float((c.mean + c.std)[len(c.rounds) // 5 :].max()) for c in curves)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    is_accuracy = study.unit > 1
-    most, least = (100.5 if is_accuracy else np.inf), (0.0 if is_accuracy or low >= 0 else -np.inf)
-    return max(least, low - margin), min(most, high + margin)
+    return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
-def accuracy_against_alpha(study: Study, style: Style) -> list[Drawing] | str:
+def accuracy_against_alpha(study: Study) -> list[Drawing] | str:
     """Returns a figure with the final result of every method against alpha, on a logarithmic axis."""
-    varied = [scenario for scenario in study.scenarios if dict(scenario).get("alpha") is not None]
-    if len({dict(scenario)["alpha"] for scenario in varied}) < 2:
+    if cells.column_setting(study) != "alpha":
         return "the runs have one value of alpha; a sweep varies it with --alpha"
-    groups: dict[Scenario, list[Scenario]] = {}
-    for scenario in varied:
-        groups.setdefault(tuple(pair for pair in scenario if pair[0] != "alpha"), []).append(scenario)
-    figure, axes = base.grid(style, len(groups))
+    groups = cells.panels(study)
+    figure, axes = base.grid(len(groups))
     rows: list[tuple] = []
     for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
-        where = cells.scenario_text(rest)
-        rows += [(where, *row) for row in _panel_against_alpha(study, panel, scenarios, style)]
-        panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(where, 40))
+        rows += [(cells.scenario_text(rest), *row) for row in _panel_against_alpha(study, panel, scenarios)]
+        panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(cells.scenario_text(rest), 40))
     base.label_rows(axes, metric_label(study))
     columns = ("setting", "method", "alpha", "mean", "std", "n")
     return [Drawing("alphas", "Final result against alpha", figure, columns, rows)]
 
 
-def _panel_against_alpha(study: Study, axes: Axes, scenarios: list[Scenario], style: Style) -> list[tuple]:
+def _panel_against_alpha(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> list[tuple]:
     """Draws the lines of one panel; returns the rows of the CSV file."""
     axes.set_xscale("log")
-    styles = base.line_styles(study.methods)
-    values = [dict(scenario)["alpha"] for scenario in scenarios]
     rows = []
-    for method in study.methods:
+    for method, look in base.line_styles(study.methods).items():
+        found = [(s, cells.results(study, study.cell(method, s))) for s in scenarios]
         points = [
-            (value, *mean_and_std(list(finals.values())), len(finals))
-            for value, scenario in zip(values, scenarios, strict=True)
-            if (finals := cells.results(study, study.cell(method, scenario)))
+            (cells.column_value(study, scenario), *statistics.mean_and_std(list(finals.values())), len(finals))
+            for scenario, finals in found
+            if finals
         ]
-        if not points:
-            continue
-        x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-        axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **styles[method])
-        rows += [(method, *point) for point in points]
-    draw_largest_class(study, axes, scenarios)
-    low, high = axes.get_ylim()
-    is_accuracy = study.unit > 1  # a mean minus its deviation may be below 0
-    axes.set_ylim(*((max(0.0, low), min(100.5, high)) if is_accuracy else (low, high)))
-    labels = [cells.value_text(value) for value in values]
-    axes.set_xticks(values, labels, rotation=0 if style.panels_per_row > 1 else 45)
+        if points:
+            x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
+            axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **look)
+            rows += [(method, *point) for point in points]
+    _draw_largest_class(study, axes, scenarios)
+    values = [cells.column_value(study, scenario) for scenario in scenarios]
+    axes.set_xticks(values, [cells.value_text(value) for value in values])
     axes.minorticks_off()
     base.clean(axes)
     return rows
+
+
+# --- differences
+
+OUTCOMES = {"ahead": "#0072b2", "behind": "#d55e00", "undecided": "0.55"}
+"""Outcome of a comparison -> its colour."""
+
+NARROW = 5.0
+"""Inches of a single panel, which a narrow screen shows whole."""
+
+
+class Bar(NamedTuple):
+    """A mean difference with the limits of its interval, which may not be finite."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+    outcome: str
+
+
+def differences(study: Study, chosen: Options | None = None) -> list[Drawing] | str:
+    """Returns a figure of every method minus the baseline, a panel per scenario.
+
+    Args:
+        study: what is drawn.
+        chosen: what is compared; None for final rounds against the default baseline.
+    """
+    chosen = chosen or options(study)
+    if chosen.every_pair:
+        return "every pair is compared, in the table of pairs; --baseline METHOD draws the differences to one"
+    compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
+    found = {(m, scenario): each for (m, _, scenario), each in compared.items() if each.n}
+    scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in found)]
+    if not scenarios:
+        return "no method has runs that pair with those of the baseline"
+    labels = [base.plain(method_title(method)) for method, _ in chosen.pairs(study)]
+    height = (sum(0.09 + 0.15 * (label.count("\n") + 1) for label in labels) + 0.75) / base.PANEL_HEIGHT
+    width = base.WIDTH if len(scenarios) > 1 else NARROW
+    figure, axes = base.grid(len(scenarios), height, width, sharey=True, sharex=True)
+    baseline, rows = method_title(chosen.baseline), []
+    for panel, scenario in zip(axes, scenarios, strict=True):
+        bars = {
+            method: Bar(method_title(method), each.mean, *each.t_interval, statistics.outcome(study, each))
+            for method in study.methods
+            if (each := found.get((method, scenario)))
+        }
+        draw_bars(panel, list(bars.values()))
+        panel.tick_params(labelbottom=True)
+        panel.set(
+            title=base.plain(cells.scenario_text(scenario), 40),
+            xlabel=base.plain(f"{study.difference_unit} more than {baseline}", 45 if len(scenarios) == 1 else 30),
+        )
+        rows += [(cells.scenario_text(scenario), method, *bar[1:]) for method, bar in bars.items()]
+    title = f"Methods minus {baseline}, {cells.choice_name(study, chosen.choice)}"
+    return [Drawing("differences", title, figure, ("setting", "method", "mean", "low", "high", "outcome"), rows)]
+
+
+def draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:
+    """Draws intervals below one another, the first one on top, in the colours of their outcomes."""
+    for height, bar in enumerate(bars):
+        colour = OUTCOMES[bar.outcome]
+        if np.isfinite([bar.low, bar.high]).all():
+            axes.plot([bar.low, bar.high], [height] * 2, color=colour, lw=2)
+        axes.plot([bar.mean], [height], "o", color=colour, ms=5, label=bar.outcome)
+    axes.axvline(0, color="black", lw=0.8, zorder=0)
+    axes.set_yticks(range(len(bars)), [base.plain(bar.label) for bar in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    base.clean(axes, "x")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)

@@ -48,11 +48,13 @@ class Failure(NamedTuple):
         kind: "diverged", which the same settings always do, or "failed": an error of settings, files or memory.
         round: The last round that is recorded; 0 if there is none.
         reason: One line.
+        traceback: of an error; "" after a divergence.
     """
 
     kind: str
     round: int
     reason: str
+    traceback: str = ""
 
 
 _log_warning = logging.getLogger(__name__).warning
@@ -228,7 +230,7 @@ def read_failure(folder: Path) -> Failure | None:
     """Returns why a point did not finish; None if it finished, or was not computed."""
     try:
         stored = files.read_object(folder / FAILURE)
-        return Failure(str(stored["kind"]), int(stored["round"]), str(stored["reason"]))
+        return Failure(str(stored["kind"]), int(stored["round"]), str(stored["reason"]), stored.get("traceback", ""))
     except (UsageError, KeyError, TypeError, ValueError):
         return None
 

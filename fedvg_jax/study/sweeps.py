@@ -16,6 +16,7 @@ import functools
 import itertools
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,7 +244,8 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
     else:
         is_expected = isinstance(error, (UsageError, OSError, MemoryError))
         name, reason = type(error).__name__, one_line(str(error))
-        failure = Failure("failed", num_done, (reason or name) if is_expected else f"{name}: {reason or name}")
+        told = (reason or name) if is_expected else f"{name}: {reason or name}"
+        failure = Failure("failed", num_done, told, "".join(traceback.format_exception(error)))
     if folder := work.folder(point):
         with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
             sweep_folder.write_failure(folder, point.config, failure)

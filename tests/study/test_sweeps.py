@@ -169,11 +169,14 @@ def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(whole, tmp_pa
     monkeypatch.setattr(loop, "run_simulation", fail_once)
     results = fedvg_jax.run_sweep(CONFIG, AXES, out)
     assert [isinstance(r.result, Failure) for r in results] == [False, True]
-    assert results[1].result == Failure("failed", 0, "[Errno 28] No space left on device")
-    assert (out / "points" / results[1].name / "config.json").exists()
+    folder = out / "points" / results[1].name
+    assert (folder / "config.json").exists()
+    for failure in (results[1].result, sweep_folder.read_failure(folder)):
+        assert failure[:3] == ("failed", 0, "[Errno 28] No space left on device")
+        assert "in fail_once" in failure.traceback, "where an own function failed"
     monkeypatch.undo()
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(whole[1])
-    assert not (out / "points" / results[1].name / "failure.json").exists()
+    assert not (folder / "failure.json").exists()
 
 
 def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(tmp_path, monkeypatch):

@@ -151,10 +151,10 @@ def run_part(part: str, folder: Path, features: Path) -> None:
     config = replace(some.config, data_dir=features, out=None)
     if names == SIZES[0]:
         values = [size for size in values if size < some.partition["validation"]["samples"]]
-    if names == "validation.data_dir":
-        config = replace(config, validation=replace(config.validation, source="npz"), departures="no-external-copies")
-        values = [str(features.with_name(f"{name}.npz")) for name in values]
     axes = {("alpha", "lr"): [(alpha, run.config.lr) for alpha, run in sorted(tuned.items())], "seed": "0:10"}
+    if names == "validation.data_dir":
+        axes |= {"validation.source": ["npz"], "departures": ["no-external-copies"]}
+        values = [str(features.with_name(f"{name}.npz")) for name in values]
     own = paired if part == "reliability" else None
     fv.run_sweep(config, axes | ({names: values} if names else {}), folder / part, progress=True, weighting=own)
 

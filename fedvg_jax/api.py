@@ -223,7 +223,8 @@ def run_sweep(
             "algorithm", "task" and "selection" may be objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a
             function has its own name. Tables, figures and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
-            Functions are compared by name only: after a change of one, name another folder.
+            Functions are compared by name only: after a change of one, name another folder. There is no `jobs`, because
+            functions of a notebook cannot be sent to processes; scripts that are started with one `out` share its runs.
         metrics: as those of `run`, for all runs; a report compares them by name.
         tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val
             in runs of their own, in the folder `tuning` of `out`, as with `--tune`. sweep.json has the choices.

@@ -2,8 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import jax
 import pytest
 from support.cases import naming
 
@@ -85,6 +88,31 @@ def test_settings_that_may_change_when_a_run_resumes_are_listed():
     page = (DOCS / "tutorials" / "resuming.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"may change when a run resumes:\n\n(.*?)\n\n", page, re.S)
     assert set(re.findall(r"`([\w.]+)`", listed)) == folder.RESUMABLE_CHANGES
+
+
+SNIPPETS = re.compile(r"^```(python|sh) run\n(.*?)^```", re.S | re.M)
+
+RUN = [page for page in WRITTEN if SNIPPETS.search(page.read_text(encoding="utf-8"))]
+"""Pages whose snippets stand for a notebook."""
+
+LONG = {"adapters", "compare_methods", "compression", "hypergradients", "own_algorithm", "own_model", "own_weighting"}
+LONG |= {"privacy", "resuming", "sixty_seconds"}
+"""Those that train for more than a few seconds."""
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in RUN])
+def test_the_snippets_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_path):
+    """In an empty folder, with the settings of a user's process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    names = {}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for language, code in SNIPPETS.findall(page.read_text(encoding="utf-8")):
+            if language == "python":
+                exec(code, names)
+            else:
+                subprocess.run(code.replace("python ", f"{sys.executable} "), shell=True, check=True)
 
 
 @pytest.mark.slow

@@ -95,10 +95,11 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
             "noise_seed": "given" if config.dp.noise_seed else "",
         }
 
-    objects = provenance.describe({name: getattr(sim, name) for name in sim.given.keys() - {"data", "partition"}})
+    own_objects = {name: getattr(sim, name) for name in sim.given.keys() - {"data", "partition"}}
+    objects, code = provenance.describe(own_objects), {n: provenance.code_digest(v) for n, v in own_objects.items()}
     given = {name: objects.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
     starts.refuse_different_data(sim, sources)
-    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given, sim.given)
+    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given, sim.given, code)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():

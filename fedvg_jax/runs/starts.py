@@ -45,6 +45,8 @@ class Described(NamedTuple):
     """object that Python passed in place of a setting -> names of its functions"""
     names: Mapping[str, str]
     """such an object -> its own name; "" without one"""
+    code: Mapping[str, str]
+    """such an object -> digest of its source; "" without one"""
 
 
 @contextlib.contextmanager
@@ -189,7 +191,7 @@ def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolE
 def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
     with as_usage_error(folder):
         provenance.write_manifest(
-            folder, described.sources(), described.given, described.names, len(start.records), log
+            folder, described.sources(), described.given, described.names, described.code, len(start.records), log
         )
 
 

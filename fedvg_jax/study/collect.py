@@ -105,8 +105,21 @@ def make_study(
         metric=name,
         declared_sign=sign,
         settings=shared_settings(runs),
-        notes=tuple(_shared_partition(cells) + local + _tuned(sweeps) + twins + lost + repeated),
+        notes=(*_shared_partition(cells), *local, *_tuned(sweeps), *_other_code(cells), *twins, *lost, *repeated),
     )
+
+
+def _other_code(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+    """Returns a line for every name of own objects that has other code in some run than in the first."""
+    first: dict[tuple[str, str], Run] = {}
+    lines: dict[tuple[str, str], str] = {}
+    for run in (run for cell in cells.values() for run in cell.runs.values()):
+        codes = run.manifest.get("code", {})
+        for key in ((argument, name) for argument, name in run.given.items() if name and argument in codes):
+            other = first.setdefault(key, run)
+            if other.manifest["code"][key[0]] != codes[key[0]]:
+                lines.setdefault(key, f"{' '.join(key)} has other code in {run.folder} than in {other.folder}")
+    return list(lines.values())
 
 
 OF_OWN_MODELS = (
@@ -292,8 +305,9 @@ def _twin(first: Run, second: Run) -> str:
     """Returns a note that of two equal runs the first is used; raises UsageError if their results differ."""
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
+        other = "results" if first.manifest.get("code") == second.manifest.get("code") else "code and results"
         raise UsageError(
-            f"{first.folder} and {second.folder} have equal settings and seeds but other results; report one"
+            f"{first.folder} and {second.folder} have equal settings and seeds but other {other}; report one"
         )
     return f"{second.folder.name} repeats {first.folder.name} and is left out"
 

@@ -191,7 +191,11 @@ def parse_axes(
             rows = list(values) if isinstance(values, Iterable) else [values]
             if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
                 raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
-            parsed.append(zipped({name: [row[i] for row in rows] for i, name in enumerate(names)}, "axes"))
+            table = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+            for name in OBJECTS:
+                if not all(isinstance(value, str) for value in table.get(name, ())):
+                    raise UsageError(f"axes: objects of {name} cannot be zipped; give them an axis of their own")
+            parsed.append(zipped(table, "axes"))
     return tuple(parsed)
 
 

@@ -103,6 +103,7 @@ CASES = [
     ("weighting twice", run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered), "weighting"),
     ("setting of another weighting", run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered), "fedvg.norm"),
     ("an object without a name", run_sweep({"weighting": [functools.partial(tempered)]}), "weighting"),
+    ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
     *(
         (f"an object of the name {name}", run_sweep({argument: {name: tempered}}), name)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 from support.run_folders import csv_rows, write_run
@@ -12,6 +13,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 from scipy import stats
 
 import fedvg_jax as fv
+from fedvg_jax import sweep
 from fedvg_jax.study import report, tables
 from fedvg_jax.study.collect import collect
 
@@ -110,39 +112,61 @@ def equal(task):
 
 def largest(model, data):
     """Returns the largest parameter."""
-    import jax
-
     return max(abs(leaf).max() for leaf in jax.tree.leaves(model.params))
 
 
-def test_own_methods_are_compared_alike_in_memory_from_their_folder_and_by_the_report(tmp_path):
-    axes = {"weighting": {"root": root, "equal": equal, "fedvg": "fedvg"}, "seed": "0:3"}
-    config, metrics = fv.Config(clients=4, rounds=1, model="linear"), {"size": largest}
-    stored = fv.run_sweep(config, axes, tmp_path / "s", metrics=metrics)
-    in_memory = fv.run_sweep(config, axes, metrics=metrics)
-    by_files = fv.compare(tmp_path / "s", metric="min:size", baseline="all")
-    for results in (stored, in_memory):
-        found = fv.compare(results, metric="min:size", baseline="all")
-        assert found.finding == by_files.finding and "size" in found.finding
-        assert found.tables["pairs"].equals(by_files.tables["pairs"])
-    assert set(by_files.tables["pairs"]["method"]) < {"root", "equal", "fedvg"}
-    written = report.write([tmp_path / "s"], tmp_path / "again", baseline="all", metric="min:size", figures=[])
-    assert "\n".join(written.findings) == by_files.finding
+CONFIG = fv.Config(clients=4, rounds=1, model="linear", keep=0)
+TUNED = {"metrics": {"size": largest}, "tune": {"lr": [1e-9, 0.1]}, "tune_seeds": "7:8"}
+"""A learning rate of 0 learns nothing, so that the other one is chosen."""
+
+
+def halved():
+    """FedAvg with half of its step."""
+
+    def residual(hyper, server, params, cohort):
+        return jax.tree.map(lambda update: update / 2, cohort.update), server
+
+    return fv.algorithms.fedavg()._replace(residual=residual)
+
+
+def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_however_they_are_compared(tmp_path):
+    """From folders, from memory, by the report and, of named methods, by the command line."""
+    weightings = {"root": root, "equal": equal, "fedvg": "fedvg"}
+    results = fv.run_sweep(CONFIG, {"weighting": weightings, "seed": "0:3"}, tmp_path / "s", **TUNED)
+    results += fv.run_sweep(CONFIG, {"algorithm": {"half": halved()}, "seed": "0:3"}, tmp_path / "half", **TUNED)
+    assert {result.result.config.lr for result in results} == {0.1}
+    folders = [tmp_path / "s", tmp_path / "half"]
+    found = fv.compare(folders, metric="min:size", baseline="fedvg")
+    assert any("weighting=root: lr 0.1 (the largest of its grid)" in note for note in collect(folders).notes)
+    own = {m: [r.result.records[-1]["size"] for r in results[3 * i :][:3]] for i, m in enumerate((*weightings, "half"))}
+    rows = found.tables["effects"].set_index("method")
+    for method in {*own} - {"fedvg"}:
+        (name,) = (name for name in rows.index if name.startswith(method))
+        assert rows.loc[name, "difference"] == pytest.approx(np.mean(np.subtract(own[method], own["fedvg"])))
+        assert rows.loc[name, "t_p"] == pytest.approx(stats.ttest_rel(own[method], own["fedvg"]).pvalue)
+    written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size", figures=[])
+    assert "\n".join(written.findings) == found.finding == fv.compare(results, "fedvg", "min:size").finding
+
+    words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:3 --tune lr 1e-9 0.1"
+    assert sweep.main([*words.split(), "--tune-seeds", "7:8", "--out", str(tmp_path / "words")]) == 0
+    named = fv.compare(tmp_path / "words", metric="macro_f1").tables["runs"]["final"]
+    mine = fv.compare(results, metric="macro_f1").tables["runs"].query("method == 'fedvg'")["final"]
+    assert [*named] == [*mine] and len(mine) == 3
+
+
+def test_results_in_memory_are_compared_as_those_of_a_folder_and_other_code_of_one_name_is_said(tmp_path):
+    axes = {"weighting": {"root": root, "fedvg": "fedvg"}, "seed": "0:2"}
+    stored, in_memory = (fv.run_sweep(CONFIG, axes, out) for out in (tmp_path / "s", None))
+    pairs = [fv.compare(results, baseline="all").tables["pairs"] for results in (stored, in_memory)]
+    assert pairs[0].equals(pairs[1]) and [*pairs[0]["method"]] == ["fedvg"]
+    fv.run_sweep(CONFIG, {"weighting": {"root": equal}, "seed": "2:4"}, tmp_path / "t")
+    (line,) = (n for n in collect([tmp_path / "s", tmp_path / "t"], partial=True).notes if "code" in n)
+    assert line.startswith("weighting root has other code in") and str(tmp_path / "t") in line
+    with pytest.raises(fv.UsageError, match="out"):
+        fv.run_sweep(CONFIG, axes, tune={"lr": [0.1]})
 
 
 def test_fedavg_records_the_global_model_as_its_clients_own():
     record = "accuracy_by_client,personal_accuracy"
     (last,) = fv.run(fv.Config(clients=4, rounds=1, model="linear", method="fedavg", record=record)).records
     assert last["personal_accuracy"] == last["accuracy_by_client"]
-
-
-def test_tuned_values_are_chosen_for_every_own_method_before_its_runs(tmp_path):
-    """A learning rate of 0 learns nothing, so that the other one is chosen."""
-    config = fv.Config(clients=4, rounds=1, model="linear")
-    axes = {"weighting": {"root": root, "equal": equal}, "seed": "0:2"}
-    results = fv.run_sweep(config, axes, tmp_path / "s", tune={"lr": [1e-9, 0.1]}, tune_seeds="7:8")
-    assert [result.result.config.lr for result in results] == 4 * [0.1]
-    notes = collect([tmp_path / "s"]).notes
-    assert any("weighting=root: lr 0.1 (the largest of its grid)" in note for note in notes)
-    with pytest.raises(fv.UsageError, match="out"):
-        fv.run_sweep(config, axes, tune={"lr": [0.1]})

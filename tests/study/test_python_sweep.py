@@ -144,3 +144,4 @@ def test_functions_of_a_list_have_their_own_names_on_the_axis():
     axes, objects = sweep_points.named_objects({"weighting": [root, "fedvg", square], "seed": "0:2"})
     assert axes == {"weighting": ["root", "fedvg", "square"], "seed": "0:2"}
     assert objects == {"weighting": {"root": root, "square": square}}
+    assert sweep_points.named_objects({"weighting": root})[1] == {"weighting": {"root": root}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import inspect
@@ -89,6 +90,7 @@ def write_manifest(
     digests: Mapping[str, str],
     given: Mapping[str, str],
     names: Mapping[str, str] = {},
+    code: Mapping[str, str] = {},
     num_done: int = 0,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -100,6 +102,7 @@ def write_manifest(
         given: objects from Python, by the setting that they replace -> names of their functions; of those that have
             one, the digest is written instead.
         names: of these objects, by setting; "" for one without.
+        code: `code_digest` of these objects, by setting.
         num_done: rounds before this part.
         log: called with a line if code or machine are others than those of the part before.
     """
@@ -110,6 +113,7 @@ def write_manifest(
         **digests,
         "given": {name: digests.get(name, text) for name, text in sorted(given.items())},
         "names": {argument: name for argument, name in sorted(names.items()) if name},
+        "code": {argument: digest for argument, digest in sorted(code.items()) if digest},
         "runs": [*parts, this_part],
     }
     run_folder.write_json(path, entries)
@@ -177,6 +181,38 @@ def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
             parts = value if isinstance(value, tuple) else (value,)
             described[name] = ", ".join(_name_of_function(part) for part in parts if callable(part))
     return described
+
+
+def code_digest(value: Any) -> str:
+    """Returns a digest of the source of an object's functions, and of the values and functions that they close over.
+
+    Functions of this package, and those without a source, count by what they close over only; "" where nothing is left.
+
+    >>> from fedvg_jax import weightings
+    >>> code_digest(weightings.uniform()) == code_digest(weightings.by_scalar(lambda hyper, client, data: 2.0))
+    False
+    """
+    texts: list[str] = []
+    visited: set[int] = set()
+
+    def visit(part: Any) -> None:
+        if isinstance(part, (int, float, str)):
+            texts.append(repr(part))
+        elif isinstance(part, tuple):
+            for each in part:
+                visit(each)
+        elif callable(part) and id(part) not in visited:
+            visited.add(id(part))
+            function = inspect.unwrap(part)
+            visit((function.func, *function.args) if isinstance(function, functools.partial) else ())
+            if not str(getattr(function, "__module__", "")).startswith("fedvg_jax."):
+                with contextlib.suppress(OSError, TypeError):  # of a builtin, or of code that no file holds
+                    texts.append(inspect.getsource(function))
+            for cell in getattr(function, "__closure__", None) or ():
+                visit(cell.cell_contents)
+
+    visit(value)
+    return cache.digest(np.frombuffer("\n".join(texts).encode(), np.uint8)) if texts else ""
 
 
 def _name_of_function(function: Callable) -> str:

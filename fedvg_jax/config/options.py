@@ -129,12 +129,11 @@ class Privacy:
     """L2 norm C to which the server clips a client's update, after compression and attacks. 0: no privacy."""
     noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,))
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
-    aggregate. That is 2 C / K with uniform weights, 2 C with others, and more where tensors differ in weight."""
+    aggregate."""
     delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
     noise_seed: int = setting(0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,))
-    """Seed of what is drawn on the device, the noise above all; 0: that of seed. It is written nowhere: to resume the
-    run, give it again."""
+    """Seed of what is drawn on the device; 0: that of seed. It is written nowhere: to resume the run, give it again."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,8 @@ class Validation:
     source: str = setting(
         "clients", {"clients": Value(1.0, FRACTION), "cifar100": None, "stl10": None, "npz": None}, "data"
     )
-    """Source of D_val. clients: a fraction of every client's rows (published); clients:F: those of a fraction F of the
-    clients, selected by partition_seed; cifar100 and stl10: an external set, mapped to CIFAR-10's classes; npz: arrays
-    in a file, whose class names are matched."""
+    """Source of D_val. clients: every client (published); clients:F: a fraction F of them; cifar100 and stl10: an
+    external set, mapped to CIFAR-10's classes; npz: arrays in a file, by the names of their classes."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
     """Folder or file of the external set."""
     size: int = setting(0, Range(0, text=">= 2, or 0 for all"), "data")
@@ -178,7 +176,7 @@ class Corrupt:
     STRENGTH. Feature shifts that differ between clients: feature_noise (levels up to STRENGTH), rotate90, rotate
     (angles up to STRENGTH x 180 degrees)."""
     clients: float = setting(0.2, FRACTION, "data", used=(_CORRUPT,))
-    """Fraction of all clients that have corrupt rows, updates or both, selected by the seed, in (0, 1]."""
+    """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
 
 if TYPE_CHECKING:  # arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
@@ -215,24 +213,21 @@ class Config(Shorthands):
     """Behaviours of the published code in place of the papers', NAME,... official names those of --fidelity official,
     and no-NAME takes one out. By default a run has external-copies and truck."""
     dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True)
-    """Name of the data set. digits is built in; npz reads arrays, folder reads one sub-folder per class; tfds:NAME is a
-    set prepared by tensorflow-datasets; hf:FOLDER is one of Hugging Face datasets, saved by save_to_disk or as parquet
-    files, below data_dir if that is set."""
+    """Name of the data set. digits is built in; npz reads arrays, folder one sub-folder per class; tfds:NAME is a set
+    of tensorflow-datasets; hf:FOLDER one of Hugging Face datasets, of save_to_disk or of parquet files."""
     data_dir: Path | None = setting(None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True)
     """Folder or file with the raw data set."""
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
-    """Size of the images in pixels, S or HxW. It chooses the file of a MedMNIST set, and image files are resized to it.
-    Default: the size of the set."""
+    """Size of the images in pixels, S or HxW: of a MedMNIST file, or to which image files are resized. Default: the
+    size of the set."""
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
     NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
-    """Largest number of rows of the data set that are used, at equal distances in its order, so that the classes of a
-    sorted set stay. 0: all."""
+    """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
-    columns of images and of class labels, or those with usual names. Those of group are what partition group divides
-    the rows by."""
+    columns of images and of class labels, or those with usual names."""
     normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over
@@ -243,26 +238,24 @@ class Config(Shorthands):
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
     (published), and 3x3 in those named _cifar."""
     init: Path | None = setting(None, kind="data", word="FILE|DIR|RUN")
-    """Initial weights: a safetensors file, a folder of the Hugging Face hub that holds one, or a run folder or one of
-    its checkpoints, such as RUN/checkpoints/000040. A run gives its global model. A file for ResNets and ViTs has
-    torchvision's or timm's names, for EfficientNet-Lite0 those of efficientnet-lite-pytorch, for other models those of
-    --export; the head is then initialised at random."""
+    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040, a safetensors file, or a
+    folder of the Hugging Face hub with one. A file has the names of torchvision, timm, efficientnet-lite-pytorch or
+    --export, by model; the head is then initialised at random."""
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
     statistics of init; group: GroupNorm."""
     clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True)
     """Number of clients N."""
     join_ratio: float = setting(0.5, FRACTION, is_common=True)
-    """Fraction of the clients sampled each round, in (0, 1]."""
+    """Fraction of the clients sampled each round."""
     selection: str = setting("uniform", {"uniform": None, "size": None, "power_of_choice": Value(0, FROM_0)}, "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D, of D clients
-    drawn so, those on whose training rows the global model has the largest loss. D is by default twice the cohort's
-    size."""
+    drawn so, twice the cohort by default, those with the largest loss."""
     dropout: float = setting(0.0, BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
-    is over 1000; skip leaves clients that are not finite out of the round, and goes on."""
+    is over 1000; skip leaves such clients out of the round."""
     partition: str = setting("dirichlet", PARTITIONS, "data", is_common=True)
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ;
@@ -289,32 +282,30 @@ class Config(Shorthands):
     holdout: str = setting("client", ("client", "global", "stratified", "group"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes; group: so too,
-    whole groups, such as patients, so that no group is in two parts."""
+    whole groups, such as patients."""
     test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
         0.1, Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"), "data"
     )
-    """Fraction of every client's rows that joins the shared validation set D_val. 0 where D_val is external."""
+    """Fraction of every client's rows that joins the shared validation set D_val."""
     best_on: str = setting("shared", ("shared", "held_out"), "data")
-    """Validation rows that choose the best round. shared: D_val, which FedVG's weights also use; held_out: a random
-    half of D_val, which the weights then do not use."""
+    """Validation rows that choose the best round. shared: D_val; held_out: a random half of D_val, which the weights
+    then do not use."""
     rounds: int = setting(100, COUNT, hyper="rounds", topic="Training", is_common=True)
     """Number of federated rounds."""
     local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True)
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
     train: str = setting("", word="REGEX")
-    """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen:
-    they keep their initial values and are neither sent, nor averaged, nor scored. Default: all are trained."""
+    """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen.
+    Default: all are trained."""
     lora: int | str = setting(0, word="RANK|RANK:REGEX")
-    """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions; 0: no adapters. REGEX
-    names the layers by their paths, as in 8:^block_11/; by default all have one except the head and a ViT's patch
-    embedding. Without train, the adapters and the head are trained."""
+    """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions; 0: none. REGEX names
+    the layers by their paths, as in 8:^block_11/. Without train, the adapters and the head are trained."""
     local: str = setting("", word="REGEX|SHARE:REGEX")
-    """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/. They are neither
-    sent, nor averaged, nor scored; every client starts from the initial ones and keeps its own. With a SHARE below 1 of
-    a client's local steps, as in 0.5:^classifier/, the first ones train only the local tensors, and then only the
-    others. Both get a step at least; a client's only step trains all tensors."""
+    """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/: neither sent,
+    nor averaged, nor scored. With a SHARE below 1 of a client's local steps, as in 0.5:^classifier/, the first ones
+    train only the local tensors, the others the rest; a client's only step trains all."""
     send: str = setting(
         "none",
         {
@@ -345,24 +336,20 @@ class Config(Shorthands):
     seed: int = setting(0, SEED, "data", is_common=True)
     """Seed of the model, the cohorts and the minibatches."""
     eval_every: int = setting(5, COUNT, "data")
-    """Rounds between two evaluations. The last round is always evaluated. The interval of a data set's preset becomes a
-    tenth of the rounds where it would leave no other evaluation than the last."""
+    """Rounds between two evaluations. The last round is always evaluated."""
     stop_at: str = setting("", kind="data", word="'METRIC VALUE'")
     """Metric of D_val and the value at which the run ends, e.g. "val_accuracy 0.9". Names in loss, error, mae, mse,
-    perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" or "val_x > 0.1" says which.
-    A task's own metrics have val_ before their name."""
+    perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" says which."""
     patience: int = setting(0, FROM_0, "data")
     """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
     never."""
     record: str = setting("", form=as_name, word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
-    the pooled test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update;
-    client_fisher_trace, the trace of its empirical Fisher information on D_val; client_joint_fisher, that trace,
-    split by tensor. At evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the
-    global model's accuracy on each client's own test rows, its mean, worst decile and spread; personal_accuracy, that
-    of each client's own model, or of the global one for a method without such models; finetuned_accuracy, that of the
-    global model after finetune_epochs on the client's own training rows. In checkpoints: client_models, the model that
-    every client trained in its newest round, for History.client_variables."""
+    the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_fisher_trace, the
+    trace of its empirical Fisher information on D_val; client_joint_fisher, that trace, split by tensor. At
+    evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the global model's accuracy on
+    each client's own test rows; personal_accuracy, that of its own model where a method has them; finetuned_accuracy,
+    that after finetune_epochs on its training rows. In checkpoints: client_models, for History.client_variables."""
     finetune_epochs: int = setting(1, COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
@@ -373,9 +360,9 @@ class Config(Shorthands):
     hold: int = setting(0, FROM_0)
     """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
-    """Memory that holds the rows of the data set, and what an algorithm remembers of clients with their local tensors.
-    device: every device has all rows, and its part of the memories; host: each device gets only those of the next
-    rounds' clients, copied while it works; auto: for each of both, host where it takes too much of a device."""
+    """Memory that holds the rows of the data set and what is remembered of clients. device: every device has all rows,
+    and its part of the memories; host: each device gets those of the next rounds' clients; auto: for each of both, host
+    where it takes too much of a device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
@@ -392,27 +379,21 @@ class Config(Shorthands):
     resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,))
-    """Rounds between two checkpoints; 0: about one a minute, and after each chunk of over 5 s. The last round and every
-    stop are saved in any case."""
+    """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
     keep: int = setting(2, FROM_0, "host")
-    """Number of newest checkpoints that are kept; 0 writes none. Each has the model that is best on validation (see
-    best_on)."""
+    """Number of newest checkpoints that are kept; 0 writes none."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
-    """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax. It is
-    created for its user alone; a folder of another user, or writable by others, is refused."""
+    """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
     export: Path | None = setting(None, kind="host", word="FILE")
-    """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names; the tensors of a
-    task of your own are as they are, by path, such as params/fc1/kernel."""
+    """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", form=as_name, word="NAME,...")
-    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow. A resumed run
-    goes on in the same tracked run; a tracker that fails does not end the run."""
+    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow."""
     profile: Path | None = setting(None, kind="host", word="DIR")
     """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
     robust: str = setting("mean", RULES, topic="Corrupt updates")
-    """Aggregation of the clients' models, some of which may be corrupt. mean, and clipped_mean:C, which shortens
-    updates to the norm C, 10 by default, use the weights of --weighting; the others ignore them. trimmed_mean:F leaves
-    out a fraction F of the clients at each end, 0.1 by default; krum:F,M tolerates F corrupt clients, of 2 F + 3 or
-    more, and averages M models, 1,1 by default."""
+    """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
+    default, use the weights of --weighting. trimmed_mean:F leaves out a fraction F of the clients at each end, 0.1 by
+    default; krum:F,M tolerates F corrupt clients, of 2 F + 3 or more, and averages M models, 1,1 by default."""
     attack: str = setting("none", ATTACKS)
     """Corruption of the updates of the corrupt clients, the same in every round, NAME or NAME:SCALE, 1 by default.
     sign_flip: times -SCALE; scaling: times SCALE; noise: replaced by noise of SCALE times their norm."""

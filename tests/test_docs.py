@@ -96,7 +96,7 @@ RUN = [page for page in WRITTEN if SNIPPETS.search(page.read_text(encoding="utf-
 """Pages whose snippets stand for a notebook."""
 
 LONG = {"adapters", "compare_methods", "compression", "hypergradients", "own_algorithm", "own_model", "own_weighting"}
-LONG |= {"privacy", "resuming", "sixty_seconds"}
+LONG |= {"privacy", "resuming", "sixty_seconds", "sweeps"}
 """Those that train for more than a few seconds."""
 
 

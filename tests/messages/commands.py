@@ -56,6 +56,5 @@ CASES = [
     ("an unknown baseline", reported("--baseline fedsgd"), "fedsgd"),
     ("a target that is no number", reported("--target high"), "--target"),
     ("a file in place of a folder", reported(f"--figures --out {__file__}"), "--out"),
-    ("a style that is nearly known", reported("--style papr"), "paper"),
     ("an unknown flag", reported("--all"), "--all"),
 ]

@@ -258,9 +258,9 @@ def _lost(study: Study, cell: Cell, choice: Choice) -> str:
 
 
 def _difference(study: Study, effect: Comparison) -> str:
-    """Returns a difference with its interval, such as "+1.20 [+0.40, +2.00]"."""
+    """Returns a difference with its interval, such as "+1.20 [+0.40, +2.00]"; one pair of runs has no interval."""
     mean, low, high = (f"{v:+.{study.digits}f}" for v in (effect.mean, *effect.t_interval))
-    return f"{mean} [{low}, {high}]"
+    return f"{mean} [{low}, {high}]" if math.isfinite(effect.t_interval[0]) else mean
 
 
 def _how(study: Study, compared: Sequence[Comparison], choice: Choice) -> str:

@@ -188,6 +188,14 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
     assert said.startswith("FedAvg behind FedVG ")
 
 
+def test_a_difference_of_one_pair_of_runs_has_no_interval(tmp_path):
+    for method, final in {"fedavg": 0.5, "fedvg": 0.75}.items():
+        write_run(tmp_path / method, (final,), method=method)
+    study = collect([tmp_path])
+    said, _ = comparisons.findings(study, tables.options(study).pairs(study), "final")
+    assert said == "FedVG undecided against FedAvg +25.00."
+
+
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"
 
 

@@ -88,6 +88,45 @@ def traced(monkeypatch):
     monkeypatch.setattr(figures, "draw_run", lambda *_: [])
 
 
+CALLS_APART = ("test_own_functions", "test_programs", "test_python_sweep")
+"""Files whose runs share no program of what they are given."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_call(request):
+    """Runs of a file share programs as the points of a sweep do: the same objects that they are given are traced once.
+
+    Their functions read no value that changes."""
+    if request.module.__name__.rpartition(".")[2] in CALLS_APART:
+        yield
+        return
+    from fedvg_jax import api
+    from fedvg_jax.core import reuse
+    from fedvg_jax.core.types import Task
+    from fedvg_jax.runs.assemble import programs, simulation
+
+    names = ("task", "algorithm", "weighting", "selection")
+    traced_anew, make_program, known, keeps = api.traced_anew, programs.make_program, {}, {}
+
+    def of_the_file(given):
+        objects = tuple(getattr(given, name) for name in names)
+        key = tuple(map(id, objects))
+        if key not in known:
+            known[key] = objects, traced_anew(given)  # with the objects, whose numbers stay theirs
+        return given._replace(**{name: getattr(known[key][1], name) for name in names})
+
+    def shared(config, model, algorithm=None, weighting=None, devices=None, keep=None):
+        key = id(model) if isinstance(model, Task) else None, id(algorithm), id(weighting)
+        keep = keeps.setdefault(key, ((model, algorithm, weighting), reuse.keeper()))[1]
+        return make_program(config, model, algorithm, weighting, devices, keep)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (api, simulation):
+            patch.setattr(module, "traced_anew", of_the_file)
+        patch.setattr(programs, "make_program", shared)
+        yield
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""

@@ -218,7 +218,10 @@ class Setting(NamedTuple):
         Raises:
             UsageError: it has another type.
         """
-        allowed, value = self.types, self.formed(python_scalar(value))
+        allowed = self.types
+        if type(value) in allowed and not isinstance(value, str | Path):  # most: no text to bring into its form
+            return value
+        value = self.formed(python_scalar(value))
         if {int, str} <= {*allowed} and isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
             return int(value)
         if value == "" and type(None) in allowed:
@@ -285,6 +288,7 @@ def flatten(config: Any) -> dict[str, Any]:
     return {name: declared.get(config) for name, declared in table(type(config)).items()}
 
 
+@functools.cache
 def groups(config: type) -> dict[str, type]:
     """Returns group of settings -> its dataclass."""
     return {f.name: f.default_factory for f in dataclasses.fields(config) if isinstance(f.default_factory, type)}

@@ -363,11 +363,12 @@ def make_points(sweep: Sweep) -> Points:
         own = {n: v for n, v in given.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
         settings = {name: value for name, value in given.items() if name not in own}
         config = point_config(sweep, settings, name_of(_only(given, varying)))
-        values = {name: ({**_typed_values(config, settings), **own})[name] for name in given if name in labels}
+        typed, replaced = {**_typed_values(config, settings), **own}, replaced_with(own)
+        values = {name: typed[name] for name in given if name in labels}
         used = {name: value for name, value in values.items() if name in own or not _is_unused(config, name, own)}
         point = Point(name_of(_only(used, varying)), used, config)
         meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
-        meant = {name: value for name, value in meant.items() if name not in replaced_with(own)}
+        meant = {name: value for name, value in meant.items() if name not in replaced}
         points.setdefault(repr((meant, own)), point)
     made = Points(sweep, list(points.values()))
     _refuse_never_used(made)

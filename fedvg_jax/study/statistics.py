@@ -235,15 +235,18 @@ def findings(study: Study, pairs: Sequence[tuple[str, str]], choice: Choice) -> 
             text = f"{method_title(ours)} {WORDS[outcome(study, each)]} {method_title(theirs)}"
             texts[outcome(study, each)].append(f"{text} {_difference(study, each)}")
         lost = [_lost(study, cell, choice) for m in study.methods if (cell := study.cell(m, scenario)).failures]
-        undecided = texts.pop("undecided")
+        undecided, decided = texts.pop("undecided"), [*lost, *texts["ahead"], *texts["behind"]]
         if len(undecided) > MAX_UNDECIDED:
-            undecided = [f"{len(undecided)} of {len(mine)} comparisons undecided"]
-        text, where = "; ".join([*lost, *texts["ahead"], *texts["behind"], *undecided]), cells.scenario_text(scenario)
+            undecided = [f"{len(undecided)} of {len(mine)} comparisons"]
+        verdict = [f"{'undecided' if decided else 'No difference is decided'}: {', '.join(undecided)}"] * bool(
+            undecided
+        )
+        text, where = "; ".join([*decided, *verdict]), cells.scenario_text(scenario)
         lines += [f"{where}: {text}." if where else f"{text}."] if text else []
     return [*lines, _how(study, list(compared.values()), choice)] if lines else []
 
 
-WORDS = {"ahead": "ahead of", "behind": "behind", "undecided": "undecided against"}
+WORDS = {"ahead": "ahead of", "behind": "behind", "undecided": "against"}
 """Outcome of a comparison -> the words between two methods."""
 
 MAX_UNDECIDED = 3

@@ -149,7 +149,10 @@ def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
 @pytest.mark.parametrize("jobs", ["processes", "submitit"])
 def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch, jobs):
     """Processes' tuning runs, too; a job of submitit writes the report of the sweep itself."""
-    words, tuning = ["--seed", "0:2", "--rounds", "1", "--jobs", "2"], ["--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"]
+    words, tuning = (
+        ["--seed", "0:2", "--rounds", "1", "--jobs", "2"],
+        ["--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"],
+    )
     if jobs == "processes":
         words += tuning
     else:

@@ -179,7 +179,7 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
     study = collect([tmp_path])
     said, how = comparisons.findings(study, tables.options(study).pairs(study), "final")
     shown = "+20.50 [+18.45, +22.55]" if metric == "accuracy" else "-0.2050 [-0.2255, -0.1845]"  # 3.18 x 1.29 / 2
-    assert said.startswith(f"FedVG ahead of FedAvg {shown}; uniform weights undecided against FedAvg ")
+    assert said.startswith(f"FedVG ahead of FedAvg {shown}; undecided: uniform weights against FedAvg ")
     assert "(n = 4)" in how
     assert not any(entry.is_bold for r in tables.accuracy(study).rows for entry in r.values())
     two = study._replace(methods=("fedavg", "fedvg"))
@@ -232,12 +232,12 @@ def test_no_lead_is_claimed_on_the_runs_that_did_not_diverge(tmp_path):
     study = collect([sweep], partial=True)
     said, _ = comparisons.findings(study, tables.options(study).pairs(study), "final")
     assert said.startswith("FedProx diverged in 2 of 8 runs; FedVG ahead of FedAvg +")
-    assert "; FedProx undecided against FedAvg +" in said
+    assert "; undecided: FedProx against FedAvg +" in said
     table = tables.effects(study, tables.options(study))
     assert [e.text for e in row(table, "fedprox")[-len(tables.P_VALUES) :]] == ["–"] * len(tables.P_VALUES)
     assert "‡ method=fedprox,seed=0: diverged in round 28: too large" in table.notes
     said, _ = comparisons.findings(study, tables.options(study, "fedprox").pairs(study), "final")
-    assert said.startswith("FedProx diverged in 2 of 8 runs; FedVG undecided against FedProx")
+    assert said.startswith("FedProx diverged in 2 of 8 runs; undecided: FedVG against FedProx")
 
 
 def test_tables_of_private_runs_have_their_mean_epsilon(tmp_path):

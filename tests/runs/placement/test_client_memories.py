@@ -118,7 +118,10 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
 
 def test_another_seed_compiles_nothing(monkeypatch):
     monkeypatch.setattr(client_memories, "CHUNK_BYTES", 1)
-    given = linear.GIVEN | {"algorithm": worlds.full_algorithm(), "task": linear.GIVEN["task"]._replace()}  # of this test
+    given = linear.GIVEN | {
+        "algorithm": worlds.full_algorithm(),
+        "task": linear.GIVEN["task"]._replace(),
+    }  # of this test
     with compilations() as compiled:
         fv.run_sweep(replace(SETTINGS, placement="host"), {"seed": [0, 1]}, **given)
     assert compiled.count("jit(chunk)") == 1

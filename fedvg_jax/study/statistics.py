@@ -238,10 +238,10 @@ def findings(study: Study, pairs: Sequence[tuple[str, str]], choice: Choice) -> 
         undecided, decided = texts.pop("undecided"), [*lost, *texts["ahead"], *texts["behind"]]
         if len(undecided) > MAX_UNDECIDED:
             undecided = [f"{len(undecided)} of {len(mine)} comparisons"]
-        verdict = [f"{'undecided' if decided else 'No difference is decided'}: {', '.join(undecided)}"] * bool(
-            undecided
-        )
-        text, where = "; ".join([*decided, *verdict]), cells.scenario_text(scenario)
+        if undecided:
+            verdict = "undecided" if decided else "No difference is decided"
+            decided.append(f"{verdict}: {', '.join(undecided)}")
+        text, where = "; ".join(decided), cells.scenario_text(scenario)
         lines += [f"{where}: {text}." if where else f"{text}."] if text else []
     return [*lines, _how(study, list(compared.values()), choice)] if lines else []
 

@@ -149,12 +149,9 @@ def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
 @pytest.mark.parametrize("jobs", ["processes", "submitit"])
 def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch, jobs):
     """Processes' tuning runs, too; a job of submitit writes the report of the sweep itself."""
-    words, tuning = (
-        ["--seed", "0:2", "--rounds", "1", "--jobs", "2"],
-        ["--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"],
-    )
+    words = ["--seed", "0:2", "--rounds", "1", "--jobs", "2"]
     if jobs == "processes":
-        words += tuning
+        words += ["--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"]
     else:
         monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # otherwise its import closes the stream of pytest
         pytest.importorskip("submitit", reason="jobs of a cluster need the slurm extra")

@@ -74,6 +74,6 @@ def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_p
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
     fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})
     longer = dataclasses.replace(settings, rounds=2, resume=str(settings.out))
-    with pytest.raises(UsageError, match="boost=3.0 -> boost=2.0"):
+    with pytest.raises(UsageError, match=r"boost=3\.0 -> boost=2\.0"):
         fedvg_jax.run(longer, algorithm=own)
     assert len(fedvg_jax.run(longer, algorithm=own, hyper={"boost": 3.0}).records) == 2

@@ -45,7 +45,7 @@ def run(layout, callbacks=True, **changes):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LAYOUTS[layout].items():
             patch.setattr(client_memories, name, value)
-        given = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
+        given = linear.GIVEN | {"algorithm": worlds.full_algorithm(), "task": linear.TASK._replace()}
         history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
     return history, states
 

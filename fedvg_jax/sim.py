@@ -108,10 +108,11 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
 
 def lost_message(config: Config) -> str:
     """Returns the line to print when another process of the run was lost."""
-    out, advice = config.out, "start all processes again with the same command and --resume auto"
-    last = digests.newest_round(out) if out and out.is_dir() else 0
-    saved = f"round {last} is saved" if last else "no round is saved"
-    return f"another process of the run was lost; {saved}; {advice}"
+    last = digests.newest_round(config.out) if config.out else 0
+    return (
+        f"another process of the run was lost; {last} rounds are saved; start all processes again with the same command"
+        " and --resume auto"
+    )
 
 
 def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str) -> int:

@@ -21,9 +21,6 @@ from fedvg_jax.paper.fidelity import departs, departures, listed
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
 
-UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-"""A zero byte; or half of a pair of UTF-16, which a byte of a command line that is not UTF-8 becomes."""
-
 NEVER_UNUSED = ("norm_layers", "momentum", "image_size", "min_samples_rule", "validation.data_dir")
 """Settings that are refused where a run does not use them, also in a file and from Python: without them it would
 silently train another model, or on other data, than their user expects."""
@@ -62,8 +59,6 @@ def _check_values(config: Config) -> None:
         is_bounded = setting.range is not None and setting.range.high < math.inf
         is_large = type(value) is int and abs(value) >= 2**32 and not is_bounded
         _require(not is_large, name, "a larger number", "below 2**32")
-        is_writable = not UNWRITABLE.search(str(value))
-        _require(is_writable, name, ascii(str(value)), "text that UTF-8 can encode, without a zero byte")
         if setting.names:
             _check_choice(name, str(value))
         if setting.range:

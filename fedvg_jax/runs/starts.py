@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -220,7 +221,7 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
-    out, resume = processes.json_from_first([chosen.out and str(chosen.out), chosen.resume])
+    out, resume = json.loads(processes.exchange(json.dumps([chosen.out and str(chosen.out), chosen.resume]))[0])
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
 
@@ -234,15 +235,10 @@ def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]
 
 def refuse_different(values: Mapping[str, str], remedy: str) -> None:
     """Raises UsageError if values differ between the processes; the message names the first of them and the remedy."""
-    if len(set(processes.exchange(_digest(repr(values).encode())))) == 1:
-        return
-    for name, value in values.items():
-        texts = processes.exchange(f"{value[:400]}\n{_digest(value.encode())}")
-        for number, text in enumerate(texts):
-            if text != texts[0]:
-                other, first = (whole.partition("\n")[0] or "none" for whole in (text, texts[0]))
-                raise UsageError(f"process {number} has {name} {other}, process 0 {first}; {remedy}")
-
-
-def _digest(content: Any) -> str:
-    return f"{zlib.crc32(content):08x}"
+    own = {name: [value[:100], zlib.crc32(value.encode())] for name, value in values.items()}
+    first, *others = map(json.loads, processes.exchange(json.dumps(own)))
+    for number, other in enumerate(others, 1):
+        if changed := [name for name in first if other.get(name) != first[name]]:
+            name = changed[0]
+            got, expected = (of.get(name, [""])[0] or "none" for of in (other, first))
+            raise UsageError(f"process {number} has {name} {got}, process 0 {expected}; {remedy}")

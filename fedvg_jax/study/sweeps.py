@@ -31,7 +31,7 @@ from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.assemble import checks, population, programs, simulation
+from fedvg_jax.runs.assemble import contracts, population, programs, simulation
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.record import checkpoint, digests, provenance
 from fedvg_jax.runs.record import folder as run_folder
@@ -271,7 +271,7 @@ OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
 
 REPLACED = {
     "partition": ("holdout",),
-    "task": checks.MODEL_SETTINGS,
+    "task": contracts.MODEL_SETTINGS,
     "algorithm": ("method",),
     "weighting": ("method",),
 }

@@ -22,7 +22,7 @@ VALUES = {
     "dataset": ("nosuch",),
     "weighting": ("nosuch", "samples+nosuch", "samples+", "uniform+samples+fedvg", "permuted(samples", "permuted"),
     "fedvg.include": ("(" * 3000, "a{99999999999}"),
-    "out": ("a\udcffb", ""),
+    "out": ("",),
     "local": ("1.5:^head",),
     "local_epochs": ("5:",),
     "send": ("topk:2", "topk:many", "topk:", "none:1"),

@@ -65,17 +65,16 @@ def test_a_signal_of_one_process_stops_and_saves_in_all():
 
 
 def test_processes_of_different_environments_are_refused(monkeypatch):
-    name, value = "XLA_FLAGS", "--xla_a=" + "x" * 600
-    own = {"version of jax": "0.10.2", name: ""}
-    sent = []
-    monkeypatch.setattr(
-        processes, "exchange", lambda text: sent.append(text) or [text, *["another"] * (len(sent) == 1)]
-    )
-    starts.refuse_different(own | {name: value}, "")  # of process 1, which sends all if the first digests differ
-    received = iter([*sent])
-    monkeypatch.setattr(processes, "exchange", lambda text: [text, next(received)])
-    with pytest.raises(UsageError, match=rf"\Aprocess 1 has {name} {value[:400]}[^\n]*, process 0 [^\n]*; remedy\Z"):
-        starts.refuse_different(own, "remedy")
+    own = {"version of jax": "0.10.2", "lr": "0.1" + 100 * "x"}
+    for name, value in {"version of jax": "0.11.0", "lr": own["lr"] + "y"}.items():
+        sent = []
+        monkeypatch.setattr(processes, "exchange", lambda text, sent=sent: sent.append(text) or [text])
+        starts.refuse_different(own | {name: value}, "")
+        monkeypatch.setattr(processes, "exchange", lambda text, sent=sent: [text, *sent])
+        with pytest.raises(UsageError, match=rf"\Aprocess 1 has {name} [^\n]*, process 0 [^\n]*; remedy\Z"):
+            starts.refuse_different(own, "remedy")
+    monkeypatch.setattr(processes, "exchange", lambda text: [text, text])
+    starts.refuse_different(own, "remedy")
 
 
 # --- whole runs

@@ -114,7 +114,7 @@ def merge_hyperparameters(
     >>> merge_hyperparameters(Config(), fedboost, weightings.uniform(), {"bost": 3}, (fedboost,))
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: unknown hyperparameter 'bost'; did you mean 'boost'?
+    fedvg_jax.UsageError: unknown hyperparameter 'bost' of the given algorithm or weighting; did you mean 'boost'?
     """
     check_kind(given)
     declared = _declared(algorithm, weighting)
@@ -124,7 +124,8 @@ def merge_hyperparameters(
     settable = {parameter.name for part in own for parameter in part.defaults}
     for name, value in (given or {}).items():
         if name not in settable:
-            raise UsageError(_unknown(name, settable, values))
+            hint = "; it is a field of Config" if name in values else suggestion(name, sorted(settable))
+            raise UsageError(f"unknown hyperparameter '{name}' of the given algorithm or weighting{hint}")
         new[name] = value
     return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
 
@@ -183,11 +184,3 @@ def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperpara
         if parameter.name in registry.READ_BY_ROUNDS:
             raise UsageError(f"hyperparameter '{parameter.name}' is a setting of every run; give yours another name")
     return declared
-
-
-def _unknown(name: str, settable: set[str], values: Hyper) -> str:
-    if name in values:
-        return f"hyperparameter '{name}' is set by the config; use a field of Config"
-    if not settable:
-        return f"unknown hyperparameter '{name}'; no algorithm or weighting that was passed declares any"
-    return f"unknown hyperparameter '{name}'{suggestion(name, sorted(settable))}"

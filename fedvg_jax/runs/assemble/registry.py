@@ -341,7 +341,10 @@ def num_devices(config: Config) -> int:
     available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     most = processes * hw.auto_devices(costs(config.model).client_bytes, double)
-    _check_processes(config, processes, size)
+    if processes > 1 and config.lanes == "all":
+        raise UsageError(f"lanes all runs on one device only; got {processes} processes; use --lanes auto")
+    if processes > size:
+        raise UsageError(f"{processes} processes are more than the {size} clients held at a time; start fewer")
     if config.devices == "auto":
         return min(most, processes * -(-size // processes))
     wanted = int(config.devices)
@@ -349,25 +352,9 @@ def num_devices(config: Config) -> int:
         raise UsageError(
             f"devices {wanted}: float64 on several CPU devices may be wrong; use --devices 1, or no JAX_ENABLE_X64"
         )
-    if wanted > available:
+    if wanted > min(available, size) or wanted % processes:
         raise UsageError(
-            f"devices {wanted}, and jax has {available} {hardware.platform} device(s); use --devices auto"
-            + (", or set JAX_NUM_CPU_DEVICES before jax starts" if hardware.is_cpu else "")
-        )
-    if wanted > size:
-        raise UsageError(
-            f"devices {wanted} is more than the {size} clients held at a time; use --devices {size} or fewer"
+            f"devices {wanted}: jax has {available}, shared equally by {processes} process(es), and {size} clients are held"
+            " at a time; use --devices auto, or set JAX_NUM_CPU_DEVICES before jax starts"
         )
     return wanted
-
-
-def _check_processes(config: Config, processes: int, size: int) -> None:
-    """Raises UsageError for settings that several processes cannot share."""
-    if processes == 1:
-        return
-    if config.lanes == "all":
-        raise UsageError(f"lanes all runs on one device only; got {processes} processes; use --lanes auto")
-    if processes > size:
-        raise UsageError(f"{processes} processes are more than the {size} clients held at a time; start fewer")
-    if config.devices != "auto" and int(config.devices) % processes:
-        raise UsageError(f"devices must be a multiple of the {processes} processes; got {config.devices}")

@@ -36,7 +36,7 @@ from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.paper.fidelity import departs
-from fedvg_jax.runs.assemble import checks, communication, contracts, privacy, programs, registry, tables
+from fedvg_jax.runs.assemble import communication, contracts, privacy, programs, registry, tables
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.assemble.population import (
     Population,
@@ -268,7 +268,7 @@ def _make_program(config: Config, population: Population, given: Given, keep: re
         model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
     else:
         contracts.check_task(model, population.pool)
-        checks.check_settings_of_task(config, model, population.pool)
+        contracts.check_settings_of_task(config, model, population.pool)
     return programs.make_program(config, model, given.algorithm, given.weighting, keep=keep)
 
 
@@ -305,9 +305,9 @@ def _check(
     Args:
         rows: those that a round reads.
     """
-    checks.check_given(config, given, program, population.pool, population.arrays, rows, hyper)
-    checks.check_target(config, program.task, population.pool)
-    checks.check_clients(config, population.partition, program.algorithm)
+    contracts.check_given(config, given, program, population.pool, population.arrays, rows, hyper)
+    contracts.check_target(config, program.task, population.pool)
+    contracts.check_clients(config, population.partition, program.algorithm)
 
 
 def _account(

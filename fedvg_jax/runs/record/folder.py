@@ -56,16 +56,11 @@ def reserve_folder(config: Config) -> Path:
     paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
     with files.writing("a run folder in runs", "--out"):
         Path("runs").mkdir(exist_ok=True)
-        return next(path for path in paths if _make_folder(path))
-
-
-def _make_folder(folder: Path) -> bool:
-    """Makes a folder; returns whether it did not exist."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
+        for path in paths:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return path
+    raise AssertionError("some number is free")
 
 
 def remove_unused(folder: Path) -> None:

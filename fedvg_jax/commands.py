@@ -147,14 +147,7 @@ def set_environment(config: Config) -> None:
 
 
 def start_jax(config: Config) -> None:
-    """Starts jax with every CPU core as a device, and with the persistent compilation cache; `config` is checked.
-
-    Raises:
-        UsageError: there is no device, or the cache folder may hold what another user wrote.
-    """
-    cache_dir = config.cache_dir
-    assert cache_dir is not None, "the check of the settings sets it"
-    files.private_folder(cache_dir)
+    """Starts jax with every CPU core as a device; raises UsageError if there is none."""
     set_environment(config)
     import jax
 
@@ -163,7 +156,3 @@ def start_jax(config: Config) -> None:
     except (RuntimeError, AssertionError) as error:
         platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
         raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
-    from fedvg_jax.runs.assemble import programs
-
-    if not programs.use_cache(cache_dir):
-        print(f"cannot write to the cache {cache_dir}; continuing without it", file=sys.stderr)

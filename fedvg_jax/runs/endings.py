@@ -92,7 +92,7 @@ def divergence(records: Sequence[Record], limit: float = math.inf) -> str:
 
 def no_client_warning(records: Sequence[Record]) -> str:
     """Returns the warning for the first round that averaged no client, "" if there is none."""
-    record = next((r for r in records if averaged_no_client(r)), None)
+    record = next((r for r in records if r["weights"] and not any(r["weights"])), None)
     if record is None:
         return ""
     counts = [f"{len(record[name])} {what}" for name, what in ABSENCES.items() if name in record]
@@ -100,11 +100,6 @@ def no_client_warning(records: Sequence[Record]) -> str:
         f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so no client"
         " moved the global model"
     )
-
-
-def averaged_no_client(record: Record) -> bool:
-    """Returns whether the record has weights and all are 0."""
-    return bool(record["weights"]) and not any(record["weights"])
 
 
 # --- targets

@@ -40,8 +40,7 @@ class Observers(NamedTuple):
     on_records: Callable[[list[Record]], None] = lambda records: None
     """called with the records of every chunk; first with those before a resumed run's checkpoint"""
     log: Callable[[str], None] = _log_warning
-    """called with one line about a resumed run, about the first round that averages no client, and at the end with the
-    number of such rounds"""
+    """called with one line about a resumed run, and about the first round that averages no client"""
     on_stop: Callable[[str], None] = lambda name: None
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
@@ -250,9 +249,6 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
         state: after the last of them.
         stopped_by: the signal that stopped it, or None.
     """
-    with processes.together():
-        if run.warnings and (count := sum(map(endings.averaged_no_client, run.records))) > 1:
-            run.observers.log(f"{count} of {len(run.records)} rounds averaged no client")
     if run.records:
         save_checkpoint(run, state, is_last=True)
     with processes.together():

@@ -14,7 +14,6 @@ from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core import tree
-from fedvg_jax.runs.record import checkpoint
 from fedvg_jax.views import display
 
 GIVEN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
@@ -54,12 +53,8 @@ def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
     assert timeless(resumed.records) == timeless(whole.records)
     worlds.assert_close(resumed.variables, whole.variables, 0)
     worlds.assert_close(resumed.best_variables.params["fc1"], start().params["fc1"], 0)
-    with pytest.raises(
-        fv.UsageError, match=r"holds only .*; a run with train or .* keeps .*\.whole\(old\.variables, old"
-    ):
+    with pytest.raises(fv.UsageError, match=r"other shapes.*\.whole\(old\.variables, old"):
         run(CONFIG, init=out)
-    with pytest.raises(ValueError, match=r"holds only params\.fc1\.lora_a"):  # of a run with adapters
-        checkpoint._in_structure(start(), {"params.fc1.lora_a": np.ones(2)})
     old = fv.History.load(out)
     sim, other = (fv.simulation(dataclasses.replace(HEAD, seed=seed), **GIVEN) for seed in (0, 1))
     worlds.assert_close(sim.whole(old.variables, old.folder), whole.variables, 0)

@@ -317,21 +317,19 @@ FIRST_SECONDS = {"resnet": 75.0, "efficientnet": 75.0, "vit": 100.0}
 _UNREADABLE = re.compile("Error reading persistent compilation cache entry for '(.+?)'")
 
 
-def use_cache(folder: Path) -> bool:
-    """Makes this process keep compiled programs in a sub-folder of the cache; returns False if it cannot be written.
+def use_cache(folder: Path) -> None:
+    """Makes this process keep compiled programs in a sub-folder of the cache, if that can be written.
 
     A folder that jax is already configured with stays, such as `$JAX_COMPILATION_CACHE_DIR`.
 
     Args:
         folder: of the cache, which `files.private_folder` has checked: its programs are executed.
     """
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            return False
+    is_set = jax.config.values["jax_compilation_cache_dir"] is not None
+    if not is_set and folder.is_dir() and os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return True
 
 
 def first_seconds(model: str) -> float:

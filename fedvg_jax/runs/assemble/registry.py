@@ -354,7 +354,7 @@ def num_devices(config: Config) -> int:
         )
     if wanted > min(available, size) or wanted % processes:
         raise UsageError(
-            f"devices {wanted}: jax has {available}, shared equally by {processes} process(es), and {size} clients are held"
-            " at a time; use --devices auto, or set JAX_NUM_CPU_DEVICES before jax starts"
+            f"devices {wanted}: jax has {available}, {processes} process(es) share them, and {size} clients are"
+            " held at a time; use --devices auto, or set JAX_NUM_CPU_DEVICES before jax starts"
         )
     return wanted

@@ -207,11 +207,8 @@ def _read_model(
         except Exception as error:  # damaged bytes may raise anything
             reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
-        remedy = "use the settings of the model that it holds, such as --model"
-    if any("holds only" in reason for reason in reasons):
-        remedy = "a run with train or lora keeps its trained part; name its file of --export, or with old ="
-        remedy += " fv.History.load(RUN) pass the whole model as initial=fv.simulation(old.config).whole(old.variables,"
-        remedy += " old.folder)"
+        remedy = "use the settings of the model that it holds; of a run with train or lora, which keeps a part of it,"
+        remedy += " name the file of --export, or pass sim.whole(old.variables, old.folder) as initial="
     listed = "; ".join(reasons) or f"no checkpoint in {run / digests.CHECKPOINTS}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 
@@ -228,9 +225,6 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
     expected, shapes = ({key: _shape(x) for key, x in named.items()} for named in (_leaves_by_path(template), leaves))
-    own = {key: shape for key, shape in shapes.items() if not key.endswith((".lora_a", ".lora_b"))}
-    if shapes.keys() != expected.keys() and own.items() < expected.items():
-        raise ValueError(f"it holds only {', '.join([*shapes][:5])}")
     if expected != shapes:
         other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
         raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")

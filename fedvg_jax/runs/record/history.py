@@ -129,7 +129,8 @@ class History(_Results):
 
     def _results(self) -> list[tuple[str, str]]:
         """Returns names and values of the summary's results."""
-        return [(name, f"{value:.4g}") for name, value in self.summary.items() if _is_result(name, value)]
+        results = ((n, v) for n, v in self.summary.items() if n.startswith(("test_", "best_val_")))
+        return [(name, f"{value:.4g}") for name, value in results if isinstance(value, (int, float))]
 
     def client_variables(self, client: int) -> Variables:
         """Returns a client's own model from the newest intact checkpoint, on the host.
@@ -200,10 +201,6 @@ class DivergedError(UsageError):
         self.history = history
         """the rounds up to the one in which a client diverged, and that one; the run folder has the same records. Its
         model may be that of a later round."""
-
-
-def _is_result(name: str, value: Any) -> bool:
-    return name.startswith(("test_", "best_val_")) and isinstance(value, (int, float))
 
 
 def by_round(records: Sequence[Record]) -> list[Record]:

@@ -94,7 +94,7 @@ CASES = [
     ("no trained tensor", lambda: fv.trained_part(worlds.TASK, worlds.variables(), "^nothing/"), "train"),
     ("trained statistics", lambda: fv.trained_part(worlds.TASK, worlds.variables(), "/mean$"), "train"),
     ("more devices than there are", devices("5"), "devices"),
-    ("more devices than clients", devices("4"), "--devices 3"),
+    ("more devices than clients", devices("4"), "devices 4"),
     ("float64 on two devices", devices("2", is_double=True), "--devices 1"),
     ("no steps", lambda: fv.unrolled(0), "num_steps"),
     ("a horizon in the past", lambda: fv.over_rounds(None, horizon=-1), "horizon"),  # pyright: ignore

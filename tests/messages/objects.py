@@ -12,7 +12,7 @@ from support import linear, worlds
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.types import Hyperparameter
-from fedvg_jax.runs.assemble import contracts
+from fedvg_jax.runs.assemble import contracts, programs
 from fedvg_jax.weightings import basic
 
 TASK, CLIENTS = worlds.TASK, [np.arange(4)]
@@ -149,7 +149,7 @@ CASES = [
         run(weighting=fv.weightings.mix(basic.uniform(), fv.weightings.given(jnp.ones(5)))),
         "weights of 5 clients",
     ),
-    ("a factory without parentheses", lambda: contracts.weighting_of(basic.uniform, TASK), "weighting"),
+    ("a factory without parentheses", lambda: programs.weighting_of(basic.uniform, TASK), "weighting"),
     # hyperparameters
     ("an unknown hyperparameter", run(algorithm=DECLARED, hyper={"tua": 1.0}), "'tau'"),
     ("a hyperparameter below float32", run(algorithm=DECLARED, hyper={"tau": 1e-60}), "1e-60"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,34 +25,14 @@ from fedvg_jax.engine import local_training
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.task import MOST_COUNTED, recorded_features
 from fedvg_jax.paper.fidelity import departs, listed
+from fedvg_jax.runs.assemble.given import Given
+from fedvg_jax.runs.assemble.programs import Program
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
-
-if TYPE_CHECKING:  # both import this module
-    from fedvg_jax.runs.assemble.given import Given
-    from fedvg_jax.runs.assemble.programs import Program
 
 _CLIENTS = 3
 _ROWS = 7
 """Of the batch of a trial. A mask [3] would fit 3 channels in place of the rows."""
-
-
-def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
-    """Raises UsageError unless each argument is None or of its kind; a weighting may be a function task -> `Weighting`.
-
-    >>> check_kinds(None, "fedavg", None)
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: algorithm must be a fedvg_jax.Algorithm, got a str; Config(...) takes names
-    """
-    for name, value, kind in (
-        ("task", task, Task),
-        ("algorithm", algorithm, Algorithm),
-        ("weighting", weighting, Weighting),
-    ):
-        if not (value is None or isinstance(value, kind) or (kind is Weighting and callable(value))):
-            got = type(value).__name__
-            raise UsageError(f"{name} must be a fedvg_jax.{kind.__name__}, got a {got}; Config(...) takes names")
 
 
 # --- tasks
@@ -208,24 +188,6 @@ def check_forward(task: Task, pool: Tree) -> None:
 
 
 # --- weightings
-
-
-def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
-    """Returns the weighting that a user's function makes for the task.
-
-    Raises:
-        UsageError: `factory` fails, or returns something else.
-
-    >>> weighting_of(lambda task: "samples", None)
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: weighting(task) returned a str; expected a Weighting
-    """
-    with checks.calling("weighting(task)"):
-        weighting = factory(task)
-    if not isinstance(weighting, Weighting):
-        raise UsageError(f"weighting(task) returned a {type(weighting).__name__}; expected a Weighting")
-    return weighting
 
 
 def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False) -> None:

@@ -20,7 +20,7 @@ from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, Selection, Task, UsageError, Variables, Weighting
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs.assemble import contracts, registry
+from fedvg_jax.runs.assemble import registry
 
 T = TypeVar("T")
 
@@ -53,9 +53,27 @@ def traced_anew(given: Given) -> Given:
     Raises:
         UsageError: a task, an algorithm or a weighting is something else.
     """
-    contracts.check_kinds(given.task, given.algorithm, given.weighting)
+    check_kinds(given.task, given.algorithm, given.weighting)
     names = ("task", "algorithm", "weighting", "selection")
     return given._replace(**{name: new_functions(getattr(given, name)) for name in names})
+
+
+def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
+    """Raises UsageError unless each argument is None or of its kind; a weighting may be a function task -> `Weighting`.
+
+    >>> check_kinds(None, "fedavg", None)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: algorithm must be a fedvg_jax.Algorithm, got a str; Config(...) takes names
+    """
+    for name, value, kind in (
+        ("task", task, Task),
+        ("algorithm", algorithm, Algorithm),
+        ("weighting", weighting, Weighting),
+    ):
+        if not (value is None or isinstance(value, kind) or (kind is Weighting and callable(value))):
+            got = type(value).__name__
+            raise UsageError(f"{name} must be a fedvg_jax.{kind.__name__}, got a {got}; Config(...) takes names")
 
 
 def new_functions(bundle: T) -> T:

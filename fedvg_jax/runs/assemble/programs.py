@@ -31,7 +31,7 @@ from jax.stages import Compiled, Traced, Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms.base import keeping_models
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.core import reuse, trained_part
+from fedvg_jax.core import checks, reuse, trained_part
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -53,7 +53,7 @@ from fedvg_jax.host import extras
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.paper.fidelity import listed
-from fedvg_jax.runs.assemble import contracts, privacy, registry
+from fedvg_jax.runs.assemble import privacy, registry
 from fedvg_jax.runs.assemble.given import new_functions
 from fedvg_jax.weightings import recorded
 
@@ -165,7 +165,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
 
     def bound(task: Task, scored: Task) -> Bound:
         own = weighting or registry.make_weighting(config, scored, algorithm)
-        own = own if isinstance(own, Weighting) else new_functions(contracts.weighting_of(own, scored))
+        own = own if isinstance(own, Weighting) else new_functions(weighting_of(own, scored))
         measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
         own = recorded.with_records(own, measures) if measures else own
         parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task)
@@ -198,6 +198,24 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
         bind,
         reuse.keeper(),
     )
+
+
+def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
+    """Returns the weighting that a user's function makes for the task.
+
+    Raises:
+        UsageError: `factory` fails, or returns something else.
+
+    >>> weighting_of(lambda task: "samples", None)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: weighting(task) returned a str; expected a Weighting
+    """
+    with checks.calling("weighting(task)"):
+        weighting = factory(task)
+    if not isinstance(weighting, Weighting):
+        raise UsageError(f"weighting(task) returned a {type(weighting).__name__}; expected a Weighting")
+    return weighting
 
 
 def _tasks(config: Config, model: Images | Task, base: Variables | None = None) -> tuple[Task, Task]:

@@ -35,6 +35,7 @@ from fedvg_jax.views import output
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
     from rich.table import Table
 
     from fedvg_jax.data.arrays import Arrays
@@ -55,8 +56,7 @@ OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "conv", "nor
 OF_FEATURES += ("precision", "seed")
 """Settings of `prepare features`."""
 
-MAX_CLASSES = 30
-"""Rows of the table of classes; of more classes it shows the largest."""
+_SETS = f"{', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,21 +68,16 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The exit code: 0; 2 for an error, described in one line; 130 after Ctrl-C.
     """
-    writes_features = "features" in argv[:1]
-    if "--help-all" in argv:
-        of_set = ("NAME", "Reads, checks, caches and shows a data set.", OF_PREPARE)
-        name, purpose, used = (
-            ("features", "Writes the features of a data set.", OF_FEATURES) if writes_features else of_set
-        )
-        commands.print_help(argv, f"{PROG} {name}", purpose, "", used)
-    elif {"-h", "--help"} & set(argv):
-        names = f"{', '.join(presets.DATASETS)}, tfds:NAME, hf:FOLDER"
-        print(f"{__doc__}\nData sets: {names}\nAll options: {PROG}{' features' * writes_features} --help-all")
-    elif writes_features:
+    if "features" in argv[:1]:
+        purpose = "Writes the features of every row, the input of a model's last layer, as a data set."
+        example = f"  {PROG} features --dataset digits --model mlp --out FILE.npz [--float32]"
+        if commands.print_help(argv, f"{PROG} features", purpose, example, OF_FEATURES):
+            return 0
         return commands.guarded(lambda: write_features(argv[1:]))
-    else:
-        return commands.guarded(lambda: prepare(parse(argv)))
-    return 0
+    purpose = f"Reads, checks, caches and shows a data set, and divides it among clients. NAME is {_SETS}."
+    if commands.print_help(argv, f"{PROG} NAME", purpose, f"  {PROG} digits --alpha 0.1", OF_PREPARE):
+        return 0
+    return commands.guarded(lambda: prepare(parse(argv)))
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -92,7 +87,7 @@ def parse(argv: Sequence[str]) -> Config:
         UsageError: it has no name of a data set, a setting that cannot work, or one that prepare does not use.
     """
     if not argv or argv[0].startswith("-"):
-        raise UsageError(f"prepare needs a data set first: {', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER")
+        raise UsageError(f"prepare needs a data set first: {_SETS}")
     name, *flags = argv
     given = command_line.parse(flags, PROG)
     if "dataset" in given:
@@ -110,21 +105,14 @@ def prepare(config: Config) -> int:
     Args:
         config: names the data set and the partition.
     """
-    from rich.console import Console
-
     from fedvg_jax.data.partitions import exchange
     from fedvg_jax.runs.assemble import population
-    from fedvg_jax.views import display, output
+    from fedvg_jax.views import display
 
-    console = Console(markup=False, emoji=False)  # names are shown as they are
-    assert config.cache_dir is not None, "the check of the settings sets it"
-    files.private_folder(config.cache_dir)
-    with display.preparation_progress(console) as bar:
-        arrays = population.load_data(config, bar("decoding images"))
+    console, arrays = read_rows(config)
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
     if in_paper := presets.NUM_IMAGES.get(arrays.name):
-        is_whole = in_paper == len(arrays.y)
-        output.say(console, "as many as the paper" if is_whole else f"the paper counts {in_paper:,}")
+        output.say(console, f"the paper counts {in_paper:,}")
     console.print(class_table(arrays))
     with display.preparation_progress(console) as bar:
         partition = population.make_partition(config, arrays, bar("drawing a partition"))
@@ -136,6 +124,20 @@ def prepare(config: Config) -> int:
     folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
     output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
     return 0
+
+
+def read_rows(config: Config) -> tuple[Console, Arrays]:
+    """Returns the terminal and the data set that a config names."""
+    from rich.console import Console
+
+    from fedvg_jax.runs.assemble import population
+    from fedvg_jax.views import display
+
+    console = Console(markup=False, emoji=False)  # names are shown as they are
+    assert config.cache_dir is not None, "the check of the settings sets it"
+    files.private_folder(config.cache_dir)
+    with display.preparation_progress(console) as bar:
+        return console, population.load_data(config, bar("decoding images"))
 
 
 def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
@@ -163,21 +165,16 @@ def write_features(argv: Sequence[str]) -> int:
         UsageError: as `parse_features`, the reader and `write`.
     """
     import numpy as np
-    from rich.console import Console
 
     from fedvg_jax.data.images import parse_size
     from fedvg_jax.runs import feature_file
-    from fedvg_jax.runs.assemble import population, programs
+    from fedvg_jax.runs.assemble import programs
     from fedvg_jax.views import display
 
     config, size = parse_features(argv)
-    console = Console(markup=False, emoji=False)
-    assert config.cache_dir is not None, "the check of the settings sets it"
-    files.private_folder(config.cache_dir)
+    console, arrays = read_rows(config)
+    assert config.out is not None and config.cache_dir is not None, "the check of the settings sets them"
     programs.use_cache(config.cache_dir)
-    with display.preparation_progress(console) as bar:
-        arrays = population.load_data(config, bar("decoding images"))
-    assert config.out is not None, "it is given"
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:
         feature_file.write(config.out, config, arrays, parse_size(size), dtype, bar("computing features"))
@@ -192,28 +189,21 @@ def class_table(arrays: Arrays) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from fedvg_jax.views import output
-
-    num_classes, first = len(arrays.class_names), arrays.num_train
-    counts = np.array([np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:])])
-    largest = np.sort(np.argsort(-counts.sum(0), kind="stable")[:MAX_CLASSES])
+    first, num_classes = arrays.num_train, len(arrays.class_names)
+    train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
     table = Table()
     table.add_column("class", overflow="fold")
     for title in ("training", "other splits", output.unit(arrays), "share"):
         table.add_column(title, justify="right", no_wrap=True)
-    shown = [(arrays.class_names[c], counts[:, c]) for c in largest]
-    more = [(f"... {num_classes - MAX_CLASSES} smaller ones", counts.sum(1) - counts[:, largest].sum(1))]
-    for name, (train, others) in [*shown, *more[: num_classes > MAX_CLASSES], ("all", counts.sum(1))]:
-        numbers = (f"{train:,}", f"{others:,}", f"{train + others:,}", f"{(train + others) / arrays.y.size:.1%}")
-        table.add_row(Text(name), *numbers)
+    rows = [*zip(arrays.class_names, train, others, strict=True), ("all", train.sum(), others.sum())]
+    for name, a, b in rows:
+        table.add_row(Text(name), f"{a:,}", f"{b:,}", f"{a + b:,}", f"{(a + b) / arrays.y.size:.1%}")
     return table
 
 
 def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
     """Returns a line on the sizes of the clients and one on the shared sets."""
     import numpy as np
-
-    from fedvg_jax.views import output
 
     counts = counts_of_clients(arrays, partition)
     size, num = counts.sum(1), (counts > 0).sum(1)

@@ -15,16 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from fedvg_jax import integrations
-from fedvg_jax.config import Config, check
-from fedvg_jax.core.types import UsageError
-from fedvg_jax.integrations import named_arrays
-from fedvg_jax.integrations.named_arrays import Client, Gradient
-
-integrations.require("flwr", "flower")
-
-from flwr.app import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+from flwr.app import (  # pyright: ignore[reportMissingImports]
     Array,
     ArrayRecord,
     ConfigRecord,
@@ -32,8 +23,13 @@ from flwr.app import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     MetricRecord,
     RecordDict,
 )
-from flwr.serverapp import Grid  # noqa: E402  # pyright: ignore[reportMissingImports]
-from flwr.serverapp.strategy import FedAvg, Strategy  # noqa: E402  # pyright: ignore[reportMissingImports]
+from flwr.serverapp import Grid  # pyright: ignore[reportMissingImports]
+from flwr.serverapp.strategy import FedAvg, Strategy  # pyright: ignore[reportMissingImports]
+
+from fedvg_jax.config import Config, check
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.integrations import named_arrays
+from fedvg_jax.integrations.named_arrays import Client, Gradient
 
 __all__ = ["FedVG", "RoundOfWeights"]
 
@@ -118,9 +114,8 @@ class FedVG(Strategy):
         Raises:
             UsageError: the gradient, D_val or an option does not fit the model.
         """
-        before, self._model = self._model, {name: array.numpy() for name, array in arrays.items()}
-        is_other_model = _shapes(before) != _shapes(self._model)  # where the strategy is started again
-        if self._scheme is None or is_other_model:
+        self._model = {name: array.numpy() for name, array in arrays.items()}
+        if self._scheme is None or server_round == 1:  # where the strategy is started again
             self._scheme = self._make_scheme(model=self._model)
         return self.server.configure_train(server_round, arrays, config, grid)
 
@@ -149,11 +144,7 @@ class FedVG(Strategy):
         contents = [r.content for r, is_present in zip(replies, weights.present, strict=True) if is_present]
         if not contents:
             return None, None
-        try:
-            metrics = self.server.train_metrics_aggr_fn(contents, key)
-        except ZeroDivisionError:
-            log.warning("FedVG: no mean of the metrics, because every reply has 0 %s", key)
-            metrics = None
+        metrics = self.server.train_metrics_aggr_fn(contents, key)
         mean = named_arrays.average(self._model, [client.arrays for client in clients], weights)
         return self._server_step(server_round, replies[0], contents[0], mean), metrics
 
@@ -212,10 +203,6 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
             " FedAvg, FedAvgM, FedProx, FedAdagrad, FedAdam, FedYogi, and classes derived from them"
         )
     return server
-
-
-def _shapes(model: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in model.items()}
 
 
 def _valid(replies: Iterable[Message]) -> list[Message]:

@@ -291,20 +291,10 @@ def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
 def paths_of(names: Iterable[str]) -> dict[str, str]:
     """Returns name -> path, whose components are separated by "/" as in the models of jax.
 
-    Raises:
-        UsageError: two names have one path.
-
     >>> paths_of(["layer1.weight"])
     {'layer1.weight': 'layer1/weight'}
     """
-    paths = {name: name.replace(".", "/") for name in names}
-    names_of = {path: name for name, path in paths.items()}
-    for name, path in paths.items():
-        if names_of[path] != name:
-            raise UsageError(
-                f"the model has arrays '{name}' and '{names_of[path]}', which would have one name here; rename one"
-            )
-    return paths
+    return {name: name.replace(".", "/") for name in names}
 
 
 def _floating(model: Arrays) -> dict[str, np.ndarray]:

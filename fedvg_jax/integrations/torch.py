@@ -16,20 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from fedvg_jax import integrations
 from fedvg_jax.core import checks, norms
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.host import hardware
-from fedvg_jax.host.files import reason
 from fedvg_jax.integrations import named_arrays
 from fedvg_jax.weightings.fedvg import inverse, weights_of_norms
-
-integrations.require("torch", "torch")
-
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 __all__ = ["aggregate", "inverse_norm_weights", "validation_gradient", "validation_gradients"]
 
@@ -60,7 +55,7 @@ def validation_gradients(model: nn.Module, loss: Loss, loader: Loader, *, train:
     Raises:
         UsageError: D_val has no minibatch, or the model has no parameter to train.
     """
-    return _gradients(_copy(model), loss, loader, train)
+    return _gradients(copy.deepcopy(model), loss, loader, train)
 
 
 def validation_gradient(
@@ -72,24 +67,13 @@ def validation_gradient(
         model: the architecture; it is copied and its values are not used.
         loss, loader, train: as in `validation_gradients`.
     """
-    own = _copy(model)
+    own = copy.deepcopy(model)
 
     def gradient(arrays: Arrays) -> dict[str, np.ndarray]:
         _fill(own, arrays)
         return {name: _to_numpy(value) for name, value in _gradients(own, loss, loader, train).items()}
 
     return gradient
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """Returns a copy of a model; UsageError where it cannot be copied, as with hooks of the old weight_norm."""
-    try:
-        return copy.deepcopy(model)
-    except RuntimeError as error:
-        raise UsageError(
-            f"{type(model).__name__} cannot be copied ({reason(error)}); instead of torch.nn.utils.weight_norm use"
-            " torch.nn.utils.parametrizations.weight_norm"
-        ) from None
 
 
 def _gradients(model: nn.Module, loss: Loss, loader: Loader, train: bool) -> dict[str, Tensor]:
@@ -103,16 +87,7 @@ def _gradients(model: nn.Module, loss: Loss, loader: Loader, train: bool) -> dic
     with torch.enable_grad():
         for inputs, targets in _minibatches(model, loader):
             count = len(tree_leaves(targets)[0])
-            try:
-                outputs = model(inputs)
-            except ValueError as error:
-                if count > 1 or "more than 1 value per channel" not in str(error):
-                    raise
-                raise UsageError(
-                    "a minibatch of D_val has one row, of which BatchNorm has no statistics; use another batch size,"
-                    " drop_last=True or train=False"
-                ) from None
-            (loss(outputs, targets) * count).backward()
+            (loss(model(inputs), targets) * count).backward()
             num_rows += count
     with torch.no_grad():
         return {
@@ -132,11 +107,9 @@ def _minibatches(model: nn.Module, loader: Loader) -> Iterable[tuple[Any, Any]]:
     for minibatch in loader:
         is_empty = False
         if not isinstance(minibatch, tuple | list) or len(minibatch) != 2:
-            kind = type(minibatch).__name__
-            got = f"a {kind} of {len(minibatch)}" if isinstance(minibatch, tuple | list) else f"a {kind}"
             raise UsageError(
-                f"the loader of D_val yields {got}; expected pairs (inputs, targets), of tensors or dicts and tuples of"
-                " them: wrap the loader in a list of such pairs"
+                f"the loader of D_val yields a {type(minibatch).__name__}; expected pairs (inputs, targets), of tensors"
+                " or dicts and tuples of them: wrap the loader in a list of such pairs"
             )
         yield tuple(tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, minibatch))
     if is_empty:

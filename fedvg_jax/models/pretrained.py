@@ -23,6 +23,7 @@ from jax import Array
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.data.arrays import reading
 from fedvg_jax.host import files
 from fedvg_jax.models import adapters
 
@@ -187,22 +188,15 @@ def read(path: Path) -> dict[str, np.ndarray]:
         UsageError: the file cannot be read, has another format, holds unsupported dtypes, or is truncated.
     """
     path = find(path)
-    if not path.is_file():
-        where = "" if path.is_absolute() else f" in {Path.cwd()}"
-        reason = "it is not a regular file" if path.exists() else f"no such file{where}"
-        raise UsageError(f"cannot read {path}: {reason}; {_MAKE}")
-    try:
-        with safetensors.safe_open(path, framework="np") as file:
-            names = list(file.keys())
-            for name in names:
-                dtype = file.get_slice(name).get_dtype()
-                if dtype not in _DTYPES:
-                    raise UsageError(f"{path}: tensor {name} has dtype {dtype}, allowed are {', '.join(_DTYPES)}")
-            return {name: file.get_tensor(name) for name in names}
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {files.reason(error)}") from None
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise UsageError(f"{path} is not a complete safetensors file: {files.reason(error)}; {_MAKE}") from None
+    with (
+        reading(path, "a complete safetensors file", _MAKE),
+        safetensors.safe_open(path, framework="np") as file,
+    ):
+        names = list(file.keys())
+        for name in names:
+            if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
+                raise UsageError(f"{path}: tensor {name} has dtype {dtype}, allowed are {', '.join(_DTYPES)}")
+        return {name: file.get_tensor(name) for name in names}
 
 
 def _without_wrappers(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

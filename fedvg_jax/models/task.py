@@ -107,7 +107,8 @@ def _labelling(
     def forward(
         params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
     ) -> tuple[Outputs, Tree]:
-        _check_shape(batch.x.shape[1:], row.shape, rows)
+        if (shape := batch.x.shape[1:]) != row.shape:
+            raise UsageError(f"{rows} of {shape} for the loss of a task made for {row.shape}; make a task for {shape}")
         with recorded_features() as features:
             logits, stats = apply(params, stats, batch.x, mask, train)
         losses = _cross_entropies(logits, batch, mask.reshape(-1))
@@ -142,12 +143,6 @@ def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple
         return outputs.loss, stats
 
     return loss
-
-
-def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...], rows: str) -> None:
-    """Raises UsageError for rows of another shape than the task was made for."""
-    if shape != expected:
-        raise UsageError(f"{rows} of {shape} for the loss of a task made for {expected}; make a task for {shape}")
 
 
 def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:

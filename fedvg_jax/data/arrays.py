@@ -179,16 +179,6 @@ def refuse_too_large(num_bytes: int, source: object) -> None:
         raise UsageError(f"{source}: needs {needed} of memory, there is {available}; use a smaller --image-size")
 
 
-def contents(file: Path) -> bytes:
-    """Returns all bytes of a user's file.
-
-    Raises:
-        UsageError: it is larger than this machine's memory.
-    """
-    refuse_too_large(file.stat().st_size, file)
-    return file.read_bytes()
-
-
 def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source: str) -> list[Path]:
     """Returns the files of a published data set.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar_stl10, folders, hf, npz, text, tfds
+from fedvg_jax.data.readers import cifar_stl10, folders, npz, prepared, text
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
 
@@ -49,6 +49,12 @@ SOURCES = {
     "text": Source(text.load, text.LAYOUT),
 }
 
+PREPARED = {
+    prepared.TFDS: Source(prepared.load_tfds, prepared.TFDS_LAYOUT, _IMAGES),
+    prepared.HF: Source(prepared.load_hf, prepared.HF_LAYOUT, (*_IMAGES, "columns", "splits")),
+}
+"""Prefix of a name -> the reader, which takes the rest as `name`."""
+
 BUILT_IN: dict[str, Callable[[], Arrays]] = {
     "digits": text.load_digits,
     **{name: partial(text.load_table, name) for name in text.TABLES},
@@ -66,7 +72,7 @@ def load(
     *,
     size: Size | None = None,
     splits: str = "all",
-    columns: hf.Columns = hf.Columns(),  # noqa: B008  a named tuple of texts, never changed
+    columns: prepared.Columns = prepared.Columns(),  # noqa: B008  a named tuple of texts, never changed
     progress: Progress | None = None,
 ) -> Arrays:
     """Returns the data set called `name`.
@@ -114,13 +120,13 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
     source = _source(name)
-    options = {option: value for option, value in options.items() if value not in (None, "all", hf.Columns())}
+    options = {option: value for option, value in options.items() if value not in (None, "all", prepared.Columns())}
     if unknown := [option for option in options if option not in source.takes]:
         flag = {"size": "--image-size", "splits": "--splits official", "columns": "columns"}[unknown[0]]
-        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{hf.PREFIX}FOLDER"
+        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{prepared.HF}FOLDER"
         raise UsageError(f"dataset {name} does not take {flag}; leave it out, or use one of {names}")
-    if name.startswith(hf.PREFIX):
-        hf.find(data_dir and Path(data_dir), name.removeprefix(hf.PREFIX))
+    if name.startswith(prepared.HF):
+        prepared.find(data_dir and Path(data_dir), name.removeprefix(prepared.HF))
     elif name not in BUILT_IN:
         if data_dir is None:
             raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
@@ -130,13 +136,12 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
 
 
 def _source(name: str) -> Source:
-    if name.startswith(tfds.PREFIX):
-        return Source(partial(tfds.load, name=name.removeprefix(tfds.PREFIX)), tfds.LAYOUT, _IMAGES)
-    if name.startswith(hf.PREFIX):
-        options = (*_IMAGES, "columns", "splits")
-        return Source(partial(hf.load, name=name.removeprefix(hf.PREFIX)), hf.LAYOUT, options)
-    if name in SOURCES:
-        return SOURCES[name]
+    for prefix, source in PREPARED.items():
+        if name.startswith(prefix):
+            return source._replace(load=partial(source.load, name=name.removeprefix(prefix)))
     if name in BUILT_IN:
         return Source(BUILT_IN[name], "")
-    raise UsageError(f"dataset must be one of {', '.join(NAMES)}, {tfds.PREFIX}NAME or {hf.PREFIX}FOLDER, got {name!r}")
+    if name not in SOURCES:
+        known = ", ".join(NAMES)
+        raise UsageError(f"dataset must be one of {known}, {prepared.TFDS}NAME or {prepared.HF}FOLDER, got {name!r}")
+    return SOURCES[name]

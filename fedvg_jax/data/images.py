@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import contents, reading, refuse_too_large
+from fedvg_jax.data.arrays import reading, refuse_too_large
 from fedvg_jax.host import extras
 
 Progress = Callable[[int, int], None]
@@ -140,7 +140,7 @@ def stack(
 
 def decode_files(files: Sequence[Path], **how: Unpack[Decoding]) -> np.ndarray:
     """Returns `stack` of image files."""
-    return stack(len(files), lambda i: (contents(files[i]), files[i]), **how)
+    return stack(len(files), lambda i: (files[i].read_bytes(), files[i]), **how)
 
 
 def parse_size(text: str) -> Size | None:

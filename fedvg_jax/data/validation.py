@@ -314,15 +314,13 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
 
 
 def _scaled(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes one image [h, w, d] to [height, width, d]; all channels but RGB one by one.
+    """Resizes one image [h, w, d] to [height, width, d], channel by channel.
 
-    Pillow takes the last of two or four channels for opacity, which weighs the pixels of the others, and has no mode
-    for other numbers of channels.
+    Pillow takes the last of two or four channels for opacity, which weighs the pixels of the others.
     """
     module = images.pillow()
-    pictures = [image] if image.shape[-1] == 3 else list(np.moveaxis(image, -1, 0))
-    scaled = [module.fromarray(picture).resize((width, height), module.Resampling.BILINEAR) for picture in pictures]
-    return np.concatenate([np.asarray(picture).reshape(height, width, -1) for picture in scaled], -1)
+    pictures = [module.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(image, -1, 0)]
+    return np.stack([np.asarray(p.resize((width, height), module.Resampling.BILINEAR)) for p in pictures], -1)
 
 
 def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> dict[str, int]:

@@ -19,7 +19,7 @@ import numpy as np
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.weighting_grammar import rule_names
-from fedvg_jax.core import groups, tree
+from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.runs.assemble import given
 from fedvg_jax.runs.assemble.registry import make_weighting
@@ -142,7 +142,7 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
         UsageError: a client's arrays have other names or shapes than the model.
     """
     for number, client in enumerate(clients):
-        _check_like(client.arrays, model, f"reply {number}")
+        checks.expect({**client.arrays}, {**model}, f"reply {number}", any_float=True)
     theta = scheme.to_variables(model)
     models = [scheme.to_variables(client.arrays) for client in clients]
     present = np.array([all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)) for model in models])
@@ -250,18 +250,6 @@ def check_names(arrays: Arrays, expected: Sequence[str], what: str, whose: str) 
         raise UsageError(f"{what} has an array '{extra[0]}' that {whose} lacks; expected {listed}")
 
 
-def _check_like(arrays: Arrays, model: Arrays, what: str) -> None:
-    check_names(arrays, list(model), what, "the global model")
-    for name, array in arrays.items():
-        if array.shape != model[name].shape:
-            shapes = f"{list(array.shape)}; expected {list(model[name].shape)}, as in the global model"
-            raise UsageError(f"{what}: array '{name}' has shape {shapes}")
-        floats = [jnp.issubdtype(each.dtype, jnp.floating) for each in (array, model[name])]
-        if floats[0] != floats[1] or (array.dtype != model[name].dtype and bool in (array.dtype, model[name].dtype)):
-            types = f"{array.dtype}; expected {model[name].dtype}"
-            raise UsageError(f"{what}: array '{name}' is {types}, as in the global model")
-
-
 def _check_measurable(config: Config) -> None:
     """Raises UsageError if the config's weighting needs more than the gradient, or a setting would have no effect."""
     for name in NOT_USED:
@@ -277,12 +265,8 @@ def _check_measurable(config: Config) -> None:
 def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
     """Returns the names of the global model's gradient."""
     gradients = gradient({name: np.array(array) for name, array in floats.items()}) or {}
-    for name, array in gradients.items():
-        if name not in floats:
-            raise UsageError(f"gradient has '{name}', which is no floating array of the model: {', '.join(floats)}")
-        if np.shape(array) != floats[name].shape:
-            shapes = f"{list(np.shape(array))}; the model's is {list(floats[name].shape)}"
-            raise UsageError(f"gradient: array '{name}' has shape {shapes}")
+    like = {name: floats[name] for name in gradients if name in floats}
+    checks.expect({**gradients}, like, "gradient", any_float=True)
     if not gradients:
         raise UsageError("gradient returned no array; expected name -> gradient of every trained tensor")
     return set(gradients)

@@ -132,15 +132,10 @@ def _fill(model: nn.Module, arrays: Arrays) -> None:
     Raises:
         UsageError: a name is missing or unknown, or a shape differs.
     """
-    state = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    kind = type(model).__name__
-    named_arrays.check_names(arrays, list(state), "the model", f"{kind}.state_dict()")
-    with torch.no_grad():
-        for name, tensor in state.items():
-            if tuple(arrays[name].shape) != tuple(tensor.shape):
-                shapes = f"{list(arrays[name].shape)}; {kind} has {list(tensor.shape)}"
-                raise UsageError(f"the model: array '{name}' has shape {shapes}")
-            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+    counters = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    with checks.calling(f"{type(model).__name__}.load_state_dict"):
+        model.load_state_dict(counters | tensors)
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

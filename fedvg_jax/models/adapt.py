@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -25,7 +25,6 @@ from jax import Array
 from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.checks import reads
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
-from fedvg_jax.host import files
 from fedvg_jax.models.task import loss_of, recorded_features
 
 _MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
@@ -263,20 +262,13 @@ def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(example), jnp.asarray(example).dtype)
 
 
-@contextlib.contextmanager
-def _calling(kind: type, x: Array, example: Any) -> Iterator[None]:
+def _calling(kind: type, x: Array, example: Any) -> contextlib.AbstractContextManager[None]:
     """Reports an error of the module as a UsageError that names the shape of x and what may be wrong with it."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        shape, expected = list(jnp.shape(x)), list(example.shape[1:])
-        hint = f"; mask is of shape {shape[:1]}; {_MASK_OF_BATCH_NORM}" if "mask" in _parameters(kind) else ""
-        if shape[1:] != expected:
-            hint = f"; the task's example had rows {expected}; make the task with example=x[:1]"
-        reason = f"{type(error).__name__}: {files.reason(error)}"
-        raise UsageError(f"{kind.__name__} failed on x {shape}: {reason}{hint}") from error
+    shape, expected = list(jnp.shape(x)), list(example.shape[1:])
+    hint = f", where mask is of shape {shape[:1]} ({_MASK_OF_BATCH_NORM})" if "mask" in _parameters(kind) else ""
+    if shape[1:] != expected:
+        hint = f", where the task's example had rows {expected}; make the task with example=x[:1]:"
+    return checks.calling(f"{kind.__name__} on x {shape}{hint}")
 
 
 def _skip_dropout(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:

@@ -51,8 +51,6 @@ def write(
     """
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
-    if path.suffix != ".npz":
-        raise UsageError(f"out {path}: features are an .npz file; name one that ends in .npz")
     target = files.export_target(path, "out")
     task, row_shape = _task(config, arrays, size)
     variables = registry.make_variables(config, task.init)

@@ -7,7 +7,7 @@ import pytest
 from support.files import load_twice, png, usage_error
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import hf
+from fedvg_jax.data.readers import prepared
 
 library = pytest.importorskip("datasets", reason="needs the hf extra")
 pyarrow = pytest.importorskip("pyarrow", reason="needs the hf extra")
@@ -32,7 +32,7 @@ def rows(numbers, x=X):
 
 
 def load(folder, **columns):
-    return data.load(f"hf:{folder}", columns=hf.Columns(**columns))
+    return data.load(f"hf:{folder}", columns=prepared.Columns(**columns))
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,8 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
 
     The prefix of keys below k therefore holds n_c k rows of c, within 1, and T k rows in all, within C. A client is the
     difference of two prefixes."""
-    result = kinds.quantity(LABELS, 8, alpha, _stream(3), 2, rule)
+    ratios = {"val_ratio": 0.0, "test_ratio": 0.0}
+    result = make(kind="quantity", alpha=alpha, seed=3, min_samples=2, rule=rule, **ratios).train
     shares = np.bincount(LABELS) / len(LABELS)
     for client_rows in result:
         counts = np.bincount(LABELS[client_rows], minlength=4)

@@ -52,7 +52,6 @@ CASES = [
     ("an export to a folder", export(lambda path: path.mkdir()), "export"),
     ("an export to a folder that is missing", export(lambda path: path / "model"), "export"),
     ("features that 16 bits cannot hold", features(1e6), "--float32"),
-    ("features in another kind of file", features(name="own.csv"), ".npz"),
     ("features of characters", features(model="gru"), "gru"),
     (
         "an option of runs for features",

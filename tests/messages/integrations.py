@@ -43,7 +43,7 @@ CASES = [
     ("a gradient of nothing", scheme(gradient=lambda arrays: {}), "gradient"),
     ("a gradient of another name", scheme(gradient=lambda arrays: {"w": np.ones(1)}), "'w'"),
     ("a gradient that forgets a name", forgetful, "'conv.weight'"),
-    ("a reply without an array", reply(**{"head.bias": None}), "reply 1 has no array 'head.bias'"),
+    ("a reply without an array", reply(**{"head.bias": None}), "reply 1 leaf 'head.bias'"),
     ("a reply with another array", reply(other=np.ones(1)), "'other'"),
     ("a reply of another shape", reply(**{"head.bias": np.zeros(2, np.float32)}), "'head.bias'"),
 ]

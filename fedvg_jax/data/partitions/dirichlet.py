@@ -8,15 +8,12 @@ client has `min_samples` rows.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-
-Progress = Callable[[int, int], None]
-"""(draws done, maximum of draws) -> None"""
+from fedvg_jax.data.images import Progress
 
 _WIDTH = 6
 """Clients drawn between two checks of the minimum; a candidate of a hard partition fails within the first dozen."""

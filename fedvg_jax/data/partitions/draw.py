@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
+from fedvg_jax.data.images import Progress
 from fedvg_jax.data.partitions import client_rows, dirichlet, exchange, kinds
 from fedvg_jax.data.partitions.client_rows import Partition
 
@@ -58,7 +59,7 @@ class DealInputs(NamedTuple):
     """int [T]"""
     stream: Any
     """a `Stream`; of every kind except "official" a Generator"""
-    progress: dirichlet.Progress | None
+    progress: Progress | None
 
 
 def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
@@ -68,14 +69,17 @@ def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     return drawn.rows if s.rule == "redraw" else dirichlet.top_up(drawn.rows, s.min_samples, inputs.stream)
 
 
+def _deal_quantity(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
+    of_one_class = _deal_dirichlet(s, inputs._replace(labels=np.zeros_like(inputs.labels)))
+    return kinds.of_sizes(inputs.labels, client_rows.sizes(of_one_class), inputs.stream)
+
+
 KINDS: dict[str, Callable[[Settings, DealInputs], Sequence[np.ndarray]]] = {
     "dirichlet": _deal_dirichlet,
     "official": _deal_dirichlet,
     "dirichlet_equal": lambda s, i: kinds.dirichlet_equal(i.labels, s.num_clients, s.alpha, i.stream),
     "balanced_client": lambda s, i: kinds.balanced_client(i.labels, s.num_clients, s.alpha, i.stream),
-    "quantity": lambda s, i: kinds.quantity(
-        i.labels, s.num_clients, s.alpha, i.stream, s.min_samples, s.rule, i.progress
-    ),
+    "quantity": _deal_quantity,
     "iid": lambda s, i: kinds.iid(i.labels, s.num_clients, i.stream),
     "shards": lambda s, i: kinds.shards(i.labels, s.num_clients, s.shards_per_client, i.stream),
     "classes": lambda s, i: kinds.classes(i.labels, s.num_clients, s.classes_per_client, i.stream),
@@ -89,7 +93,7 @@ def draw_partition(
     *,
     groups: np.ndarray | None = None,
     cache_dir: Path | None = None,
-    progress: dirichlet.Progress | None = None,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Partition:
     """Returns the partition that these arguments name; equal arguments give equal rows.
@@ -102,7 +106,7 @@ def draw_partition(
         settings: fields of `Settings`.
 
     Raises:
-        UsageError: no draw meets the minimum, the validation or test set is empty, or there are no groups.
+        UsageError: no draw meets the minimum, or there are no groups.
 
     >>> parts = draw_partition(np.arange(40) % 2, kind="iid", num_clients=2)
     >>> [len(rows) for part in parts for rows in part]
@@ -125,7 +129,6 @@ def draw_partition(
         except UsageError:  # missing, or damaged
             partition = _draw(s, inputs)
             cache.publish(entry, lambda draft: np.savez(draft, **client_rows.as_members(partition)))  # pyright: ignore[reportArgumentType]
-    _refuse_empty_part(partition, s, len(labels))
     return partition
 
 
@@ -151,15 +154,3 @@ def _refuse_too_few_rows(s: Settings, num_samples: int) -> None:
             f"{s.num_clients} clients of at least {s.min_samples} samples need {needed}, the dataset has {left}:"
             " use fewer clients or a smaller --min-samples"
         )
-
-
-def _refuse_empty_part(partition: Partition, s: Settings, num_samples: int) -> None:
-    """Raises a UsageError if the validation or test set is requested and empty."""
-    parts = ("validation", s.val_ratio, partition.val), ("test", s.test_ratio, partition.test)
-    further = {"client": ", fewer clients or a larger --min-samples", "group": ", since every group has more rows"}
-    for name, ratio, rows in parts:
-        if ratio > 0 and not client_rows.sizes(rows).any():
-            raise UsageError(
-                f"{name} ratio {ratio} of {num_samples} samples over {s.num_clients} clients leaves no {name} row: "
-                f"use a larger ratio{further.get(s.held_out, '')}"
-            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -134,7 +133,6 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
         UsageError: the file cannot be written.
     """
     count = {} if num_samples is None else {NUM_ROWS: num_samples}
-    buffer = io.BytesIO()
-    np.savez(buffer, **client_rows.as_members(partition), **count)  # pyright: ignore[reportArgumentType]
-    with files.writing(file, "--export-partition"):
-        files.replace_bytes(files.export_target(file, "export_partition"), [buffer.getvalue()])
+    target = files.export_target(file, "export_partition")
+    with files.writing(file, "--export-partition"), files.drafting(target) as draft, draft.open("wb") as stream:
+        np.savez(stream, **client_rows.as_members(partition), **count)  # pyright: ignore[reportArgumentType]

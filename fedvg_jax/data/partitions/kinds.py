@@ -26,38 +26,20 @@ def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> Se
     return from_sizes(stream.permutation(len(labels)), counts)
 
 
-def quantity(
-    labels: np.ndarray,
-    num_clients: int,
-    alpha: float,
-    stream: np.random.Generator,
-    min_samples: int = 10,
-    rule: str = "redraw",
-    progress: dirichlet.Progress | None = None,
-) -> Sequence[np.ndarray]:
-    """Draws sizes n ~ T Dirichlet(alpha 1_K); every client has the pool's labels in proportion.
+def of_sizes(labels: np.ndarray, counts: np.ndarray, stream: np.random.Generator) -> Sequence[np.ndarray]:
+    """Gives clients these numbers of rows; every client has the pool's labels in proportion.
 
-    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c).
+    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c). Sizes
+    n ~ T Dirichlet(alpha 1_K) are the partition "quantity".
 
     Args:
         labels: int [T].
-        num_clients: K.
-        alpha: concentration, > 0.
+        counts: int [K], with sum T.
         stream: consumed.
-        min_samples: rows that every client has.
-        rule: "redraw" repeats until the minimum is met; "top_up" draws once and applies `dirichlet.top_up`.
-        progress: called with (draws done, maximum of draws).
-
-    Raises:
-        UsageError: as `dirichlet.bulk`.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    one_class, redraws = np.zeros(len(labels), np.int32), rule == "redraw"
-    rows = dirichlet.bulk(one_class, num_clients, alpha, stream, min_samples * redraws, progress=progress).rows
-    if not redraws:
-        rows = dirichlet.top_up(rows, min_samples, stream)
-    return from_sizes(proportional_order(labels, stream), [len(own) for own in rows])
+    return from_sizes(proportional_order(labels, stream), counts)
 
 
 # --- label skew at equal sizes, of which FedAvg's weights are uniform

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import codecs
 import io
-import math
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, contents, find, pool
+from fedvg_jax.data.arrays import Arrays, find, pool, reading
 from fedvg_jax.data.readers import npz
-from fedvg_jax.host.files import reason
 
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -30,9 +27,6 @@ sunflower sweet_pepper table tank telephone television tiger tractor train trout
 willow_tree wolf woman worm
 """
 CLASS_NAMES_100 = tuple(_NAMES_100.split())
-
-PIXELS = 3 * 32 * 32
-"""Bytes of an image [3, 32, 32]."""
 
 SOURCE = 'the "python version" of https://www.cs.toronto.edu/~kriz/cifar.html'
 
@@ -84,7 +78,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     published = SETS[name]
     file = data_dir if data_dir.suffix == ".npz" else data_dir / f"{name}.npz"
     if file.is_file():
-        return cache.cached(name, [file], lambda: _arrays_of(file, name, published.class_names), cache_dir)
+        return cache.cached(name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir)
     paths = find(data_dir, published.folder, published.files, published.layout, SOURCE)
 
     def decode() -> Arrays:
@@ -95,24 +89,11 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     return cache.cached(name, paths, decode, cache_dir)
 
 
-def _arrays_of(file: Path, name: str, class_names: tuple[str, ...]) -> Arrays:
-    """Reads one .npz file, which must have the set's images."""
-    arrays = npz.decode(file, name, class_names)
-    if arrays.x.shape[1:] != (32, 32, 3):
-        raise UsageError(f"{file}: images of {name} are 32 x 32 x 3, got {list(arrays.x.shape)}; use --dataset npz")
-    return arrays
-
-
 def _split(file: Path, published: Published) -> Split:
     """Decodes a Python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
-    held = unpickled(contents(file), file)
-    data, labels = (held.get(b"data"), held.get(published.key)) if isinstance(held, dict) else (None, None)
-    if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == PIXELS):
-        raise UsageError(f"{file}: must hold 'data', uint8 [n, {PIXELS}]; fetch {SOURCE} again")
-    last = len(published.class_names) - 1
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label <= last for label in labels):
-        raise UsageError(f"{file}: must hold {published.key.decode()!r}, a list of 0..{last}; fetch {SOURCE} again")
-    return data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(labels, np.int64)
+    held = unpickled(file.read_bytes(), file)
+    with reading(file, f"a dict with 'data' and {published.key.decode()!r}", f"fetch {SOURCE} again"):
+        return held[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(held[published.key])
 
 
 # --- pickled byte arrays and plain containers, read without running their code
@@ -131,10 +112,8 @@ def unpickled(data: bytes, source: object) -> Any:
     >>> unpickled(pickle.dumps({"labels": [3, 1]}), "a file")
     {'labels': [3, 1]}
     """
-    try:
+    with reading(source, "a pickle of plain arrays", "fetch it again"):
         return _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle raises what its first bad byte leads to
-        raise UsageError(f"{source}: not a pickle of plain arrays ({reason(error)}); fetch it again") from error
 
 
 _NAMES = {
@@ -149,7 +128,7 @@ _NAMES = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _NAMES:
-            raise UsageError(f"it asks for {module}.{name}, and only plain arrays are read")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only plain arrays are read")
         return _NAMES[f"{module}.{name}"]
 
 
@@ -180,12 +159,9 @@ def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
     paths = find(data_dir, STL_FOLDER, STL_FILES, STL_LAYOUT, STL_SOURCE)
 
     def split(images: Path, labels: Path) -> Split:
-        data, size = np.frombuffer(contents(images), np.uint8), math.prod(STL_SHAPE)
-        if not data.size or data.size % size:
-            got = f"{data.size} bytes is not a whole number of images of {size} bytes"
-            raise UsageError(f"{images}: {got}; fetch {STL_SOURCE} again")
-        y = np.frombuffer(contents(labels), np.uint8).astype(np.int64) - 1
-        return data.reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1), y
+        with reading(images, "a whole number of images", f"fetch {STL_SOURCE} again"):
+            x = np.frombuffer(images.read_bytes(), np.uint8).reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1)
+        return x, np.frombuffer(labels.read_bytes(), np.uint8).astype(np.int64) - 1
 
     def decode() -> Arrays:
         return pool("stl10", [split(*paths[:2]), split(*paths[2:])], STL_NAMES, paths[1])

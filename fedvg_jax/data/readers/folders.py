@@ -11,8 +11,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, contents, find, how_to_unpack, reading
-from fedvg_jax.data.readers import hf
+from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading
+from fedvg_jax.data.readers import prepared
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
@@ -62,17 +62,17 @@ def decode(
 
 
 def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
-    """Returns the folders of official splits in the order of `hf.SPLITS`; the folder itself where it has none.
+    """Returns the folders of official splits in the order of `prepared.SPLITS`; the folder itself where it has none.
 
     Raises:
         UsageError: no such folder, or a split that is wanted and not there.
     """
     if not data_dir.is_dir():
         raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}")
-    known = {name for names in hf.SPLITS for name in names}
+    known = {name for names in prepared.SPLITS for name in names}
     splits = {folder.name: folder for folder in _folders(data_dir)}
     has_splits = bool(splits) and all(name.lower() in known for name in splits)
-    return hf.pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
+    return prepared.pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
 
 
 def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
@@ -232,7 +232,7 @@ def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
 
 def _lines(file: Path) -> list[str]:
     with reading(file, "a text file", f"fetch {TINY_SOURCE} again"):
-        lines = [line.strip() for line in contents(file).decode().splitlines() if line.strip()]
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if not lines:
             raise ValueError("empty")
         return lines

@@ -17,7 +17,7 @@ from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, joined, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.readers.hf import PREFIX, Columns
+from fedvg_jax.data.readers.prepared import HF, Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
 from fedvg_jax.paper.fidelity import departs
@@ -57,7 +57,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
     kind, value = choice(config, "partition")
     if kind == "file":
         return _checked(config, arrays, exchange.read(user_path(value), len(arrays.y)), value)
-    return draw_partition(
+    drawn = draw_partition(
         _labels(config, arrays),
         kind=kind,
         num_clients=config.clients,
@@ -73,6 +73,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
         cache_dir=config.cache_dir and config.cache_dir / "partitions",
         progress=progress,
     )
+    return _with_rows(drawn, f"partition {config.partition}")
 
 
 def _labels(config: Config, arrays: Arrays) -> np.ndarray:
@@ -208,10 +209,14 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
                 raise UsageError(f"{name} {value} has no effect: {source} is split already; leave it out")
     options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": config.partition_seed}
     parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
-    needed = {"training": parts.train, "test": parts.test}
-    for name, part in needed.items():
+    return _with_rows(parts, source)
+
+
+def _with_rows(parts: Partition, source: object) -> Partition:
+    """Returns a partition; a UsageError where it has no row to train or to test. D_val may be external."""
+    for name, part in {"training": parts.train, "test": parts.test}.items():
         if not sizes(part).any():
-            raise UsageError(f"{source}: leaves no {name} row; add at least one")
+            raise UsageError(f"{source}: leaves no {name} row; add some, or use fewer clients or another {name} ratio")
     return parts
 
 
@@ -223,7 +228,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
-        columns=Columns(**columns(config)) if config.dataset.startswith(PREFIX) else Columns(),
+        columns=Columns(**columns(config)) if config.dataset.startswith(HF) else Columns(),
         progress=reading,
     )
     return spaced(whole, config.max_rows)

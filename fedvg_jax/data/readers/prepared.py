@@ -1,6 +1,6 @@
-"""Reads image data sets of Hugging Face datasets: folders of `save_to_disk`, and folders of parquet files.
+"""Reads image data sets that other libraries prepared: Hugging Face datasets, and tensorflow-datasets as ArrayRecord.
 
-Nothing is fetched from the hub.
+Nothing is fetched or prepared here, and TensorFlow itself is not needed.
 
 A folder of sub-folders `partition_0`, `partition_1`, ..., each a saved set, is what `flwr-datasets create` writes. Its
 rows are pooled, and their groups are the numbers of the folders.
@@ -9,6 +9,7 @@ rows are pooled, and their groups are the numbers of the folders.
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
@@ -23,8 +24,10 @@ from fedvg_jax.host.files import user_path
 
 T = TypeVar("T")
 
-PREFIX = "hf:"
-LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
+HF = "hf:"
+TFDS = "tfds:"
+TFDS_LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
+HF_LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
 
 SPLITS = ("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval")
 """Names of the splits to pool, in this order; of a set without any of them, all splits are pooled."""
@@ -49,7 +52,7 @@ class Columns(NamedTuple):
     """Column of the groups; empty reads none, except where the folder has partitions."""
 
 
-def load(
+def load_hf(
     data_dir: Path | None,
     cache_dir: Path | None = None,
     *,
@@ -63,7 +66,7 @@ def load(
     Args:
         data_dir: folder that `name` starts from; None is the current one.
         cache_dir: folder of the decoded data sets; None keeps nothing.
-        name: the folder of the set, with `LAYOUT`.
+        name: the folder of the set, with `HF_LAYOUT`.
         columns: of images, labels and groups.
         splits: "all", or names of the splits to pool.
         how: see `images.Decoding`; a size is needed if images have several.
@@ -74,7 +77,7 @@ def load(
     folder = find(data_dir, name)
     members = sorted(path for path in folder.rglob("*.*") if path.is_file())
     sources = [*members, f"{how.get('size')}", repr(columns), splits]
-    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
+    arrays = cache.cached("hf", sources, lambda: _decode_hf(folder, columns, splits, **how), cache_dir)
     return arrays._replace(name=folder.resolve().name)
 
 
@@ -87,7 +90,7 @@ def find(data_dir: Path | None, name: str) -> Path:
     folder = (data_dir or Path()) / user_path(name)
     if not name or not folder.is_dir():
         raise UsageError(
-            f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is given; save one of"
+            f"{folder}: no such folder; {HF}FOLDER names {HF_LAYOUT}, below --data-dir if that is given; save one of"
             " the hub by datasets.load_dataset(NAME).save_to_disk(FOLDER)"
         )
     return folder
@@ -108,9 +111,9 @@ def pooled_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]
     return [splits[name] for name in names]
 
 
-def _decode(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
-    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
-    with reading(folder, "a complete set", f"it must be {LAYOUT}"), tempfile.TemporaryDirectory() as scratch:
+def _decode_hf(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
+    library = extras.load("datasets", "hf", f"{HF}FOLDER")
+    with reading(folder, "a complete set", f"it must be {HF_LAYOUT}"), tempfile.TemporaryDirectory() as scratch:
         parts = [part for part in pooled_splits(_splits(library, folder, scratch), splits, folder) if len(part)]
         if not parts:
             raise UsageError(f"{folder}: holds no row; at least one image is needed")
@@ -205,3 +208,59 @@ def _images(library: Any, rows: Any, column: str, folder: Path, **how: Unpack[im
 
     are_grey = all(images.is_grey(*read(row)) for row in range(len(stored)))  # opens headers, up to the first colours
     return images.stack(len(stored), read, channels=1 if are_grey else 3, **how)
+
+
+# --- tensorflow-datasets
+
+
+def load_tfds(data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unpack[images.Decoding]) -> Arrays:
+    """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
+
+    Args:
+        data_dir: the data_dir of tensorflow-datasets, with `TFDS_LAYOUT`.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
+        how: see `images.Decoding`; a size is needed if images have several.
+
+    Raises:
+        UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
+    """
+    tfds = extras.load("tensorflow_datasets", "tfds", f"{TFDS}NAME")
+    remedy = f"prepare it: tfds build {name} --data_dir {data_dir} --file_format=array_record"
+    with reading(data_dir, f"a folder with {name} ({TFDS_LAYOUT})", remedy):
+        builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=str(data_dir))
+    prepared = Path(builder.data_path)
+    sources = [name, *sorted(filter(Path.is_file, prepared.iterdir())), f"{how.get('size')}"]
+    return cache.cached("tfds", sources, lambda: _decode_tfds(tfds, builder, prepared, name, **how), cache_dir)
+
+
+def _decode_tfds(tfds: Any, builder: Any, prepared: Path, name: str, **how: Unpack[images.Decoding]) -> Arrays:
+    with reading(prepared, "a complete prepared data set", "prepare it again"):
+        features = builder.info.features
+        image = _key(builder.info, tfds.features.Image, prepared)
+        label = _key(builder.info, tfds.features.ClassLabel, prepared)
+        splits = pooled_splits({split: split for split in builder.info.splits}, "all", prepared)
+        decoders = {image: tfds.decode.SkipDecoding()}
+        sources = [builder.as_data_source(split=split, decoders=decoders) for split in splits]
+        rows = [(source, i, split) for source, split in zip(sources, splits, strict=True) for i in range(len(source))]
+        y, lock = np.empty(len(rows), np.int64), threading.Lock()
+
+        def read(row: int) -> tuple[bytes, object]:
+            source, i, split = rows[row]
+            with lock:  # readers are not documented as thread-safe
+                example = source[i]
+            y[row] = example[label]
+            return example[image], f"{prepared} ({split} row {i})"
+
+        channels = 1 if features[image].shape[-1] == 1 else 3
+        x = images.stack(len(rows), read, channels=channels, **how)
+        return check(Arrays(name, x, y, tuple(features[label].names), len(sources[0])), prepared)
+
+
+def _key(info: Any, kind: type, prepared: Path) -> str:
+    """Returns the name of the feature of a kind: a supervised key, or the only one."""
+    keys = [key for key, feature in info.features.items() if type(feature) is kind]
+    keys = [key for key in info.supervised_keys or () if key in keys] or keys
+    if len(keys) != 1:
+        raise UsageError(f"{prepared}: must have one image and one class label, got {', '.join(info.features)}")
+    return keys[0]

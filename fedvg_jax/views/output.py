@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fedvg_jax.config import Config, method_title
 from fedvg_jax.config.uses import unused
 from fedvg_jax.config.weighting_grammar import method_of
-from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from fedvg_jax.data.arrays import Arrays
 
 
 def say(console: Console, line: str) -> None:
@@ -100,6 +100,8 @@ def unit(arrays: Arrays) -> str:
     >>> unit(data.load("digits")), unit(data.load("iris")), unit(data.load("literature"))
     ('images', 'rows', 'characters')
     """
+    from fedvg_jax.data import user_data  # with NumPy, which no help needs
+
     if user_data.is_images(arrays):
         return "images"
     return "characters" if user_data.is_sequences(arrays) else "rows"

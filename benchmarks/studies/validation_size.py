@@ -136,11 +136,16 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
             if {*pair} <= {*cells}:
                 compared = statistics.compare(*(cells[key].dropna().to_dict() for key in pair))
                 lines.append((name, which, alpha, *uses.contrast_of(compared, compared.t_p)))
-    table = pd.DataFrame(lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]).sort_values("contrast")
+    table = pd.DataFrame(lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]).sort_values(
+        "contrast", kind="stable"
+    )
+    table["outcome"] = ""  # of contrasts without correction
     for family in FAMILIES:
         members = table.contrast.isin(family)
         table.loc[members, "p"] = statistics.holm(table.p[members].tolist())
-    return table.assign(outcome=[uses.Contrast(*line[3:]).outcome for line in table.itertuples(index=False)])
+        corrected = table.loc[members, list(uses.Contrast._fields)].itertuples(index=False)
+        table.loc[members, "outcome"] = [uses.Contrast(*line).outcome for line in corrected]
+    return table
 
 
 def run_part(part: str, folder: Path, features: Path) -> None:

@@ -24,8 +24,7 @@ Options of the sweep:
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --tune-budget N        combinations that every method tries, at random
-  --jobs N               processes that share the points, each with its cores;
-                         auto: one per core, where points use one core each
+  --jobs N               processes that share the points, each with its cores
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list unfinished points, estimate time, train nothing
@@ -38,17 +37,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files, hardware
+from fedvg_jax.host import files
 from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
@@ -78,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
         if "--help-all" in argv:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
-    if workers.STARTED_BY in os.environ:
-        with contextlib.suppress(UsageError):  # the process that started this one says it
-            compute_beside(read_command_line(argv))
+    if workers.is_started():
+        with contextlib.suppress(UsageError, workers.Stopped):  # the process that started this one says it
+            _compute(read_command_line(argv))
         return 0
     return commands.guarded(lambda: run(read_command_line(argv)))
 
@@ -89,142 +86,79 @@ def run(command: CommandLine) -> int:
     """Computes or plans the points of a sweep, shows them, and returns the exit code."""
     from rich.console import Console
 
-    console = Console()
+    console, points = Console(), command.plan.made.points
     for line in opening_lines(command):
         say(console, line)
-    sweep_folder.check_sources(command.points.points)
-    tracking.require(command.points.points[0].config, has_folder=True)
+    sweep_folder.check_sources(points)
+    tracking.require(points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
     if command.slurm is not None and not workers.is_job():
         sweep_folder.refuse_taken(command.out)
-        say(console, workers.submit(command.argv, command.jobs or 1, command.out / "submitit", command.slurm))
+        say(console, workers.submit(command.argv, command.jobs, command.out / "submitit", command.slurm))
         say(console, f"folder of the sweep: {command.out}; --dry-run lists what is left")
         return 0
     try:
-        with workers.further_processes(command.argv, _num_processes(command)) as start:
-            phase = _compute_all(command, console, start)
-    except Stopped as stop:
+        with workers.further_processes(command.argv, 1 if workers.is_job() else command.jobs) as start:
+            points = _compute(command, console, start)
+    except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
         return endings.exit_code(stop.signal)
-    return _show_results(command, phase, console)
+    return _show_results(command, points, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and of its tuning."""
-    sweep, points = command.points
+    (sweep, points), tuned, runs = command.plan.made, command.plan.tuning, command.plan.tuning_runs
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
-    if command.tuning and command.tuning_runs:
-        num_runs, seeds = count(len(command.tuning_runs.points)), count(len(command.tuning.seeds), "seed")
-        lines.append(f"tuning {', '.join(command.tuning.settings)} first: {num_runs} with {seeds}, chosen on D_val")
-        if any(point.config.dp.clip for point in command.tuning_runs.points):
+    if tuned and runs:
+        num_runs, seeds = count(len(runs.points)), count(len(tuned.seeds), "seed")
+        lines.append(f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val")
+        if any(point.config.dp.clip for point in runs.points):
             lines.append("epsilon does not count the tuning runs, which see the same clients")
     return lines
 
 
-# --- phases
+def _planned(command: CommandLine) -> list[tuple[Path, Point]]:
+    """Returns the tuning runs and the points, each with the folder that it is in."""
+    runs = command.plan.tuning_runs
+    tried = [(command.out / tuning.FOLDER, point) for point in (runs.points if runs else ())]
+    return [*tried, *((command.out, point) for point in command.plan.made.points)]
 
 
-class Phase(NamedTuple):
-    """The tuning runs, or the points of the sweep itself."""
-
-    out: Path
-    """folder of the points"""
-    points: list[Point]
-
-    def pending(self, points: Sequence[Point]) -> list[Point]:
-        """Returns those points of which something is left to compute."""
-        return [point for point in points if not sweep_folder.is_done(self.out, point)]
+def _pending(command: CommandLine) -> list[Point]:
+    """Returns the tuning runs and the points that are left to compute."""
+    return [point for out, point in _planned(command) if not sweep_folder.is_done(out, point)]
 
 
-def phases(command: CommandLine) -> list[Phase]:
-    """Returns the phases of a sweep in their order, with the values that the points have before tuning."""
-    runs = command.tuning_runs
-    first = [Phase(command.out / tuning.FOLDER, runs.points)] if runs else []
-    return [*first, Phase(command.out, command.points.points)]
-
-
-class Stopped(Exception):
-    """A signal has stopped the sweep."""
-
-    def __init__(self, signal: str) -> None:
-        super().__init__(signal)
-        self.signal = signal
-
-
-def _num_processes(command: CommandLine) -> int:
-    """Returns the number of processes on this machine."""
-    if workers.is_job():
-        return 1
-    pending = [point for phase in phases(command) for point in phase.pending(phase.points)]
-    return command.jobs or workers.auto_jobs(pending, hardware.without_jax())
-
-
-def _compute_all(command: CommandLine, console: Console, start: Callable[[], None]) -> Phase:
-    """Computes the tuning runs, if there are any, and the points; returns the phase of these.
+def _compute(
+    command: CommandLine, console: Console | None = None, start: Callable[[], None] = lambda: None
+) -> list[Point]:
+    """Computes what is left of a sweep; returns its points, with the values that tuning has chosen.
 
     Args:
         command: see `CommandLine`.
-        console: where to print.
-        start: starts the other processes.
+        console: where to print; None in a process that another one has started.
+        start: starts the other processes, after all points are checked.
 
     Raises:
         Stopped: by a signal.
         UsageError: some point cannot work.
     """
-    commands.start_jax(command.points.points[0].config)
+    commands.start_jax(command.plan.made.points[0].config)
     from fedvg_jax.study import sweeps
 
-    sweeps.check([point for phase in phases(command) for point in phase.pending(phase.points)])
+    if console:
+        sweeps.check(_pending(command))
     start()
-    for phase in _opened_phases(command, console):
-        with sweeps.sweep_progress(console, phase.points, phase.out) as observers:
-            _, stopped_by = sweeps.compute(phase.points, phase.out, observers)
-        if stopped_by:
-            raise Stopped(stopped_by)
-    return phase
+    return sweeps.compute_plan(command.plan, console)[0]
 
 
-def compute_beside(command: CommandLine) -> None:
-    """Computes points beside the process that started this one, and ends with it."""
-
-    def stop_without_parent(*_: object) -> None:
-        if workers.is_orphan():
-            signal.raise_signal(signal.SIGTERM)
-
-    commands.start_jax(command.points.points[0].config)
-    from fedvg_jax.study import sweeps
-
-    observers = sweep_folder.Observers(on_start=stop_without_parent, on_records=stop_without_parent)
-    for phase in _opened_phases(command):
-        if sweeps.compute(phase.points, phase.out, observers, retries=False)[1]:
-            return
-
-
-def _opened_phases(command: CommandLine, console: Console | None = None) -> Iterator[Phase]:
-    """Yields every phase with its folder, that of the points with the values that the tuning runs have chosen."""
-    *tried, phase = phases(command)
-    chosen = {}
-    if command.tuning and command.tuning_runs:
-        (grid,) = tried
-        sweep_folder.refuse_taken(command.out)
-        sweep_folder.open_folder(grid.out, sweep_folder.document(command.tuning_runs, grid.points))
-        yield grid
-        choices = tuning.choose(grid.out, grid.points, command.tuning)
-        for cell, choice in choices.items() if console else ():
-            assert console is not None, "by the line above"
-            say(console, f"{cell}: {tuning.chosen_text(choice, command.tuning)}")
-        phase = phase._replace(points=tuning.chosen_points(phase.points, choices))
-        chosen = tuning.as_json(command.tuning, choices)
-    sweep_folder.open_folder(phase.out, sweep_folder.document(command.points, phase.points, tuning=chosen))
-    yield phase
-
-
-def _show_results(command: CommandLine, phase: Phase, console: Console) -> int:
+def _show_results(command: CommandLine, points: Sequence[Point], console: Console) -> int:
     """Prints the table, writes the report, and returns the exit code.
 
     Raises:
@@ -241,7 +175,7 @@ def _show_results(command: CommandLine, phase: Phase, console: Console) -> int:
     except UsageError as error:  # no point is finished, or no study can be made of the points
         refusal = error
     say(console, f"folder of the sweep: {command.out}")
-    sweep_folder.refuse_unfinished(command.out, phase.points)
+    sweep_folder.refuse_unfinished(command.out, points)
     if refusal:
         raise refusal
     return 0
@@ -271,11 +205,10 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
 
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
-    commands.start_jax(command.points.points[0].config)
+    commands.start_jax(command.plan.made.points[0].config)
     from fedvg_jax.study import sweeps
 
-    points = [point for phase in phases(command) for point in phase.pending(phase.points)]
-    num_planned = sum(len(phase.points) for phase in phases(command))
+    points, num_planned = _pending(command), len(_planned(command))
     num_done = num_planned - len(points)
     done = f"; {num_done} of {count(num_planned)} finished" if num_done else ""
     if not points:

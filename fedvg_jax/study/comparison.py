@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import collect, markup, report, scenarios, tables
-from fedvg_jax.study.cells import Choice, Run, Study
+from fedvg_jax.study.cells import CHOICES, Choice, Run, Study
 from fedvg_jax.study.sweep_folder import DOCUMENT, Stored, StoredPoint
 from fedvg_jax.study.sweeps import SweepResult
 
@@ -66,7 +67,7 @@ def compare(
         study, dirs = collect.collect(several, partial, metric), several
     else:
         study, dirs = _study(several, partial, metric), ["results"]
-    report.check_names((choice, report.CHOICES, "choice"))
+    require_name("choice", choice, CHOICES)
     chosen = tables.options(study, baseline, None, choice)
     made = [*tables.all_tables(study, chosen), tables.runs(study)]
     frames = {table.name: markup.values(table) for table in made}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import functools
 import importlib.util
+import itertools
 import re
 import shlex
 import string
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +21,7 @@ from fedvg_jax.host import files
 from fedvg_jax.study import statistics, tables
 from fedvg_jax.study.cells import CHOICES, Choice, Study, scenario_text, value_text
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import CAPTIONS, FIGURES, Figure, base, curves
+from fedvg_jax.study.figures import CAPTIONS, FIGURES, base, curves
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table, html_table, hypertext, plain_html
 from fedvg_jax.study.sweep_folder import count
@@ -74,19 +75,14 @@ def write(
     """
     if not dirs:
         raise UsageError("name the folder of a sweep or of runs")
-    named = [(choice, CHOICES, "choice")]
-    check_names(*named, *((f, FIGURES, "figure") for f in figures or ()))
+    require_name("choice", choice, CHOICES)
+    for name in figures or ():
+        require_name("figure", name, FIGURES)
     if missing := missing_packages():
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial, metric)
     chosen = tables.options(study, baseline, target, cast("Choice", choice))
     return write_study(study, dirs, out, chosen, figures, command)
-
-
-def check_names(*named: tuple[str, Collection[str], str]) -> None:
-    """Raises UsageError for an option, (value, allowed ones, name), that has another value."""
-    for value, allowed, what in named:
-        require_name(what, value, allowed)
 
 
 def write_study(
@@ -98,15 +94,23 @@ def write_study(
     command: str = "",
 ) -> Written:
     """Writes the tables, the figures and the page of a study; see `write`."""
-    made = tables.all_tables(study, chosen)
-    found = findings(study, chosen)
+    made, found = tables.all_tables(study, chosen), findings(study, chosen)
     drawings = FIGURES | {"differences": functools.partial(curves.differences, chosen=chosen)}
-    names = FIGURES if figures is None else figures
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
-    with files.writing(folder, "--out"):
-        paths = [path for table in (*made, tables.runs(study)) for path in write_table(table, folder / "tables")]
-        drawn, left_out = write_figures(study, folder / "figures", {name: drawings[name] for name in names})
+    drawn: list[tuple[Drawing, list[Path]]] = []
+    left_out, paths = {}, []
+    with files.writing(folder, "--out"), base.drawing():
+        (folder / "tables").mkdir(parents=True, exist_ok=True)
+        for table, (suffix, form) in itertools.product((*made, tables.runs(study)), FORMATS.items()):
+            paths.append(folder / "tables" / f"{table.name}.{suffix}")
+            files.replace(paths[-1], form(table))
+        for name in FIGURES if figures is None else figures:
+            several = drawings[name](study)
+            if isinstance(several, str):
+                left_out[name] = several
+            else:
+                drawn += [(drawing, base.save(drawing, folder / "figures")) for drawing in several]
         paths += [path for _, several in drawn for path in several]
         files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or again))
         _remove_stale(folder, paths)
@@ -123,15 +127,6 @@ def missing_packages() -> list[str]:
     return [name for name in EXTRA if importlib.util.find_spec(name) is None]
 
 
-def write_table(table: Table, folder: Path) -> list[Path]:
-    """Writes a table in every format; returns its files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{table.name}.{suffix}" for suffix in FORMATS]
-    for path, form in zip(paths, FORMATS.values(), strict=True):
-        files.replace(path, form(table))
-    return paths
-
-
 def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
     """Removes tables and figures that an earlier report has written to a folder and this one has not.
 
@@ -144,21 +139,6 @@ def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
     for path in folder.glob("*/*"):
         if path not in written and re.fullmatch(own, path.relative_to(folder).as_posix()) and not path.is_dir():
             path.unlink()
-
-
-def write_figures(
-    study: Study, folder: Path, figures: Mapping[str, Figure]
-) -> tuple[list[tuple[Drawing, list[Path]]], dict[str, str]]:
-    """Draws figures; returns them with their files, and why others are left out."""
-    written, left_out = [], {}
-    with base.drawing():
-        for name, draw in figures.items():
-            drawn = draw(study)
-            if isinstance(drawn, str):
-                left_out[name] = drawn
-            else:
-                written += [(drawing, base.save(drawing, folder)) for drawing in drawn]
-    return written, left_out
 
 
 TEMPLATE = string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))

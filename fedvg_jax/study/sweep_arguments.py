@@ -15,7 +15,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.study import sweep_folder, sweep_points, workers
 from fedvg_jax.study.sweep_points import Axis, Layer, Points, Sweep, cross
-from fedvg_jax.study.tuning import Tuning, make_tuning, tuning_points
+from fedvg_jax.study.tuning import Plan, Tuning, make_tuning, tuning_points
 
 PROG = "python -m fedvg_jax.sweep"
 
@@ -34,17 +34,14 @@ SHARED = ("cache_dir", "deterministic", "track")
 class CommandLine(NamedTuple):
     """What a command line asks for."""
 
-    points: Points
-    """of the sweep; where settings are tuned, with values that are replaced by the chosen ones"""
+    plan: Plan
     out: Path
-    tuning: Tuning | None = None
-    tuning_runs: Points | None = None
-    """None without tuning"""
+    """folder of the sweep"""
     argv: Sequence[str] = ()
     """the words"""
     dry_run: bool = False
-    jobs: int | None = None
-    """processes; None: as `workers.auto_jobs`"""
+    jobs: int = 1
+    """processes"""
     slurm: dict[str, Any] | None = None
     """parameters of submitit's executor; None without it"""
 
@@ -78,14 +75,13 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         file.tune_seeds if seeds is None else seeds,
         _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
     )
+    out = files.user_path(own["out"]) if "out" in own else default_folder(points, tuning)
     return CommandLine(
-        points=points,
-        out=files.user_path(own["out"]) if "out" in own else default_folder(points, tuning),
-        tuning=tuning,
-        tuning_runs=tuning_points(sweep, tuning) if tuning else None,
+        plan=Plan(points, out, tuning, tuning_points(sweep, tuning) if tuning else None),
+        out=out,
         argv=argv,
         dry_run="dry_run" in own,
-        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
+        jobs=_number("jobs", own.get("jobs", "1")),
         slurm=_executor_options(own.get("executor", "processes"), slurm),
     )
 
@@ -118,10 +114,10 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     return Sweep(all_axes, layers, title=file.title)
 
 
-def _number(name: str, text: str, words: str = "") -> int:
-    """Returns a number >= 1; `words` are the other values that the option takes, for the message."""
+def _number(name: str, text: str) -> int:
+    """Returns a number >= 1."""
     if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
-        raise UsageError(f"--{name.replace('_', '-')} must be {words}a number >= 1; got {text[:50]}")
+        raise UsageError(f"--{name.replace('_', '-')} must be a number >= 1; got {text[:50]}")
     return int(text)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import signal
 import time
 import traceback
@@ -25,18 +24,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.uses import PASSED
+from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core import reuse
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.assemble import contracts, population, programs, simulation
+from fedvg_jax.runs.assemble import population, programs, simulation
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.record import checkpoint, digests, provenance
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.study import sweep_folder, sweep_points, tuning
+from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import Failure, Observers
 from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
 from fedvg_jax.views import tracking
@@ -80,10 +79,11 @@ def compute(
     given: Given = Given(),  # noqa: B008  a named tuple, never changed
     objects: Mapping[str, Mapping[str, Any]] = {},
     keeps: dict[tuple, reuse.Keep] | None = None,
-    retries: bool = True,
     metrics: Mapping[str, Callable[..., Any]] = {},
 ) -> tuple[dict[str, History | Failure], str | None]:
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
+
+    Points that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
 
     Args:
         points: of the sweep.
@@ -92,15 +92,11 @@ def compute(
         given: what takes the place of settings, the same for all points.
         objects: see `Objects`.
         keeps: see `Work`.
-        retries: whether points that failed before this call are computed again. Points that fail during the call, in
-            whichever process, are not.
         metrics: see `fedvg_jax.run`.
 
     Returns:
         The results of the points that this process has computed, by name; and the signal that stopped it, or None.
     """
-    if out and retries:
-        sweep_folder.clear_failures(out, points)
     work = Work(out, observers, given, objects, {} if keeps is None else keeps, {}, {}, [], metrics)
     pending = list(points)
     while pending:
@@ -108,6 +104,8 @@ def compute(
         while groups:
             groups.sort(key=functools.partial(_has_begun, out))  # programs that no process has compiled come first
             for point in groups.pop(0):
+                if workers.is_orphan():
+                    return work.results, "SIGTERM"
                 if not _compute_or_skip(work, point):
                     busy.append(point)
                 if work.stops:
@@ -120,6 +118,50 @@ def compute(
 def _has_begun(out: Path | None, group: Sequence[Point]) -> bool:
     """Returns whether some process has begun a point of a program."""
     return out is not None and any(sweep_folder.point_folder(out, point.name).exists() for point in group)
+
+
+def compute_plan(
+    plan: tuning.Plan, console: Console | None, described: Mapping[str, str] = {}, *work: Any
+) -> tuple[list[Point], dict[str, History | Failure]]:
+    """Computes the tuning runs, if there are any, and then the points with the values that these have chosen.
+
+    Args:
+        plan: what is computed.
+        console: where progress and choices are shown; None for nowhere.
+        described: see `sweep_folder.Stored.given`.
+        work: `given`, `objects`, `keeps` and `metrics` of `compute`.
+
+    Returns:
+        The points, and the results of those that this process has computed, by name.
+
+    Raises:
+        Stopped: by a signal.
+        UsageError: a folder cannot be used, or a tuning run has no result.
+    """
+
+    def compute_shown(points: Sequence[Point], out: Path | None) -> dict[str, History | Failure]:
+        if out and not workers.is_started():
+            sweep_folder.clear_failures(out, points)
+        shown = sweep_progress(console, points, out) if console else contextlib.nullcontext(Observers())
+        with shown as observers:
+            results, stopped_by = compute(points, out, observers, *work)
+        if stopped_by:
+            raise workers.Stopped(stopped_by)
+        return results
+
+    points, chosen = plan.made.points, {}
+    if plan.out and plan.tuning and plan.tuning_runs:
+        sweep_folder.refuse_taken(plan.out)
+        grid, tried = plan.out / tuning.FOLDER, plan.tuning_runs.points
+        sweep_folder.open_folder(grid, sweep_folder.document(plan.tuning_runs, tried, described))
+        compute_shown(tried, grid)
+        choices = tuning.choose(grid, tried, plan.tuning)
+        for cell, choice in choices.items() if console else ():
+            say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
+        points, chosen = tuning.chosen_points(points, choices), tuning.as_json(plan.tuning, choices)
+    if plan.out:
+        sweep_folder.open_folder(plan.out, sweep_folder.document(plan.made, points, described, chosen))
+    return points, compute_shown(points, plan.out)
 
 
 def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
@@ -269,14 +311,6 @@ OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
 OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
 """Settings of which every combination is built before the first point."""
 
-REPLACED = {
-    "partition": ("holdout",),
-    "task": contracts.MODEL_SETTINGS,
-    "algorithm": ("method",),
-    "weighting": ("method",),
-}
-"""Argument -> further settings that it replaces, besides the one it stands for and those that only that one uses."""
-
 
 def check(
     points: Sequence[Point],
@@ -296,16 +330,6 @@ def check(
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
             data, the partition or an object cannot be used.
     """
-    varied = dict.fromkeys(name for point in points for name in point.values)
-    for argument, setting in PASSED.items():
-        if (value := getattr(given, argument)) is None:
-            continue
-        replaced = (setting, *REPLACED.get(argument, ()))
-        replaced += population.OF_SPLIT if argument == "partition" and isinstance(value, tuple) else ()
-        for name in varied:
-            used = SETTINGS[name].facts.used if name in SETTINGS and "." not in name else ()
-            if name in replaced or any(condition.setting == setting for condition in used):
-                raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
     are_given = any(value is not None for point in points[:1] for value in of_point(point.values, given))
     first_of_each: dict[tuple, Point] = {}
     for point in points:
@@ -323,12 +347,13 @@ def check(
         declaring[tuple(point.values.get(name) for name in objects)] = sim.algorithm, sim.weighting
     if not are_given or sim is None:
         return
-    own = {name: getattr(sim, name) for name in ("algorithm", "weighting") if getattr(given, name) is not None}
-    of_groups = [(name, SETTINGS[name].facts) for name in points[0].values if "." in name and name in SETTINGS]
-    for (argument, part), (name, facts) in itertools.product(own.items(), of_groups):
-        is_replaced = any(condition.setting == argument for condition in facts.used)
-        if is_replaced and facts.hyper not in {parameter.name for parameter in part.defaults}:
-            raise UsageError(f"axes: {name} has no effect beside {argument}=; leave one of them out")
+    arguments = [name for name in PASSED if getattr(given, name) is not None]
+    replaced = replaced_with(arguments) | {PASSED[name] for name in arguments}
+    replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
+    declared = {parameter.name for part in (sim.algorithm, sim.weighting) for parameter in part.defaults}
+    for name in dict.fromkeys(name for point in points for name in point.values):
+        if name in replaced and (name not in SETTINGS or SETTINGS[name].facts.hyper not in declared):
+            raise UsageError(f"axes: {name} has no effect beside {'=, '.join(arguments)}=; leave one of them out")
     for point in points:
         its, parts = of_point(point.values, given, objects), declaring[tuple(point.values.get(n) for n in objects)]
         passed = tuple(part for part, value in zip(parts, (its.algorithm, its.weighting), strict=True) if value)
@@ -365,8 +390,8 @@ def run_sweep(
     parsed = sweep_points.parse_axes(axes, named)
     sweep = Sweep(parsed, start=start, objects=named)
     made, runs = sweep_points.make_points(sweep), tuning.tuning_points(sweep, tuned) if tuned else None
-    points, described, objects = made.points, *_described(parsed, named, given)
-    every = [*(runs.points if runs else ()), *points]
+    described, objects = _described(parsed, named, given)
+    every = [*(runs.points if runs else ()), *made.points]
     for point in every:
         tracking.require(point.config, out is not None)
         check_config(point.config)
@@ -374,37 +399,23 @@ def run_sweep(
         sweep_folder.check_sources(every)
     keeps: dict[tuple, reuse.Keep] = {}
     check(every, given, objects, keeps)
-
-    def compute_all(points: Sequence[Point], folder: Path | None) -> dict[str, History | Failure]:
-        shown = sweep_progress(Console(), points, folder) if progress else contextlib.nullcontext(Observers())
-        with shown as observers:
-            results, stopped_by = compute(points, folder, observers, given, objects, keeps, metrics=metrics)
-        if stopped_by == "SIGINT":
-            raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}")
-        if stopped_by is not None:
-            signal.raise_signal(signal.Signals[stopped_by])
-        return results
-
-    chosen = {}
-    if out and tuned and runs:
-        sweep_folder.refuse_taken(out)
-        sweep_folder.open_folder(out / tuning.FOLDER, sweep_folder.document(runs, runs.points, described))
-        compute_all(runs.points, out / tuning.FOLDER)
-        choices = tuning.choose(out / tuning.FOLDER, runs.points, tuned)
-        for cell, choice in choices.items() if progress else ():
-            say(Console(), f"{cell}: {tuning.chosen_text(choice, tuned)}")
-        points, chosen = tuning.chosen_points(points, choices), tuning.as_json(tuned, choices)
-    if out:
-        sweep_folder.open_folder(out, sweep_folder.document(made, points, described, chosen))
-    results = compute_all(points, out)
+    plan = tuning.Plan(made, out, tuned, runs)
+    try:
+        console = Console() if progress else None
+        points, results = compute_plan(plan, console, described, given, objects, keeps, metrics)
+    except workers.Stopped as stop:
+        if stop.signal == "SIGINT":
+            raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
+        signal.raise_signal(signal.Signals[stop.signal])
+        return []
     if out:
         return load(points, out)
-    made = []
+    listed = []
     for point in (point for point in points if point.name in results):
         its = of_point(point.values, given, objects).replaced
         names = its | {name: str(point.values[name]) for name in objects if name in its}
-        made.append(SweepResult(point.name, point.values, results[point.name], point.config, names))
-    return made
+        listed.append(SweepResult(point.name, point.values, results[point.name], point.config, names))
+    return listed
 
 
 def _described(

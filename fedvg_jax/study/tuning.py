@@ -61,6 +61,18 @@ class Tuning(NamedTuple):
         return {name: values for axis in self.axes for name, values in axis.as_json().items()}
 
 
+class Plan(NamedTuple):
+    """A sweep with its tuning runs."""
+
+    made: Points
+    """the sweep; where settings are tuned, with values that are replaced by the chosen ones"""
+    out: Path | None
+    """folder of the sweep; None only without tuning"""
+    tuning: Tuning | None = None
+    tuning_runs: Points | None = None
+    """None without tuning"""
+
+
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0) -> Tuning | None:
     """Returns what is tuned; None for nothing.
 

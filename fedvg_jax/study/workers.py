@@ -15,12 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config import Config, block_size
-from fedvg_jax.config.networks import costs
-from fedvg_jax.host import extras
-from fedvg_jax.host import hardware as hw
+from fedvg_jax.host import extras, hardware
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.study.sweep_points import Point
 
 MODULE = "fedvg_jax.sweep"
 """The command."""
@@ -28,45 +24,16 @@ MODULE = "fedvg_jax.sweep"
 STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"
 """Variable of the environment with the id of the process that started this one."""
 
-POINTS_PER_PROCESS = 4
-"""Points from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
-
-BYTES_PER_PROCESS = 2 * 2**30
-"""Memory that `--jobs auto` allows for each process."""
-
 TIMEOUT_MINUTES = 24 * 60
 """Time limit of a cluster's job, where the user gives none."""
 
 
-def auto_jobs(points: Sequence[Point], machine: hw.Hardware | None) -> int:
-    """Returns the number of processes that `--jobs auto` takes: one per core, where every point uses a single device.
+class Stopped(Exception):
+    """A signal has stopped the sweep."""
 
-    On 2 cores, one process of small networks leaves one core idle. Networks whose cohorts use all cores, and
-    accelerators, take one process.
-
-    Args:
-        points: that are not finished.
-        machine: `hardware.without_jax()`.
-
-    >>> auto_jobs([], None)
-    1
-    """
-    if machine is None:
-        return 1
-    with hw.assumed(machine):
-        if any(_num_devices(point.config) > 1 for point in points):
-            return 1
-    limits = [machine.cores, len(points) // POINTS_PER_PROCESS]
-    if machine.memory_bytes is not None:
-        limits.append(machine.memory_bytes // BYTES_PER_PROCESS)
-    return max(1, min(limits))
-
-
-def _num_devices(config: Config) -> int:
-    """Returns the devices of a run; see `runs.assemble.registry.num_devices`."""
-    if config.devices != "auto":
-        return int(config.devices)
-    return min(block_size(config), hw.auto_devices(costs(config.model).client_bytes, False))
+    def __init__(self, signal: str) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 @contextlib.contextmanager
@@ -118,8 +85,13 @@ def environment(count: int) -> dict[str, str]:
     """
     variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / count:.3f}"}  # of one accelerator
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        variables["JAX_NUM_CPU_DEVICES"] = str(hw.num_cores())
+        variables["JAX_NUM_CPU_DEVICES"] = str(hardware.num_cores())
     return {name: os.environ.get(name, value) for name, value in variables.items()}
+
+
+def is_started() -> bool:
+    """Returns whether another process of the same command has started this one."""
+    return STARTED_BY in os.environ
 
 
 def is_orphan() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import html
 import math
 import os
 import sys
@@ -149,17 +148,12 @@ def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
 def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
     """Shows rounds as they finish; yields a function that takes the new records.
 
-    In a terminal and in a notebook: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per
-    evaluation.
+    In a terminal: a bar with test accuracy, or loss, and the time left. Elsewhere: a line per evaluation.
 
     Args:
         console: where to print.
         total: number of rounds.
     """
-    if console.is_jupyter:
-        with _notebook_progress(total) as show_bar:
-            yield show_bar
-        return
     if not console.is_terminal:
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
@@ -175,47 +169,6 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
-
-
-EVERY = 0.2
-"""Seconds between two updates, so that rounds of milliseconds do not flood the notebook."""
-
-
-@contextlib.contextmanager
-def _notebook_progress(total: int) -> Iterator[Callable[[list[Record]], None]]:
-    """Shows rounds as they finish in the cell of a notebook: a line of HTML that is replaced in place.
-
-    It needs no widgets: every front end shows it, and a saved notebook keeps its last state.
-    """
-    from IPython.display import HTML, display  # pyright: ignore[reportMissingImports]  only in notebooks
-
-    done, metric, shown_at = 0, "", 0.0
-    handle = display(HTML(bar(0, total, "compiling")), display_id=True)
-    assert handle is not None, "a display with an id has a handle"
-
-    def show(records: list[Record]) -> None:
-        nonlocal done, metric, shown_at
-        done = records[-1]["round"]
-        evaluated = [record for record in records if record.get(f"test_{primary_metric(record)}") is not None]
-        metric = metric_text(evaluated[-1]) if evaluated else metric
-        if time.monotonic() - shown_at > EVERY:
-            handle.update(HTML(bar(done, total, metric)))
-            shown_at = time.monotonic()
-
-    try:
-        yield show
-    finally:
-        stopped = ["stopped"] if done < total else []
-        handle.update(HTML(bar(done, total, "; ".join(filter(None, [*stopped, metric])))))
-
-
-def bar(done: int, total: int, text: str) -> str:
-    """Returns a progress bar as HTML.
-
-    >>> bar(2, 4, "a < b")
-    '<div>round 2/4 <progress value="2" max="4"></progress> a &lt; b</div>'
-    """
-    return f'<div>round {done}/{total} <progress value="{done}" max="{total}"></progress> {html.escape(text)}</div>'
 
 
 Report = Callable[[int, int], None]

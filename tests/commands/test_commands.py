@@ -120,7 +120,7 @@ def test_documented_sweeps_are_parsed():
     assert len(lines) > 15
     for line in sorted(lines):
         words = [*arguments(line), "--seed", "0", "--out", "x"]
-        assert sweep_arguments.read_command_line(words).points.points, line
+        assert sweep_arguments.read_command_line(words).plan.made.points, line
 
 
 def test_documented_preparations_are_parsed():

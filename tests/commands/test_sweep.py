@@ -20,7 +20,7 @@ from fedvg_jax.runs import loop
 from fedvg_jax.study import report, sweep_arguments, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
-SHORT |= {"--jobs": "1", "--model": "linear"}
+SHORT |= {"--model": "linear"}
 
 
 def short(*words):
@@ -50,9 +50,9 @@ def run(tmp_path, capsys, monkeypatch):
 
 
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
-    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").tuning_runs
+    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").plan.tuning_runs
     assert {(p.config.seed, p.config.partition_seed) for p in grid.points} == {(1000, 1000), (1001, 1001)}
-    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").tuning_runs
+    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").plan.tuning_runs
     assert {p.config.partition_seed for p in grid.points} == {42}
 
 
@@ -60,8 +60,8 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
     command = read("--config", str(path), "--seed", "0:2", "--alpha", "3", "--rounds", "5")
-    assert [p.name for p in command.points.points] == ["seed=0", "seed=1"]
-    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.points.points} == {(3.0, 5, 0.5)}
+    assert [p.name for p in command.plan.made.points] == ["seed=0", "seed=1"]
+    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.plan.made.points} == {(3.0, 5, 0.5)}
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
 
 def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
     words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
-    names = [p.name for p in read(*words, "--tune-seeds", "7").tuning_runs.points]
+    names = [p.name for p in read(*words, "--tune-seeds", "7").plan.tuning_runs.points]
     assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
-    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").tuning_runs.points]
+    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").plan.tuning_runs.points]
     assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
 
 
@@ -184,7 +184,7 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
         process.kill()
     claims = list((tmp_path / "out").glob("points/*/.claim"))
     deadline = time.monotonic() + 240
-    while not all(map(is_free, claims)):  # the workers end after their present chunks
+    while not all(map(is_free, claims)):  # the workers end after their present points
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert run(*words)[0] == 0

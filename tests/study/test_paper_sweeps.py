@@ -28,7 +28,7 @@ def points_of(name):
     """The points of a file with one seed."""
     return sweep_arguments.read_command_line(
         ["--config", str(PAPER / f"{name}.toml"), "--out", "out", "--seed", "0"]
-    ).points
+    ).plan.made
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -192,13 +192,9 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
     for number in range(1, 3):
         for _ in range(2):  # workers, of which the second finds what the first has recorded
-            sweeps.compute(points, out, retries=False)
+            sweeps.compute(points, out)
         assert sorted(tried) == sorted([point.name for point in points] * number)
         sweep_folder.clear_failures(out, points)
-    sweeps.compute(points, out)
-    assert len(tried) == 3 * len(points)
-    sweeps.compute(points, out)
-    assert len(tried) == 4 * len(points)
 
 
 def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):

@@ -4,31 +4,8 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
-from fedvg_jax.config import Config
 from fedvg_jax.host import hardware
 from fedvg_jax.study import workers
-from fedvg_jax.study.sweep_points import Point
-
-MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 * 2**30)
-
-
-@pytest.mark.parametrize(
-    ("changes", "count", "machine", "jobs"),
-    [
-        ({}, 30, MACHINE, 4),
-        ({}, 9, MACHINE, 2),
-        ({}, 3, MACHINE, 1),
-        ({}, 30, MACHINE._replace(memory_bytes=5 * 2**30), 2),
-        ({}, 30, None, 1),
-        ({"model": "lenet5"}, 30, MACHINE, 1),
-        ({"model": "lenet5", "devices": "1"}, 30, MACHINE, 4),
-    ],
-)
-def test_auto_starts_a_process_per_core_where_points_use_one_device(changes, count, machine, jobs):
-    points = [Point("", {}, Config(**changes))] * count
-    assert workers.auto_jobs(points, machine) == jobs
 
 
 def test_a_process_has_as_many_devices_as_one_alone(monkeypatch):

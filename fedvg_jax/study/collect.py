@@ -20,14 +20,17 @@ from fedvg_jax.study import sweep_folder, tuning
 from fedvg_jax.study.cells import (
     TITLES,
     Cell,
+    Place,
     Run,
     Scenario,
     Study,
     last_outcomes,
+    places,
     replicate_text,
     scenario_text,
+    settings_of,
+    shared_settings,
 )
-from fedvg_jax.study.scenarios import Place, places, settings_of, shared_settings
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
@@ -38,7 +41,7 @@ class Folder(NamedTuple):
     """What a run folder, or a point of a sweep, has to offer."""
 
     settings: Mapping[str, Any]
-    """See `scenarios.settings_of`."""
+    """See `cells.settings_of`."""
     run: Run | None = None
     """None where the run is missing, incomplete or has failed."""
     missing: str = ""

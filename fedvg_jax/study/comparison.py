@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study import collect, markup, report, scenarios, tables
+from fedvg_jax.study import cells, collect, markup, report, tables
 from fedvg_jax.study.cells import CHOICES, Choice, Run, Study
 from fedvg_jax.study.sweep_folder import DOCUMENT, Stored, StoredPoint
 from fedvg_jax.study.sweeps import SweepResult
@@ -97,7 +97,7 @@ def _in_memory(each: SweepResult, index: int) -> collect.Folder:
     """Returns a result as the files of a run folder would give it."""
     name = each.name or f"result {index + 1}"
     assert each.config is not None, "every result has its settings"
-    settings = scenarios.settings_of(each.config, each.values, each.given)
+    settings = cells.settings_of(each.config, each.values, each.given)
     if isinstance(each.result, History):
         return collect.Folder(settings, Run(Path(name), each.result, {}, {}, (), each.given))
     return collect.Folder(settings, failure=f"{name}: {each.result.kind} in round {each.result.round}")

@@ -11,9 +11,8 @@ from fedvg_jax.config.uses import unused
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import statistics
-from fedvg_jax.study.cells import Study, results, scenario_text
+from fedvg_jax.study.cells import METHOD_GROUPS, Study, results, scenario_text
 from fedvg_jax.study.markup import Table, label, number, spread
-from fedvg_jax.study.scenarios import METHOD_GROUPS
 
 PAPER_SEEDS = 5
 

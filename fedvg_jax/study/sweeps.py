@@ -16,7 +16,7 @@ import functools
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -330,6 +330,7 @@ def check(
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
             data, the partition or an object cannot be used.
     """
+    _refuse_replaced(points, given)
     are_given = any(value is not None for point in points[:1] for value in of_point(point.values, given))
     first_of_each: dict[tuple, Point] = {}
     for point in points:
@@ -347,18 +348,31 @@ def check(
         declaring[tuple(point.values.get(name) for name in objects)] = sim.algorithm, sim.weighting
     if not are_given or sim is None:
         return
-    arguments = [name for name in PASSED if getattr(given, name) is not None]
-    replaced = replaced_with(arguments) | {PASSED[name] for name in arguments}
-    replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     declared = {parameter.name for part in (sim.algorithm, sim.weighting) for parameter in part.defaults}
-    for name in dict.fromkeys(name for point in points for name in point.values):
-        if name in replaced and (name not in SETTINGS or SETTINGS[name].facts.hyper not in declared):
-            raise UsageError(f"axes: {name} has no effect beside {'=, '.join(arguments)}=; leave one of them out")
+    _refuse_replaced(points, given, declared)
     for point in points:
         its, parts = of_point(point.values, given, objects), declaring[tuple(point.values.get(n) for n in objects)]
         passed = tuple(part for part, value in zip(parts, (its.algorithm, its.weighting), strict=True) if value)
         if its.hyper:
             merge_hyperparameters(point.config, *parts, its.hyper, passed)
+
+
+def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str] | None = None) -> None:
+    """Raises UsageError for an axis that has no effect beside a given object.
+
+    Args:
+        points: of the sweep.
+        given: what takes the place of settings.
+        declared: hyperparameters of the algorithm and the weighting; None where they are not known yet, and their axes
+            are not refused.
+    """
+    arguments = [name for name in PASSED if getattr(given, name) is not None]
+    replaced = replaced_with(arguments) | {PASSED[name] for name in arguments}
+    replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
+    for name in dict.fromkeys(name for point in points for name in point.values if name in replaced):
+        hyper = SETTINGS[name].facts.hyper if name in SETTINGS else ""
+        if not hyper or (declared is not None and hyper not in declared):
+            raise UsageError(f"axes: {name} has no effect beside {'=, '.join(arguments)}=; leave one of them out")
 
 
 def run_sweep(

@@ -374,7 +374,10 @@ def _rounds(reached: Sequence[int | None]) -> Entry:
     median = float(np.median([math.inf if number is None else number for number in reached] or [math.inf]))
     lead = f"{median:g}" if math.isfinite(median) else ""
     text = ", ".join(filter(None, (lead, f"not reached by {never} of {len(reached)}" if never else "")))
-    return Entry(text or "–", {"rounds_to_target": median if lead else None, "reached": len(reached) - never})
+    return Entry(
+        text or "–",
+        {"rounds_to_target": median if lead else None, "reached": len(reached) - never if reached else None},
+    )
 
 
 # --- runs

@@ -46,8 +46,8 @@ PARTS: dict[str, tuple[str, Any, Any]] = {part: (name, *SIZES) for part, name in
 }
 """Part -> weighting, settings that vary, and their values; files are NAME.npz beside FEATURES.npz."""
 
-FAMILIES = ("V1", "V2", "V3", "V4"), ("labels", "classes")
-"""Contrasts that Holm's correction takes together; the others have none."""
+FAMILIES = {"V1": 0, "V2": 0, "V3": 0, "V4": 0, "labels": 1, "classes": 1}
+"""Contrast -> family of Holm's correction; the others have none, and no outcome."""
 
 SETTINGS = ("alpha", "weighting", "seed", "lr")
 
@@ -98,7 +98,7 @@ def finished(folder: Path, *parts: str) -> Iterator[tuple[str, Any]]:
 def runs(folder: Path) -> pd.DataFrame:
     """Returns a line for every run; `own_weight` is the mean weight of D_val's clients over that of the others."""
     lines = []
-    for part, run in finished(folder, "all", *PARTS):
+    for part, run in finished(folder, "all", *(part for part in PARTS if part != "reliability")):
         settings, of_set = flatten(run.config), run.partition["validation"]
         varied = [str(settings[name]) for name in np.atleast_1d(PARTS[part][1])] if part in PARTS else ["all"]
         which = " ".join(value.rpartition("/")[2].removesuffix(".npz") for value in varied)
@@ -107,8 +107,7 @@ def runs(folder: Path) -> pd.DataFrame:
         own = round(weights[is_own].mean() / weights[~is_own].mean(), 4) if is_own.any() else None
         accuracies = (round(100 * run.history.summary[f"test_accuracy_{of}"], 7) for of in ("final", "at_best_val"))
         lines.append((part, which, of_set["samples"], *(settings[name] for name in SETTINGS), *accuracies, own))
-    table = pd.DataFrame(lines, columns=["part", "set", "rows", *SETTINGS, "final", "at_best_val", "own_weight"])
-    return table[table.part != "reliability"]
+    return pd.DataFrame(lines, columns=["part", "set", "rows", *SETTINGS, "final", "at_best_val", "own_weight"])
 
 
 def reliability(folder: Path) -> pd.DataFrame:
@@ -139,13 +138,10 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]).sort_values(
         "contrast", kind="stable"
     )
-    table["outcome"] = ""  # of contrasts without correction
-    for family in FAMILIES:
-        members = table.contrast.isin(family)
-        table.loc[members, "p"] = statistics.holm(table.p[members].tolist())
-        corrected = table.loc[members, list(uses.Contrast._fields)].itertuples(index=False)
-        table.loc[members, "outcome"] = [uses.Contrast(*line).outcome for line in corrected]
-    return table
+    family = table.contrast.map(FAMILIES)
+    table["p"] = table.groupby(family).p.transform(lambda p: statistics.holm([*p])).fillna(table.p)
+    outcomes = [uses.Contrast(*line[3:]).outcome for line in table.itertuples(index=False)]
+    return table.assign(outcome=np.where(family.isna(), "", outcomes))
 
 
 def run_part(part: str, folder: Path, features: Path) -> None:

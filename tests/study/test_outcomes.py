@@ -132,26 +132,27 @@ def halved():
 def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_however_they_are_compared(tmp_path):
     """From folders, from memory, by the report and, of named methods, by the command line."""
     weightings = {"root": root, "equal": equal, "fedvg": "fedvg"}
-    results = fv.run_sweep(CONFIG, {"weighting": weightings, "seed": "0:3"}, tmp_path / "s", **TUNED)
-    results += fv.run_sweep(CONFIG, {"algorithm": {"half": halved()}, "seed": "0:3"}, tmp_path / "half", **TUNED)
+    results = fv.run_sweep(CONFIG, {"weighting": weightings, "seed": "0:2"}, tmp_path / "s", **TUNED)
+    results += fv.run_sweep(CONFIG, {"algorithm": {"half": halved()}, "seed": "0:2"}, tmp_path / "half", **TUNED)
     assert {result.result.config.lr for result in results} == {0.1}
     folders = [tmp_path / "s", tmp_path / "half"]
     found = fv.compare(folders, metric="min:size", baseline="fedvg")
     assert any("weighting=root: lr 0.1 (the largest of its grid)" in note for note in collect(folders).notes)
-    own = {m: [r.result.records[-1]["size"] for r in results[3 * i :][:3]] for i, m in enumerate((*weightings, "half"))}
+    own = {m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]] for i, m in enumerate((*weightings, "half"))}
     rows = found.tables["effects"].set_index("method")
     for method in {*own} - {"fedvg"}:
         (name,) = (name for name in rows.index if name.startswith(method))
         assert rows.loc[name, "difference"] == pytest.approx(np.mean(np.subtract(own[method], own["fedvg"])))
-        assert rows.loc[name, "t_p"] == pytest.approx(stats.ttest_rel(own[method], own["fedvg"]).pvalue)
+        p = stats.ttest_rel(own[method], own["fedvg"]).pvalue
+        assert rows.loc[name, "t_p"] == pytest.approx(p, rel=1e-4)  # differences of records with nine digits
     written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size", figures=[])
     assert "\n".join(written.findings) == found.finding == fv.compare(results, "fedvg", "min:size").finding
 
-    words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:3 --tune lr 1e-9 0.1"
+    words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:2 --tune lr 1e-9 0.1"
     assert sweep.main([*words.split(), "--tune-seeds", "7:8", "--out", str(tmp_path / "words")]) == 0
     named = fv.compare(tmp_path / "words", metric="macro_f1").tables["runs"]["final"]
     mine = fv.compare(results, metric="macro_f1").tables["runs"].query("method == 'fedvg'")["final"]
-    assert [*named] == [*mine] and len(mine) == 3
+    assert [*named] == [*mine] and len(mine) == 2
 
 
 def test_results_in_memory_are_compared_as_those_of_a_folder_and_other_code_of_one_name_is_said(tmp_path):

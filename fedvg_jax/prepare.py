@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-OF_DATA = ("data_dir", "splits", "max_rows", "columns", "image_size")
-OF_DATA += ("cache_dir", "out")
+OF_DATA = ("data_dir", "splits", "max_rows", "columns", "image_size", "cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
 OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "alpha")
@@ -52,8 +51,7 @@ OF_PREPARE += ("export_partition", "min_samples", "min_samples_rule")
 OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "conv", "normalise")
-OF_FEATURES += ("precision", "seed")
+OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "conv", "normalise", "precision", "seed")
 """Settings of `prepare features`."""
 
 _SETS = f"{', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER"

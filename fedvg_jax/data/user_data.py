@@ -60,10 +60,16 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
 def check_model_fits(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config's model cannot take these data."""
     own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
+    named, num_classes = f"model {config.model}", len(arrays.class_names)
     if MODELS[config.model].is_sequence:
-        _check_sequences(arrays, config)
+        if not is_sequences(arrays):
+            raise UsageError(
+                f"{named} takes sequences, integers x and y [T, L] and one name per character in class_names;"
+                f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
+            )
+        if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
+            raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
         return
-    named = f"model {config.model}"
     class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
     of_row = arrays.x.shape[1:]
     images = len(of_row) == 3
@@ -108,18 +114,6 @@ def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
         _refuse_channels_first(arrays, setting)
     if not is_images(arrays):
         raise UsageError(f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}")
-
-
-def _check_sequences(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config's model needs sequences of characters and the data have none."""
-    num_classes = len(arrays.class_names)
-    if not is_sequences(arrays):
-        raise UsageError(
-            f"model {config.model} takes sequences, integers x and y [T, L] and one name per character in class_names;"
-            f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
-        )
-    if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
-        raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
 
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:

@@ -270,7 +270,7 @@ def refuse_other_network(path: Path, own: Path) -> None:
 def _manifest(path: Path) -> dict[str, Any]:
     """Returns the manifest that `prepare features` wrote into an .npz file; {} where another program made it."""
     try:
-        return dict(json.loads(str(npz.read(npz.find(path, npz.LAYOUT), ["manifest"])["manifest"])))
+        return dict(json.loads(str(npz.read(npz.find(path), ["manifest"])["manifest"])))
     except (KeyError, TypeError, ValueError, UsageError):
         return {}
 

@@ -53,7 +53,7 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
         with reading(path, "a folder of complete .npy files of plain arrays", "write them again"):
             opened = {file.stem: np.load(file, mmap_mode="r") for file in mapped if file.is_file()}
         return _pooled(opened, path, path.resolve().name)
-    file = find(path, LAYOUT)
+    file = find(path)
     arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
     return arrays._replace(name=file.stem)  # an entry may come from a file with another name
 
@@ -99,7 +99,7 @@ def _pooled(
     return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
 
-def find(path: Path, layout: str) -> Path:
+def find(path: Path) -> Path:
     """Returns the .npz file at `path`, or the only one in that folder.
 
     Raises:
@@ -112,7 +112,7 @@ def find(path: Path, layout: str) -> Path:
         named = ", ".join(file.name for file in candidates)
         raise UsageError(f"{path}: holds {named}; give the one to read as --data-dir FILE")
     if not candidates:
-        raise UsageError(f"{path}: holds no .npz file; put one there with {layout}{_AS_ARRAYS}")
+        raise UsageError(f"{path}: holds no .npz file; put one there with {LAYOUT}{_AS_ARRAYS}")
     return candidates[0]
 
 

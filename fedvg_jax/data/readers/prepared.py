@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -119,10 +119,11 @@ def _decode_hf(folder: Path, columns: Columns, splits: str, **how: Unpack[images
             raise UsageError(f"{folder}: holds no row; at least one image is needed")
         rows = library.concatenate_datasets(parts)
         rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
-        kind = library.ClassLabel
-        label = _column(rows, "label", columns.label, lambda feature: isinstance(feature, kind), LABEL_NAMES, folder)
+        labels = [name for name, feature in rows.features.items() if isinstance(feature, library.ClassLabel)]
+        label = _column(rows, "label", columns.label, labels, LABEL_NAMES, folder)
         y, names = _labels(rows, label, folder)
-        image = _column(rows, "image", columns.image, _is_image(library), IMAGE_NAMES, folder)
+        of_images = [name for name, feature in rows.features.items() if _is_image(library, feature)]
+        image = _column(rows, "image", columns.image, of_images, IMAGE_NAMES, folder)
         x = _images(library, rows, image, folder, **how)
         arrays = check(Arrays(folder.name, x, y, names, len(parts[0])), folder)
         group = columns.group or (PARTITION if PARTITION in rows.features else "")
@@ -141,23 +142,16 @@ def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
     return library.load_dataset(str(folder), cache_dir=scratch, verification_mode="no_checks")
 
 
-def _is_image(library: Any) -> Callable[[Any], bool]:
-    """Returns feature -> whether a column holds images: as such, as arrays, or as bytes of files."""
-
-    def is_image(feature: Any) -> bool:
-        if isinstance(feature, dict):  # as other libraries write images
-            return "bytes" in feature
-        is_binary = isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
-        return is_binary or isinstance(feature, library.Image | library.Array2D | library.Array3D)
-
-    return is_image
+def _is_image(library: Any, feature: Any) -> bool:
+    """Returns whether a column holds images: as such, as arrays, or as bytes of files, which others write."""
+    is_bytes = isinstance(feature, dict) and "bytes" in feature
+    is_bytes |= isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
+    return is_bytes or isinstance(feature, library.Image | library.Array2D | library.Array3D)
 
 
-def _column(
-    rows: Any, role: str, given: str, has_kind: Callable[[Any], bool], usual: Sequence[str], folder: Path
-) -> str:
+def _column(rows: Any, role: str, given: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
     """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
-    names = [given] if given else [name for name, feature in rows.features.items() if has_kind(feature)]
+    names = [given] if given else of_kind
     if len(names) != 1:
         names = [name for name in usual if name in (names or rows.features)]
     if names and names[0] in rows.features:

@@ -63,7 +63,6 @@ _log_warning = logging.getLogger(__name__).warning
 class Observers(NamedTuple):
     """What a sweep reports to."""
 
-    on_start: Callable[[Point], None] = lambda point: None
     on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
     """gets a point's records of every chunk of rounds; first those of earlier processes"""
     on_end: Callable[[Point, History | Failure], None] = lambda point, result: None

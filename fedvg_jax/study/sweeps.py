@@ -230,7 +230,6 @@ def _compute_or_skip(work: Work, point: Point) -> bool:
                 return False
             if sweep_folder.read_failure(folder) is not None or run_folder.is_finished(folder, point.config):
                 return True
-        work.observers.on_start(point)
         result = _compute_point(work, point)
         if not (isinstance(result, History) and result.summary["interrupted"]):
             work.results[point.name] = result
@@ -488,9 +487,6 @@ def sweep_progress(console: Console, points: Sequence[Point], out: Path | None) 
         bar = progress.add_task("points", total=len(points), completed=len(points) - len(waiting), text="")
         rounds = progress.add_task("rounds", total=None, text="")
 
-        def start(point: Point) -> None:
-            progress.reset(rounds, total=point.config.rounds, text=point.name)
-
         def count(point: Point, records: list[Record]) -> None:
             progress.update(rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name)
 
@@ -500,7 +496,7 @@ def sweep_progress(console: Console, points: Sequence[Point], out: Path | None) 
             log(f"{num_done}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
             progress.update(bar, completed=num_done, text=left())
 
-        yield Observers(start, count, end, log)
+        yield Observers(count, end, log)
 
 
 def result_text(result: History | Failure) -> str:

@@ -271,7 +271,6 @@ def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_he
     done = {points[0].name}
     monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name in done)
     with sweeps.sweep_progress(Console(file=text, width=200), points, tmp_path) as observers:
-        observers.on_start(points[1])
         now[0] = 100.0
         done.add(points[2].name)
         observers.on_end(points[1], Failure("diverged", 3, "not finite"))

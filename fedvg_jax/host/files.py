@@ -233,7 +233,7 @@ def writing(what: object, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write {what}: {reason(error)}; name another with {option}") from None
+        raise UsageError(f"cannot write {what}: {reason(error)}; fix it, or name another with {option}") from None
 
 
 def reason(error: BaseException) -> str:

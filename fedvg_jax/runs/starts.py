@@ -29,7 +29,7 @@ from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, digests, history, provenance
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start, as_usage_error
+from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
 
 Log = Callable[[str], None]
 """Takes a line for the user."""
@@ -71,7 +71,7 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
     with contextlib.ExitStack() as stack:
         with processes.together():
             if is_first:
-                with as_usage_error(folder) if config.resume else files.writing(f"the run folder {folder}", "--out"):
+                with files.writing(f"the run folder {folder}", "--out"):
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(files.held(folder))
             start = find_start(config, state, described, log if is_first else lambda line: None)
@@ -174,7 +174,7 @@ def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolE
     path, number, before = folder / digests.HISTORY, len(start.records), run_folder.read_config(folder).devices
     if before != config.devices:
         log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
-    with as_usage_error(folder):
+    with files.writing(f"the run folder {folder}", "--out"):
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
         for later in digests.checkpoints(folder):
@@ -190,7 +190,7 @@ def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolE
 
 
 def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
-    with as_usage_error(folder):
+    with files.writing(f"the run folder {folder}", "--out"):
         provenance.write_manifest(
             folder, described.sources(), described.given, described.names, described.code, len(start.records), log
         )

@@ -6,9 +6,8 @@ the history up to its round.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import SimState, UsageError, Variables
+from fedvg_jax.core.types import SimState, Variables
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import checkpoint, digests, history
 from fedvg_jax.runs.record import folder as run_folder
@@ -103,7 +102,7 @@ class Recorder:
         self._round = records[-1]["round"]
         self.best = update_best(self.best, records[-1], state.variables)
         if self._pool and self.folder:
-            with as_usage_error(self.folder):
+            with files.writing(f"the run folder {self.folder}", "--out"):
                 new = history.append(self.folder, records, is_first=not self._history[0])
             self._history = digests.extended(self._history, new)
 
@@ -152,7 +151,7 @@ class Recorder:
         """Writes summary.json, then the digests of all files that describe the run."""
         if self._pool and self.folder:
             self.wait()
-            with as_usage_error(self.folder):
+            with files.writing(f"the run folder {self.folder}", "--out"):
                 run_folder.write_json(self.folder / "summary.json", summary)
                 of_run = digests.of_files(self.folder, digests.OF_RUN)
                 digests.write(self.folder, of_run | {digests.HISTORY: self._history})
@@ -169,15 +168,6 @@ class Recorder:
 
 def _save(folder: Path, number: int, content: Any, of_run: Mapping[str, Digest], keep: int) -> None:
     """Writes a checkpoint, after flushing the records that it has a digest of."""
-    with as_usage_error(folder):
+    with files.writing(f"the run folder {folder}", "--out"):
         files.flush([folder / digests.HISTORY])
         checkpoint.save(folder, number, content, of_run, keep)
-
-
-@contextlib.contextmanager
-def as_usage_error(folder: Path) -> Iterator[None]:
-    """Turns an OSError while a run writes to its folder into a UsageError."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"run folder {folder}: {files.reason(error)}; fix it, then --resume {folder}") from None

@@ -54,6 +54,12 @@ def linear_regression():
     )
 
 
+def test_functions_refuse_superfluous_arguments_as_plain_functions_do():
+    for function in (fv.run, fv.run_sweep, fv.simulation, fv.evaluate):
+        with pytest.raises(TypeError, match=r"takes .* positional argument"):
+            function(*range(30))
+
+
 def test_research_script_needs_public_names_only(x64):
     """Builds schedules, runs rounds, evaluates, and differentiates; the derivative is that of central differences."""
     x = np.random.default_rng(0).normal(size=(40, 3))

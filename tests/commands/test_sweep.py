@@ -56,6 +56,13 @@ def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     assert {p.config.partition_seed for p in grid.points} == {42}
 
 
+def test_a_private_sweep_says_that_epsilon_counts_no_tuning():
+    words = ["--seed", "0", "--weighting", "uniform", "--tune", "lr", "0.1", "0.2"]
+    for private in ([], ["--dp.clip", "0.5"]):
+        said = "\n".join(sweep.opening_lines(read(*words, *private)))
+        assert ("epsilon" in said) == bool(private)
+
+
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")

@@ -1,12 +1,14 @@
 """Accuracies of the clients' own models, wherever rows and memories lie, and after fine-tuning."""
 
 import functools
+import io
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from rich.console import Console
 from support import worlds
 from support.small_sweeps import timeless
 
@@ -15,6 +17,7 @@ from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.views import display
 
 SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}
@@ -52,6 +55,9 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     assert record["personal_accuracy_mean"] > record["accuracy_by_client_mean"]
     names = ("personal_accuracy_mean", "finetuned_worst_decile", "spread", "finetuned_spread")
     assert [history.summary[name] for name in names] == [record[name] for name in names]
+    console = Console(file=io.StringIO())
+    display.print_results(console, history)
+    assert f"{history.summary[names[0]]:.2%}" in console.file.getvalue()
 
 
 def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next():

@@ -341,7 +341,7 @@ def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
     assert ["test_loss" in record for record in first.records] == [False, True, True]  # the last round is evaluated
     assert (first.summary["stopped_early"], first.summary["stopped_by"]) == ("callback: enough", None)
     before = contents(tmp_path / "run")
-    again = simulate(tmp_path / "run", resume=str(tmp_path / "run"), eval_every=2)
+    again = simulate(tmp_path / "run", resume=tmp_path / "run", eval_every=2)
     assert contents(tmp_path / "run") == before and again.records == history.read(tmp_path / "run")
     assert len(simulate(tmp_path / "run", resume=str(tmp_path / "run"), eval_every=2, rounds=7).records) == 7
 

@@ -49,7 +49,7 @@ PARTS: dict[str, tuple[str, Any, Any]] = {part: (name, *SIZES) for part, name in
 FAMILIES = {"V1": 0, "V2": 0, "V3": 0, "V4": 0, "labels": 1, "classes": 1}
 """Contrast -> family of Holm's correction; the others have none, and no outcome."""
 
-SETTINGS = ("alpha", "weighting", "seed", "lr")
+SETTINGS = ("alpha", "weighting", "seed", "partition_seed", "lr")
 
 
 def paired(task: fv.Task, sizes: Sequence[int] = PAIR) -> fv.Weighting:
@@ -124,7 +124,9 @@ def reliability(folder: Path) -> pd.DataFrame:
 def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the protocol's contrasts of the lines of `runs`, corrected within their family."""
     accuracy = runs.at_best_val.where(runs.weighting == "samples", runs.final)
-    cells = runs.assign(accuracy=accuracy).pivot_table("accuracy", "seed", ["weighting", "set", "alpha"])
+    cells = runs.assign(accuracy=accuracy).pivot_table(
+        "accuracy", ["seed", "partition_seed"], ["weighting", "set", "alpha"]
+    )
     lines = []
     for part, which, alpha in runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates().values:
         ours, full = ("fedvg", which, alpha), ("fedvg", "all", alpha)
@@ -152,7 +154,10 @@ def run_part(part: str, folder: Path, features: Path) -> None:
     config = replace(some.config, data_dir=features, out=None)
     if names == SIZES[0]:
         values = [size for size in values if size < some.partition["validation"]["samples"]]
-    axes = {("alpha", "lr"): [(alpha, run.config.lr) for alpha, run in sorted(tuned.items())], "seed": "0:10"}
+    axes = {
+        ("alpha", "lr"): [(alpha, run.config.lr) for alpha, run in sorted(tuned.items())],
+        ("seed", "partition_seed"): [(seed, seed) for seed in range(10)],
+    }
     if names == "validation.data_dir":
         axes |= {"validation.source": ["npz"], "departures": ["no-external-copies"]}
         values = [str(features.with_name(f"{name}.npz")) for name in values]

@@ -50,6 +50,16 @@ def test_paired_sets_change_no_weight_and_score_disjoint_rows():
     assert scores.shape == (4, 2) and (scores[:, 0] != scores[:, 1]).all()
 
 
+def test_runs_of_other_partitions_are_no_pairs():
+    of_run = {"weighting": "fedvg", "alpha": 0.1, "at_best_val": 0.0}
+    lines = [
+        of_run | {"part": part, "set": which, "seed": seed, "partition_seed": partition, "final": 50.0 + seed}
+        for part, which, partitions in (("all", "all", (0, 1, 2)), ("size", "10", (0, 1, 1)))
+        for seed, partition in enumerate(partitions)
+    ]
+    assert study.contrasts(pd.DataFrame(lines)).n.tolist() == [2]
+
+
 def test_half_of_the_variance_is_signal_at_the_rows_that_the_page_says():
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     for alpha, of_alpha in pd.read_csv(RESULTS / "reliability.csv").groupby("alpha"):

@@ -50,7 +50,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     if not wanted:
         return {}
     augment, local = transforms.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
-    has_own = local.is_local or bool(sim.algorithm.personal)
+    has_own = bool(local.is_local or sim.algorithm.personal)
     make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own)
     count = sim.keep(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)

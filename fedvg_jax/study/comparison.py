@@ -63,8 +63,9 @@ def compare(
     several = [results] if isinstance(results, (str, os.PathLike, History, SweepResult)) else list(results)
     if not several:
         raise UsageError("compare needs results or folders; got none")
-    if all(isinstance(each, (str, os.PathLike)) for each in several):
-        study, dirs = collect.collect(several, partial, metric), several
+    dirs = [Path(each) for each in several if isinstance(each, (str, os.PathLike))]
+    if len(dirs) == len(several):
+        study = collect.collect(dirs, partial, metric)
     else:
         study, dirs = _study(several, partial, metric), ["results"]
     require_name("choice", choice, CHOICES)

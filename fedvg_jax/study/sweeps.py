@@ -156,8 +156,9 @@ def compute_plan(
         sweep_folder.open_folder(grid, sweep_folder.document(plan.tuning_runs, tried, described))
         compute_shown(tried, grid)
         choices = tuning.choose(grid, tried, plan.tuning)
-        for cell, choice in choices.items() if console else ():
-            say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
+        if console:
+            for cell, choice in choices.items():
+                say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
         points, chosen = tuning.chosen_points(points, choices), tuning.as_json(plan.tuning, choices)
     if plan.out:
         sweep_folder.open_folder(plan.out, sweep_folder.document(plan.made, points, described, chosen))

@@ -69,7 +69,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
         terms=aggregation.single_term(weigh),
         defaults=(*rule.defaults, *([GIVEN] if weights is None else [])),
         memory=pair_memories(rule.memory, None),
-        num_clients=np.size(weights) if np.ndim(weights) else rule.num_clients,
+        num_clients=np.size(weights) if weights is not None and np.ndim(weights) else rule.num_clients,
     )
 
 

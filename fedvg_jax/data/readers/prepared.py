@@ -144,9 +144,11 @@ def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
 
 def _is_image(library: Any, feature: Any) -> bool:
     """Returns whether a column holds images: as such, as arrays, or as bytes of files, which others write."""
-    is_bytes = isinstance(feature, dict) and "bytes" in feature
-    is_bytes |= isinstance(feature, library.Value) and feature.dtype in ("binary", "large_binary")
-    return is_bytes or isinstance(feature, library.Image | library.Array2D | library.Array3D)
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    if isinstance(feature, library.Value):
+        return feature.dtype in ("binary", "large_binary")
+    return isinstance(feature, library.Image | library.Array2D | library.Array3D)
 
 
 def _column(rows: Any, role: str, given: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:

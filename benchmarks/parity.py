@@ -38,14 +38,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine, torch_layout
-from fedvg_jax import config as configs
-from fedvg_jax import data as datasets
+from fedvg_jax import config as configs, data as datasets
 from fedvg_jax.config import Config, presets
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, SimState, Task, UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
-from fedvg_jax.models import plain
-from fedvg_jax.models import task as tasks
+from fedvg_jax.models import plain, task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import registry
 

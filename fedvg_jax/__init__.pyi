@@ -1,67 +1,62 @@
 """The public names as type checkers see them; `__init__.py` imports them when they are used."""
 
-from fedvg_jax import algorithms as algorithms
-from fedvg_jax import compression as compression
-from fedvg_jax import data as data
-from fedvg_jax import executors as executors
-from fedvg_jax import models as models
-from fedvg_jax import weightings as weightings
-from fedvg_jax.api import evaluate as evaluate
-from fedvg_jax.api import make_schedule as make_schedule
-from fedvg_jax.api import run as run
-from fedvg_jax.api import run_sweep as run_sweep
+from fedvg_jax import (
+    algorithms as algorithms,
+    compression as compression,
+    data as data,
+    executors as executors,
+    models as models,
+    weightings as weightings,
+)
+from fedvg_jax.api import evaluate as evaluate, make_schedule as make_schedule, run as run, run_sweep as run_sweep
 from fedvg_jax.config import Config as Config
-from fedvg_jax.core import norms as norms
-from fedvg_jax.core import tree as tree
-from fedvg_jax.core.trained_part import local_part as local_part
-from fedvg_jax.core.trained_part import trained_part as trained_part
-from fedvg_jax.core.types import Algorithm as Algorithm
-from fedvg_jax.core.types import Batch as Batch
-from fedvg_jax.core.types import Data as Data
-from fedvg_jax.core.types import Executor as Executor
-from fedvg_jax.core.types import Hyperparameter as Hyperparameter
-from fedvg_jax.core.types import Schedule as Schedule
-from fedvg_jax.core.types import Selection as Selection
-from fedvg_jax.core.types import Send as Send
-from fedvg_jax.core.types import SimState as SimState
-from fedvg_jax.core.types import Task as Task
-from fedvg_jax.core.types import UsageError as UsageError
-from fedvg_jax.core.types import Variables as Variables
-from fedvg_jax.core.types import Weighting as Weighting
-from fedvg_jax.core.types import WeightingMemory as WeightingMemory
+from fedvg_jax.core import norms as norms, tree as tree
+from fedvg_jax.core.trained_part import local_part as local_part, trained_part as trained_part
+from fedvg_jax.core.types import (
+    Algorithm as Algorithm,
+    Batch as Batch,
+    Data as Data,
+    Executor as Executor,
+    Hyperparameter as Hyperparameter,
+    Schedule as Schedule,
+    Selection as Selection,
+    Send as Send,
+    SimState as SimState,
+    Task as Task,
+    UsageError as UsageError,
+    Variables as Variables,
+    Weighting as Weighting,
+    WeightingMemory as WeightingMemory,
+)
 from fedvg_jax.data.arrays import Arrays as Arrays
 from fedvg_jax.engine import selection as selection
-from fedvg_jax.engine.differentiable import hypergradient as hypergradient
-from fedvg_jax.engine.differentiable import max_steps as max_steps
-from fedvg_jax.engine.differentiable import over_rounds as over_rounds
-from fedvg_jax.engine.differentiable import stack_schedules as stack_schedules
-from fedvg_jax.engine.differentiable import unrolled as unrolled
-from fedvg_jax.engine.federated_round import init_state as init_state
-from fedvg_jax.engine.federated_round import make_round as make_round
+from fedvg_jax.engine.differentiable import (
+    hypergradient as hypergradient,
+    max_steps as max_steps,
+    over_rounds as over_rounds,
+    stack_schedules as stack_schedules,
+    unrolled as unrolled,
+)
+from fedvg_jax.engine.federated_round import init_state as init_state, make_round as make_round
 from fedvg_jax.engine.local_training import sgd as sgd
-from fedvg_jax.models.adapt import linen_task as linen_task
-from fedvg_jax.models.adapt import nnx_task as nnx_task
+from fedvg_jax.models.adapt import linen_task as linen_task, nnx_task as nnx_task
 from fedvg_jax.models.adapters import lora as lora
-from fedvg_jax.runs.assemble.contracts import check_task as check_task
-from fedvg_jax.runs.assemble.contracts import check_weighting as check_weighting
-from fedvg_jax.runs.assemble.simulation import Simulation as Simulation
-from fedvg_jax.runs.assemble.simulation import simulation as simulation
-from fedvg_jax.runs.record.checkpoint import best_variables as best_variables
-from fedvg_jax.runs.record.checkpoint import final_variables as final_variables
-from fedvg_jax.runs.record.history import DivergedError as DivergedError
-from fedvg_jax.runs.record.history import History as History
-from fedvg_jax.runs.record.history import StopRun as StopRun
-from fedvg_jax.study.comparison import Compared as Compared
-from fedvg_jax.study.comparison import compare as compare
+from fedvg_jax.runs.assemble.contracts import check_task as check_task, check_weighting as check_weighting
+from fedvg_jax.runs.assemble.simulation import Simulation as Simulation, simulation as simulation
+from fedvg_jax.runs.record.checkpoint import best_variables as best_variables, final_variables as final_variables
+from fedvg_jax.runs.record.history import DivergedError as DivergedError, History as History, StopRun as StopRun
+from fedvg_jax.study.comparison import Compared as Compared, compare as compare
 from fedvg_jax.study.sweep_folder import Failure as Failure
 from fedvg_jax.study.sweeps import SweepResult as SweepResult
-from fedvg_jax.weightings import aggregate as aggregate
-from fedvg_jax.weightings import fisher_trace as fisher_trace
-from fedvg_jax.weightings import generalised_weights as generalised_weights
-from fedvg_jax.weightings import gradient_norms as gradient_norms
-from fedvg_jax.weightings import inverse_norm_weights as inverse_norm_weights
-from fedvg_jax.weightings import joint_fisher as joint_fisher
-from fedvg_jax.weightings import sampled_joint_fisher as sampled_joint_fisher
-from fedvg_jax.weightings import validation_gradients as validation_gradients
+from fedvg_jax.weightings import (
+    aggregate as aggregate,
+    fisher_trace as fisher_trace,
+    generalised_weights as generalised_weights,
+    gradient_norms as gradient_norms,
+    inverse_norm_weights as inverse_norm_weights,
+    joint_fisher as joint_fisher,
+    sampled_joint_fisher as sampled_joint_fisher,
+    validation_gradients as validation_gradients,
+)
 
 __version__: str

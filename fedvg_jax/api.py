@@ -40,8 +40,7 @@ from fedvg_jax.runs.assemble.given import Given, check_kind, traced_anew
 from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
-from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history
+from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.views import tracking
 

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedvg_jax import commands
-from fedvg_jax import config as configs
+from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, checks, command_line, presets
 from fedvg_jax.core.types import UsageError

@@ -18,8 +18,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import endings, launch
-from fedvg_jax.runs.record import digests, history
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder, history
 from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:

@@ -19,11 +19,9 @@ from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, ClientReturn, Data, SimState, Task, Variables
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import executors, local_training
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine import executors, local_training, schedule as schedules
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble import simulation as build
+from fedvg_jax.runs.assemble import registry, simulation as build
 from fedvg_jax.weightings import signals
 
 BATCH = 32

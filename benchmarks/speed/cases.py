@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax import config as configs
-from fedvg_jax import data as datasets
+from fedvg_jax import config as configs, data as datasets
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
@@ -133,8 +132,7 @@ _HELD_OUT = 128
 
 def task(case: Case, conv: str = "auto"):
     """Returns the task of a model that only the benchmarks define; None for the package's models."""
-    from fedvg_jax.models import plain
-    from fedvg_jax.models import task as tasks
+    from fedvg_jax.models import plain, task as tasks
     from fedvg_jax.models.conv.rewrite import fast_task
 
     hidden = {"logistic": (), "mlp64": (64,), "mlp200": (200, 200)}

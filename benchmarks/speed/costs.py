@@ -102,8 +102,7 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     """Returns the seconds of a round without compiling, its image gradients (training and scoring), its parameters."""
     import fedvg_jax as fv
     from fedvg_jax.core import tree
-    from fedvg_jax.models import plain
-    from fedvg_jax.models import task as tasks
+    from fedvg_jax.models import plain, task as tasks
 
     sizes = Round()._replace(**{axis: value})
     rng, num_train, num_test = np.random.default_rng(0), sizes.clients * sizes.rows, 64

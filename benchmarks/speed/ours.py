@@ -26,10 +26,8 @@ from benchmarks import machine
 from benchmarks.speed import cases, contest
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import ClientReturn, Data, Executor, Hyper, Schedule, ServerView, SimState, Variables
-from fedvg_jax.engine import executors, lane_plan, local_training, robust
-from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.assemble import registry, tables
-from fedvg_jax.runs.assemble import simulation as build
+from fedvg_jax.engine import executors, lane_plan, local_training, robust, schedule as schedules
+from fedvg_jax.runs.assemble import registry, simulation as build, tables
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core.types import Tree, Variables
 from fedvg_jax.host import hardware as hw

@@ -25,8 +25,7 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
-from fedvg_jax.engine import lane_plan, robust
-from fedvg_jax.engine import round_steps as steps
+from fedvg_jax.engine import lane_plan, robust, round_steps as steps
 from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
 from fedvg_jax.weightings import aggregation
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 from jax import Array, lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Executor, SimState, Tree

@@ -14,8 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.tree import LOCAL_STEPS, SEGMENTS

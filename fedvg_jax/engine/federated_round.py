@@ -34,9 +34,17 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import attacks, cohort_blocks, cohort_memories, local_training, privacy, robust, server_tuning
-from fedvg_jax.engine import round_steps as steps
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine import (
+    attacks,
+    cohort_blocks,
+    cohort_memories,
+    local_training,
+    privacy,
+    robust,
+    round_steps as steps,
+    schedule as schedules,
+    server_tuning,
+)
 from fedvg_jax.engine.round_steps import Averages, RoundInputs, RoundParts
 
 Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metrics]]

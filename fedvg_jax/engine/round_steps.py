@@ -37,8 +37,7 @@ from fedvg_jax.core.types import (
     Weigh,
     Weighting,
 )
-from fedvg_jax.engine import attacks, local_training, privacy, robust, server_tuning
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine import attacks, local_training, privacy, robust, schedule as schedules, server_tuning
 from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import basic
 

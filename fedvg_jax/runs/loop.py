@@ -23,8 +23,7 @@ from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.given import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
 from fedvg_jax.runs.placement import client_memories
-from fedvg_jax.runs.record import checkpoint, history, provenance
-from fedvg_jax.runs.record import recorder as recording
+from fedvg_jax.runs.record import checkpoint, history, provenance, recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 
 _log_warning = logging.getLogger(__name__).warning

@@ -27,8 +27,7 @@ from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import client_memories
-from fedvg_jax.runs.record import checkpoint, digests, history, provenance
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, provenance
 from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
 
 Log = Callable[[str], None]

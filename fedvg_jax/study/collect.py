@@ -13,8 +13,7 @@ from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
-from fedvg_jax.runs.record import digests
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, OF_GLOBAL_MODEL, History
 from fedvg_jax.study import sweep_folder, tuning
 from fedvg_jax.study.cells import (

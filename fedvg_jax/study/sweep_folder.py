@@ -21,8 +21,7 @@ from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.record import digests
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.study.sweep_points import Point, Points
 

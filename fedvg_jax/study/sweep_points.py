@@ -29,8 +29,7 @@ from fedvg_jax.config.declare import flatten, python_scalar, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet
-from fedvg_jax.config.uses import used as used_settings
+from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
 from fedvg_jax.core.types import UsageError
 
 HYPER = "hyper."

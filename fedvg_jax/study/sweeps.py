@@ -32,8 +32,7 @@ from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
-from fedvg_jax.runs.record import checkpoint, digests, provenance
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, provenance
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import Failure, Observers

@@ -1,30 +1,35 @@
 """Weightings: factories, the signals they measure, and the functions that a user's own weighting is built from."""
 
 from fedvg_jax.weightings import signals as signals
-from fedvg_jax.weightings.aggregation import aggregate as aggregate
-from fedvg_jax.weightings.aggregation import mean_terms as mean_terms
-from fedvg_jax.weightings.aggregation import select_terms as select_terms
-from fedvg_jax.weightings.aggregation import single_term as single_term
-from fedvg_jax.weightings.baselines import fitted as fitted
-from fedvg_jax.weightings.baselines import fltrust as fltrust
-from fedvg_jax.weightings.baselines import inverse_samples as inverse_samples
-from fedvg_jax.weightings.baselines import permuted as permuted
-from fedvg_jax.weightings.baselines import val_accuracy as val_accuracy
-from fedvg_jax.weightings.baselines import val_loss as val_loss
-from fedvg_jax.weightings.basic import broadcast_weights as broadcast_weights
-from fedvg_jax.weightings.basic import by_scalar as by_scalar
-from fedvg_jax.weightings.basic import given as given
-from fedvg_jax.weightings.basic import mix as mix
-from fedvg_jax.weightings.basic import no_detail as no_detail
-from fedvg_jax.weightings.basic import samples as samples
-from fedvg_jax.weightings.basic import shares as shares
-from fedvg_jax.weightings.basic import uniform as uniform
-from fedvg_jax.weightings.family import generalised as generalised
-from fedvg_jax.weightings.family import generalised_weights as generalised_weights
-from fedvg_jax.weightings.fedvg import fedvg as fedvg
-from fedvg_jax.weightings.fedvg import inverse_norm_weights as inverse_norm_weights
-from fedvg_jax.weightings.fisher import fisher_trace as fisher_trace
-from fedvg_jax.weightings.fisher import joint_fisher as joint_fisher
-from fedvg_jax.weightings.fisher import sampled_joint_fisher as sampled_joint_fisher
-from fedvg_jax.weightings.signals import gradient_norms as gradient_norms
-from fedvg_jax.weightings.signals import validation_gradients as validation_gradients
+from fedvg_jax.weightings.aggregation import (
+    aggregate as aggregate,
+    mean_terms as mean_terms,
+    select_terms as select_terms,
+    single_term as single_term,
+)
+from fedvg_jax.weightings.baselines import (
+    fitted as fitted,
+    fltrust as fltrust,
+    inverse_samples as inverse_samples,
+    permuted as permuted,
+    val_accuracy as val_accuracy,
+    val_loss as val_loss,
+)
+from fedvg_jax.weightings.basic import (
+    broadcast_weights as broadcast_weights,
+    by_scalar as by_scalar,
+    given as given,
+    mix as mix,
+    no_detail as no_detail,
+    samples as samples,
+    shares as shares,
+    uniform as uniform,
+)
+from fedvg_jax.weightings.family import generalised as generalised, generalised_weights as generalised_weights
+from fedvg_jax.weightings.fedvg import fedvg as fedvg, inverse_norm_weights as inverse_norm_weights
+from fedvg_jax.weightings.fisher import (
+    fisher_trace as fisher_trace,
+    joint_fisher as joint_fisher,
+    sampled_joint_fisher as sampled_joint_fisher,
+)
+from fedvg_jax.weightings.signals import gradient_norms as gradient_norms, validation_gradients as validation_gradients

@@ -12,17 +12,7 @@ from jax import Array, lax
 
 from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import (
-    ClientReturn,
-    Data,
-    Hyper,
-    ServerView,
-    Task,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, refuse_negative, shares

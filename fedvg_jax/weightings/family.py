@@ -18,17 +18,7 @@ from jax import Array, lax
 
 from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import (
-    ClientReturn,
-    Data,
-    Hyper,
-    ServerView,
-    Task,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import FROM_0, WeightsOfMean, norm_parts, weights_of_norms

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax import __main__ as command_line
-from fedvg_jax import sim
+from fedvg_jax import __main__ as command_line, sim
 
 ROOT = Path(__file__).parents[2]
 

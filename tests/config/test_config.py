@@ -9,8 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.files import one_line, usage_error
 
 from fedvg_jax import config

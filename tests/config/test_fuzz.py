@@ -6,13 +6,11 @@ import json
 import math
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import fedvg_jax as fv
 from fedvg_jax import commands, config
-from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.runs.record import history
+from fedvg_jax.runs.record import folder as run_folder, history
 
 NAMES = sorted(config.flatten(fv.Config()))
 EXTREME = st.sampled_from(

@@ -8,8 +8,7 @@ import pytest
 from support.cases import naming
 from support.files import same_partition
 
-from fedvg_jax.data.partitions import client_rows as statistics
-from fedvg_jax.data.partitions import draw, kinds
+from fedvg_jax.data.partitions import client_rows as statistics, draw, kinds
 from fedvg_jax.data.partitions.client_rows import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))

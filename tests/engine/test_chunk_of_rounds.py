@@ -10,8 +10,7 @@ import pytest
 from support import worlds
 
 from fedvg_jax.config import Config
-from fedvg_jax.engine import federated_round
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine import federated_round, schedule as schedules
 from fedvg_jax.runs.assemble import simulation
 
 WORLD = worlds.uneven()

@@ -16,8 +16,7 @@ from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Client
 from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, privacy
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import plain as mlp
-from fedvg_jax.models import task as tasks
+from fedvg_jax.models import plain as mlp, task as tasks
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms

@@ -19,8 +19,7 @@ from fedvg_jax.core.types import Metrics, UsageError, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, federated_round, local_training, robust, server_tuning
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.assemble import population, registry
-from fedvg_jax.runs.assemble import simulation as build
+from fedvg_jax.runs.assemble import population, registry, simulation as build
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import baselines, basic
 

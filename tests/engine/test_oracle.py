@@ -17,8 +17,7 @@ from fedvg_jax.config import MODELS
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import evaluate, executors
-from fedvg_jax.models import plain as gru
-from fedvg_jax.models import task as tasks
+from fedvg_jax.models import plain as gru, task as tasks
 from fedvg_jax.models.layers import dense
 from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms

@@ -5,12 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedvg_jax.core.types import Plan
-from fedvg_jax.engine import lane_plan
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine import lane_plan, schedule as schedules
 
 pytestmark = pytest.mark.quick
 

@@ -16,8 +16,7 @@ from fedvg_jax import config
 flwr = pytest.importorskip("flwr", reason="needs the extra flower")
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.serverapp import strategy as strategies  # noqa: E402
+from flwr.serverapp import Grid, strategy as strategies  # noqa: E402
 
 from fedvg_jax.integrations import flower  # noqa: E402
 

@@ -16,8 +16,7 @@ from fedvg_jax.weightings import signals
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 from torch import nn  # noqa: E402
 
-from fedvg_jax.integrations import named_arrays  # noqa: E402
-from fedvg_jax.integrations import torch as fedvg_torch  # noqa: E402
+from fedvg_jax.integrations import named_arrays, torch as fedvg_torch  # noqa: E402
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from support.run_folders import write_sweep
 
-from fedvg_jax import __main__ as fedvg
-from fedvg_jax import prepare, report, sim
+from fedvg_jax import __main__ as fedvg, prepare, report, sim
 from fedvg_jax.core.types import UsageError
 
 

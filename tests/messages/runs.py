@@ -8,8 +8,7 @@ import fedvg_jax as fv
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs import launch
 from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.record import digests, history
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder, history
 
 BY_HAND = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
 ADDRESSES = ("localhost", "a:\u0669\u0669", "localhost:99999", "::1:9911", "http://a:99", ":99", "a:0")

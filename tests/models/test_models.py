@@ -10,10 +10,8 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax.config import MODELS, Config
-from fedvg_jax.config import MODELS as NETWORKS
-from fedvg_jax.models import pretrained, resnet, vit
-from fedvg_jax.models import task as tasks
+from fedvg_jax.config import MODELS, MODELS as NETWORKS, Config
+from fedvg_jax.models import pretrained, resnet, task as tasks, vit
 from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.plain import MLP
 from fedvg_jax.models.resnet import ResNet

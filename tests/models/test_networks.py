@@ -13,8 +13,7 @@ from support import worlds
 import fedvg_jax as fv
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, ClientReturn, Data
-from fedvg_jax.models import pretrained, resnet, vit
-from fedvg_jax.models import task as tasks
+from fedvg_jax.models import pretrained, resnet, task as tasks, vit
 from fedvg_jax.models.layers import GroupNorm
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import signals

@@ -10,10 +10,8 @@ from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax.core import tree
-from fedvg_jax.engine import executors, federated_round, local_training
-from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.models import task as tasks
-from fedvg_jax.models import transforms
+from fedvg_jax.engine import executors, federated_round, local_training, schedule as schedules
+from fedvg_jax.models import task as tasks, transforms
 from fedvg_jax.models.plain import MLP
 from fedvg_jax.runs.assemble import registry
 

@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from support import programs, worlds
 
 from fedvg_jax.core import trained_part
 from fedvg_jax.core.types import Batch, ClientReturn, Data
-from fedvg_jax.models import task as tasks
-from fedvg_jax.models import transforms
+from fedvg_jax.models import task as tasks, transforms
 from fedvg_jax.models.plain import MLP
 from fedvg_jax.weightings import signals
 

@@ -21,8 +21,7 @@ from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import federated_round, local_training, schedule
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import efficientnet, layers, resnet, vit
-from fedvg_jax.models import task as tasks
+from fedvg_jax.models import efficientnet, layers, resnet, task as tasks, vit
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.runs.assemble import programs, registry
 from fedvg_jax.weightings import signals

@@ -10,8 +10,7 @@ from support.small_sweeps import BASE, timeless
 import fedvg_jax
 import fedvg_jax as fv
 from fedvg_jax.runs import endings
-from fedvg_jax.runs.record import digests
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import History
 
 CONFIG = fv.Config(rounds=12, clients=4, eval_every=1, local_epochs=1, alpha=1.0, weighting="samples", model="linear")

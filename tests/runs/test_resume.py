@@ -26,8 +26,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble import registry, simulation
-from fedvg_jax.runs.record import checkpoint, digests, history, recorder
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, recorder
 from fedvg_jax.study import sweep_points
 
 SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)

@@ -20,8 +20,7 @@ from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.record import digests
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.study import cells, report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_points import Point

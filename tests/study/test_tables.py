@@ -12,8 +12,7 @@ from support.run_folders import csv_rows, write_digests, write_json, write_run, 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
-from fedvg_jax.study import markup, tables
-from fedvg_jax.study import statistics as comparisons
+from fedvg_jax.study import markup, statistics as comparisons, tables
 from fedvg_jax.study.cells import CHOICES
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.markup import Table, label, number

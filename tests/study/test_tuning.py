@@ -7,8 +7,7 @@ from support.files import one_line
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs.record import digests, history
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import digests, folder as run_folder, history
 from fedvg_jax.study import sweep_folder, sweep_points, tuning
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")

@@ -49,8 +49,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.host import extras
-from fedvg_jax.host import hardware as hw
+from fedvg_jax.host import extras, hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import privacy, registry

@@ -13,16 +13,7 @@ import numpy as np
 import optax
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import (
-    ALGORITHMS,
-    MODELS,
-    SETTINGS,
-    WEIGHTINGS,
-    Config,
-    block_size,
-    methods,
-    num_corrupt,
-)
+from fedvg_jax.config import ALGORITHMS, MODELS, SETTINGS, WEIGHTINGS, Config, block_size, methods, num_corrupt
 from fedvg_jax.config.declare import referenced
 from fedvg_jax.config.networks import costs
 from fedvg_jax.config.options import choice, local, lora
@@ -34,8 +25,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import adapters, pretrained, transforms
-from fedvg_jax.models import task as tasks
+from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.record import checkpoint, digests

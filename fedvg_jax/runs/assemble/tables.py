@@ -12,17 +12,7 @@ from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, trained_part, tree, types
-from fedvg_jax.core.types import (
-    Algorithm,
-    Batch,
-    Data,
-    Schedule,
-    Selection,
-    SimState,
-    Task,
-    UsageError,
-    Variables,
-)
+from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, Selection, SimState, Task, UsageError, Variables
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition

@@ -23,15 +23,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine import cohort_memories, local_training
-from fedvg_jax.host import hardware as hw
-from fedvg_jax.host import processes
+from fedvg_jax.host import hardware as hw, processes
 from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import checkpoint
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import reuse, tree
@@ -23,8 +22,7 @@ from fedvg_jax.core.types import Data, Executor, Plan, Schedule, Task, Tree, Var
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import evaluate, executors, lane_plan
-from fedvg_jax.host import hardware as hw
-from fedvg_jax.host import processes
+from fedvg_jax.host import hardware as hw, processes
 from fedvg_jax.paper.fidelity import listed
 
 

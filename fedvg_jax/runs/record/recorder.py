@@ -17,8 +17,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, Variables
 from fedvg_jax.host import files
-from fedvg_jax.runs.record import checkpoint, digests, history
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history
 from fedvg_jax.runs.record.digests import Digest
 from fedvg_jax.runs.record.history import Record
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support import worlds
 
 import fedvg_jax

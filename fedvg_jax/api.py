@@ -200,6 +200,7 @@ def run_sweep(
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
     tune_budget: int = 0,
+    jobs: int | str = 1,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
     data: Arrays | tuple | None = None,
@@ -222,13 +223,14 @@ def run_sweep(
             "algorithm", "task" and "selection" may be objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a
             function has its own name. Tables, figures and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
-            Functions are compared by name only: after a change of one, name another folder. There is no `jobs`, because
-            functions of a notebook cannot be sent to processes; scripts that are started with one `out` share its runs.
+            Functions are compared by name only: after a change of one, name another folder.
         metrics: as those of `run`, for all runs; a report compares them by name.
         tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val
             in runs of their own, in the folder `tuning` of `out`, as with `--tune`. sweep.json has the choices.
         tune_seeds: of these runs; None for "1000:1002".
         tune_budget: combinations that every cell tries, drawn at random; 0 for all.
+        jobs: processes that share the runs of `out`, this one included, or "auto": one per core, where runs use one
+            core each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
         data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `run`, for all runs.
@@ -255,7 +257,10 @@ def run_sweep(
     from fedvg_jax.study import sweeps, tuning
 
     tuned, measured = tuning.make_tuning(tune or {}, tune_seeds, tune_budget), _checked_metrics(metrics)
-    return sweeps.run_sweep(start, axes, given, folder, _is_shown(progress), _check_flags, measured, tuned)
+    call = {"config": config, "axes": axes, "out": folder, "track": track, "data": data, "partition": partition}
+    call |= {"tune": tune, "tune_seeds": tune_seeds, "tune_budget": tune_budget, "hyper": hyper, "initial": initial}
+    shown = _is_shown(progress)
+    return sweeps.run_sweep(start, axes, given, folder, shown, _check_flags, measured, tuned, jobs, call)
 
 
 def make_schedule(

@@ -24,7 +24,8 @@ Options of the sweep:
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --tune-budget N        combinations that every method tries, at random
-  --jobs N               processes that share the points, each with its cores
+  --jobs N               processes that share the points, each with its cores;
+                         auto: one per core, where points use one core each
   --executor submitit    the processes are jobs of SLURM, through submitit
   --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list unfinished points, estimate time, train nothing
@@ -45,7 +46,7 @@ from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files
+from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
@@ -95,11 +96,12 @@ def run(command: CommandLine) -> int:
         return _show_plan(command, console)
     if command.slurm is not None and not workers.is_job():
         sweep_folder.refuse_taken(command.out)
-        say(console, workers.submit(command.argv, command.jobs, command.out / "submitit", command.slurm))
+        say(console, workers.submit(command.argv, command.jobs or 1, command.out / "submitit", command.slurm))
         say(console, f"folder of the sweep: {command.out}; --dry-run lists what is left")
         return 0
     try:
-        with workers.further_processes(command.argv, 1 if workers.is_job() else command.jobs) as start:
+        words = ["-m", workers.MODULE, *command.argv]
+        with workers.further_processes(words, _num_processes(command)) as start:
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
@@ -133,6 +135,13 @@ def _planned(command: CommandLine) -> list[tuple[Path, Point]]:
 def _pending(command: CommandLine) -> list[Point]:
     """Returns the tuning runs and the points that are left to compute."""
     return [point for out, point in _planned(command) if not sweep_folder.is_done(out, point)]
+
+
+def _num_processes(command: CommandLine) -> int:
+    """Returns the number of processes on this machine."""
+    if workers.is_job():
+        return 1
+    return command.jobs or workers.auto_jobs(_pending(command), hardware.without_jax())
 
 
 def _compute(

@@ -223,17 +223,18 @@ def _refuse_shared(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(what: object, option: str) -> Iterator[None]:
+def writing(what: object, option: str, remedy: str = "or name another with") -> Iterator[None]:
     """Raises UsageError in place of an OSError while something is written.
 
     Args:
         what: the path, and in words what it is.
-        option: of the command line, which names another place.
+        option: of the command line, which is the remedy.
+        remedy: words before it.
     """
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write {what}: {reason(error)}; fix it, or name another with {option}") from None
+        raise UsageError(f"cannot write {what}: {reason(error)}; fix it, {remedy} {option}") from None
 
 
 def reason(error: BaseException) -> str:

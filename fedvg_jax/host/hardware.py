@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -318,6 +319,15 @@ def _of_this_process() -> Hardware:
     platform, devices = jax.default_backend(), jax.devices()
     memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+
+
+def without_jax() -> Hardware | None:
+    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if platforms != "cpu" and (platforms or has_plugin):
+        return None
+    return Hardware("cpu", "", num_cores(), num_cores(), host_memory())
 
 
 @contextlib.contextmanager

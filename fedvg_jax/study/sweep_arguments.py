@@ -40,8 +40,8 @@ class CommandLine(NamedTuple):
     argv: Sequence[str] = ()
     """the words"""
     dry_run: bool = False
-    jobs: int = 1
-    """processes"""
+    jobs: int | None = None
+    """processes; None: as `workers.auto_jobs`"""
     slurm: dict[str, Any] | None = None
     """parameters of submitit's executor; None without it"""
 
@@ -81,7 +81,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         out=out,
         argv=argv,
         dry_run="dry_run" in own,
-        jobs=_number("jobs", own.get("jobs", "1")),
+        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
         slurm=_executor_options(own.get("executor", "processes"), slurm),
     )
 
@@ -114,10 +114,10 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     return Sweep(all_axes, layers, title=file.title)
 
 
-def _number(name: str, text: str) -> int:
-    """Returns a number >= 1."""
+def _number(name: str, text: str, words: str = "") -> int:
+    """Returns a number >= 1; `words` are the other values that the option takes, for the message."""
     if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
-        raise UsageError(f"--{name.replace('_', '-')} must be a number >= 1; got {text[:50]}")
+        raise UsageError(f"--{name.replace('_', '-')} must be {words}a number >= 1; got {text[:50]}")
     return int(text)
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import pickle
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core import reuse
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.host import files
+from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
@@ -145,7 +147,7 @@ def compute_plan(
         with shown as observers:
             results, stopped_by = compute(points, out, observers, *work)
         if stopped_by:
-            raise workers.Stopped(stopped_by)
+            raise workers.Stopped(stopped_by, results)
         return results
 
     points, chosen = plan.made.points, {}
@@ -374,6 +376,14 @@ def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection
             raise UsageError(f"axes: {name} has no effect beside {'=, '.join(arguments)}=; leave one of them out")
 
 
+CALL = """
+import contextlib, pickle, sys, fedvg_jax
+with contextlib.suppress(fedvg_jax.UsageError, KeyboardInterrupt), open(sys.argv[1], "rb") as file:
+    fedvg_jax.run_sweep(**pickle.load(file))
+"""
+"""The program of a process that `run_sweep` starts; its argument is a file of the call's arguments."""
+
+
 def run_sweep(
     start: Config,
     axes: Mapping[Any, Any],
@@ -383,6 +393,8 @@ def run_sweep(
     check_config: Callable[[Config], None],
     metrics: Mapping[str, Callable[..., Any]] = {},
     tuned: tuning.Tuning | None = None,
+    jobs: int | str = 1,
+    call: Mapping[str, Any] = {},
 ) -> list[SweepResult]:
     """Returns the results of a sweep, in the order of its points; those that a signal left out are missing.
 
@@ -395,6 +407,8 @@ def run_sweep(
         check_config: raises UsageError for settings of a point that only the command line can follow.
         metrics: as those of `fedvg_jax.run`.
         tuned: settings that are chosen on D_val first; None for none.
+        jobs: processes that share the points, this one included, or "auto".
+        call: arguments of `fedvg_jax.run_sweep` for the others.
     """
     sweep_points.refuse_set(start)
     if tuned and out is None:
@@ -412,15 +426,17 @@ def run_sweep(
         sweep_folder.check_sources(every)
     keeps: dict[tuple, reuse.Keep] = {}
     check(every, given, objects, keeps)
-    plan = tuning.Plan(made, out, tuned, runs)
+    functions = [*(given.replaced.keys() - {"data", "partition"}), *named, *(["metrics"] if metrics else [])]
+    count, plan = _num_processes(jobs, every, functions, out), tuning.Plan(made, out, tuned, runs)
     try:
         console = Console() if progress else None
-        points, results = compute_plan(plan, console, described, given, objects, keeps, metrics)
+        with _further_calls(call, count):
+            points, results = compute_plan(plan, console, described, given, objects, keeps, metrics)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
         signal.raise_signal(signal.Signals[stop.signal])
-        return []
+        points, results = made.points, stop.results
     if out:
         return load(points, out)
     listed = []
@@ -429,6 +445,43 @@ def run_sweep(
         names = its | {name: str(point.values[name]) for name in objects if name in its}
         listed.append(SweepResult(point.name, point.values, results[point.name], point.config, names))
     return listed
+
+
+@contextlib.contextmanager
+def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
+    """Starts all processes of a call but this one; they end with it."""
+    with tempfile.NamedTemporaryFile() as file, workers.further_processes(["-c", CALL, file.name], count) as start:
+        if count > 1:
+            pickle.dump({**call, "progress": False}, file)
+            file.flush()
+            start()
+        yield
+
+
+def _num_processes(jobs: int | str, points: Sequence[Point], functions: Sequence[str], out: Path | None) -> int:
+    """Returns the number of processes of a call.
+
+    Args:
+        jobs: the caller's number, or "auto".
+        points: of the sweep and its tuning.
+        functions: what the call is given that has functions.
+        out: folder of the sweep.
+
+    Raises:
+        UsageError: `jobs` is something else, or the processes cannot share the points.
+    """
+    if jobs == 1 or workers.is_started():
+        return 1
+    if jobs != "auto" and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise UsageError(f"jobs must be auto or a number >= 1; got {str(jobs)[:50]}")
+    if out is None:
+        raise UsageError("jobs needs out=, the folder that the processes share")
+    if functions:
+        raise UsageError(
+            f"jobs cannot send {functions[0]} to a process; start one script several times, with the same out"
+        )
+    machine = hardware.current()
+    return jobs if isinstance(jobs, int) else workers.auto_jobs(points, machine if machine.is_cpu else None)
 
 
 def _described(

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedvg_jax.config import Config, block_size
+from fedvg_jax.config.networks import costs
 from fedvg_jax.host import extras, hardware
 from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.study.sweep_points import Point
 
 MODULE = "fedvg_jax.sweep"
 """The command."""
@@ -24,30 +27,67 @@ MODULE = "fedvg_jax.sweep"
 STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"
 """Variable of the environment with the id of the process that started this one."""
 
+POINTS_PER_PROCESS = 4
+"""Points from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
+
+BYTES_PER_PROCESS = 2 * 2**30
+"""Memory that `--jobs auto` allows for each process."""
+
 TIMEOUT_MINUTES = 24 * 60
 """Time limit of a cluster's job, where the user gives none."""
 
 
 class Stopped(Exception):
-    """A signal has stopped the sweep."""
+    """A signal has stopped the sweep; `results` are those of the points before it, by name."""
 
-    def __init__(self, signal: str) -> None:
+    def __init__(self, signal: str, results: Mapping[str, Any] = {}) -> None:
         super().__init__(signal)
-        self.signal = signal
+        self.signal, self.results = signal, results
+
+
+def auto_jobs(points: Sequence[Point], machine: hardware.Hardware | None) -> int:
+    """Returns the number of processes that `--jobs auto` takes: one per core, where every point uses a single device.
+
+    On 2 cores, one process of small networks leaves one core idle. Networks whose cohorts use all cores, and
+    accelerators, take one process.
+
+    Args:
+        points: that are not finished.
+        machine: None where jax may find an accelerator.
+
+    >>> auto_jobs([], None)
+    1
+    """
+    if machine is None:
+        return 1
+    with hardware.assumed(machine):
+        if any(_num_devices(point.config) > 1 for point in points):
+            return 1
+    limits = [machine.cores, len(points) // POINTS_PER_PROCESS]
+    if machine.memory_bytes is not None:
+        limits.append(machine.memory_bytes // BYTES_PER_PROCESS)
+    return max(1, min(limits))
+
+
+def _num_devices(config: Config) -> int:
+    """Returns the devices of a run; see `runs.assemble.registry.num_devices`."""
+    if config.devices != "auto":
+        return int(config.devices)
+    return min(block_size(config), hardware.auto_devices(costs(config.model).client_bytes, False))
 
 
 @contextlib.contextmanager
-def further_processes(argv: Sequence[str], count: int) -> Iterator[Callable[[], None]]:
+def further_processes(command: Sequence[str], count: int) -> Iterator[Callable[[], None]]:
     """Shares the cores with further processes of the command; yields the function that starts them.
 
     They do not get the terminal's signals. At the end they are awaited; an exception asks them to stop first.
 
     Args:
-        argv: arguments of the command.
+        command: arguments of Python.
         count: processes, this one included.
     """
-    if count > 1:
-        os.environ.update(environment(count))
+    added = {name: value for name, value in environment(count).items() if count > 1 and name not in os.environ}
+    os.environ.update(added)
     cores = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
     started: list[subprocess.Popen] = []
 
@@ -59,9 +99,8 @@ def further_processes(argv: Sequence[str], count: int) -> Iterator[Callable[[], 
         variables = {**os.environ, STARTED_BY: str(os.getpid())}
         for index in range(1, count):
             take_cores(index)  # which a process takes over from the thread that starts it
-            command = [sys.executable, "-m", MODULE, *argv]
-            none = subprocess.DEVNULL
-            started.append(subprocess.Popen(command, env=variables, start_new_session=True, stdin=none, stdout=none))
+            words, none = [sys.executable, *command], subprocess.DEVNULL
+            started.append(subprocess.Popen(words, env=variables, start_new_session=True, stdin=none, stdout=none))
         take_cores(0)
 
     take_cores(0)
@@ -74,6 +113,10 @@ def further_processes(argv: Sequence[str], count: int) -> Iterator[Callable[[], 
     finally:
         for process in started:
             process.wait()
+        if cores:
+            os.sched_setaffinity(0, cores)
+        for name in added:
+            del os.environ[name]
 
 
 def environment(count: int) -> dict[str, str]:

@@ -103,6 +103,9 @@ CASES = [
     ("weighting twice", run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered), "weighting"),
     ("setting of another weighting", run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered), "fedvg.norm"),
     ("an object without a name", run_sweep({"weighting": [functools.partial(tempered)]}), "weighting"),
+    ("processes without a folder", run_sweep({"seed": [0]}, jobs=2), "out"),
+    ("an object for a process", run_sweep({"weighting": {"a": tempered}}, jobs=2, out="x"), "weighting"),
+    ("no number of processes", run_sweep({"seed": [0]}, jobs="all", out="x"), "jobs"),
     ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
     *(

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import linear
+from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.runs.record import provenance
-from fedvg_jax.study import sweep_points
+from fedvg_jax.study import sweep_folder, sweep_points, sweeps
 from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -23,6 +24,16 @@ def tempered(task):
     """Weights n_k^T, normalised."""
     rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
     return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+
+
+def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path, monkeypatch):
+    """Here this process waits for the other one, which computes all; both tune."""
+    monkeypatch.setattr(sweeps, "_compute_or_skip", lambda work, point: sweep_folder.is_done(work.out, point))
+    given = {"tune": {"lr": [0.1, 0.2]}, "tune_seeds": [7], "data": arrays()}
+    results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs=2, **given)
+    monkeypatch.undo()
+    alone = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "alone", **given)
+    assert [timeless(r.result.records) for r in results] == [timeless(r.result.records) for r in alone]
 
 
 def arrays(factor=1):

@@ -192,7 +192,7 @@ def test_a_difference_of_one_pair_of_runs_has_no_interval(tmp_path):
         write_run(tmp_path / method, (final,), method=method)
     study = collect([tmp_path])
     said, _ = comparisons.findings(study, tables.options(study).pairs(study), "final")
-    assert said == "FedVG undecided against FedAvg +25.00."
+    assert said == "No difference is decided: FedVG against FedAvg +25.00."
 
 
 HOSTILE = "a|b_c*d & <script>$x$ 50% #1 {y} \\z ~ ^"

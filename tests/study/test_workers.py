@@ -4,8 +4,31 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from fedvg_jax.config import Config
 from fedvg_jax.host import hardware
 from fedvg_jax.study import workers
+from fedvg_jax.study.sweep_points import Point
+
+MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "machine", "jobs"),
+    [
+        ({}, 30, MACHINE, 4),
+        ({}, 9, MACHINE, 2),
+        ({}, 3, MACHINE, 1),
+        ({}, 30, MACHINE._replace(memory_bytes=5 * 2**30), 2),
+        ({}, 30, None, 1),
+        ({"model": "lenet5"}, 30, MACHINE, 1),
+        ({"model": "lenet5", "devices": "1"}, 30, MACHINE, 4),
+    ],
+)
+def test_auto_starts_a_process_per_core_where_points_use_one_device(changes, count, machine, jobs):
+    points = [Point("", {}, Config(**changes))] * count
+    assert workers.auto_jobs(points, machine) == jobs
 
 
 def test_a_process_has_as_many_devices_as_one_alone(monkeypatch):
@@ -27,19 +50,14 @@ pathlib.Path(sys.argv[1], str(os.getpid())).write_text(f"{sorted(os.sched_getaff
 
 def test_processes_have_the_cores_in_parts_and_know_who_started_them(tmp_path, monkeypatch):
     (tmp_path / "recorded.py").write_text(RECORDED)
-    monkeypatch.setattr(workers, "MODULE", "recorded")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    cores = os.sched_getaffinity(0)
-    try:
-        with workers.further_processes([str(tmp_path)], 3) as start:
-            start()
-            own = sorted(os.sched_getaffinity(0))
-    finally:
-        os.sched_setaffinity(0, cores)
+    cores, variables = os.sched_getaffinity(0), dict(os.environ)
+    with workers.further_processes([str(tmp_path / "recorded.py"), str(tmp_path)], 3) as start:
+        start()
+        own = sorted(os.sched_getaffinity(0))
+    assert (os.sched_getaffinity(0), dict(os.environ)) == (cores, variables)
     written = [path.read_text() for path in tmp_path.iterdir() if path.name.isdecimal()]
     parts = [sorted(cores)[i::3] or [sorted(cores)[i % len(cores)]] for i in range(3)]
     assert own == parts[0] and sorted(written) == sorted(f"{part} {os.getpid()}" for part in parts[1:])
     assert not workers.is_orphan()
-    monkeypatch.setitem(os.environ, workers.STARTED_BY, "1234567")
+    monkeypatch.setenv(workers.STARTED_BY, "1234567")
     assert workers.is_orphan()

@@ -101,7 +101,7 @@ class Recorder:
         self._round = records[-1]["round"]
         self.best = update_best(self.best, records[-1], state.variables)
         if self._pool and self.folder:
-            with files.writing(f"the run folder {self.folder}", "--out"):
+            with files.writing(f"the run folder {self.folder}", f"--resume {self.folder}", "then"):
                 new = history.append(self.folder, records, is_first=not self._history[0])
             self._history = digests.extended(self._history, new)
 
@@ -150,7 +150,7 @@ class Recorder:
         """Writes summary.json, then the digests of all files that describe the run."""
         if self._pool and self.folder:
             self.wait()
-            with files.writing(f"the run folder {self.folder}", "--out"):
+            with files.writing(f"the run folder {self.folder}", f"--resume {self.folder}", "then"):
                 run_folder.write_json(self.folder / "summary.json", summary)
                 of_run = digests.of_files(self.folder, digests.OF_RUN)
                 digests.write(self.folder, of_run | {digests.HISTORY: self._history})
@@ -167,6 +167,6 @@ class Recorder:
 
 def _save(folder: Path, number: int, content: Any, of_run: Mapping[str, Digest], keep: int) -> None:
     """Writes a checkpoint, after flushing the records that it has a digest of."""
-    with files.writing(f"the run folder {folder}", "--out"):
+    with files.writing(f"the run folder {folder}", f"--resume {folder}", "then"):
         files.flush([folder / digests.HISTORY])
         checkpoint.save(folder, number, content, of_run, keep)

@@ -32,10 +32,12 @@ from benchmarks.speed.flower_client import as_array, client_app, contestant
 
 
 class Recorded(FedAvg):
-    """FedAvg that keeps the replies and the time of every round."""
+    """FedAvg that waits for all of `nodes` and keeps the replies and the time of every round."""
 
-    def __init__(self) -> None:
-        super().__init__(fraction_evaluate=0.0, weighted_by_key="weight")
+    def __init__(self, nodes: int) -> None:
+        super().__init__(
+            fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes, weighted_by_key="weight"
+        )
         self.replies: list[Any] = []
         self.times: list[float] = []
 
@@ -59,7 +61,8 @@ def simulate(folder: Path, threads: int, rounds: int, exact: bool = False, steps
         steps: local steps of every client; 0 for all.
     """
     workload = contestant(str(folder), exact).workload
-    strategy, result, server_app = Recorded(), [], ServerApp()
+    nodes = len(workload.rounds[0])
+    strategy, result, server_app = Recorded(nodes), [], ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -68,7 +71,7 @@ def simulate(folder: Path, threads: int, rounds: int, exact: bool = False, steps
         result.append(strategy.start(grid, start, num_rounds=rounds, train_config=config))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": threads}}
-    run_simulation(server_app, client_app, len(workload.rounds[0]), backend_config=resources)
+    run_simulation(server_app, client_app, nodes, backend_config=resources)
     return strategy, {name: array.numpy() for name, array in result[0].arrays.items()}
 
 

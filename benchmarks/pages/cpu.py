@@ -123,9 +123,11 @@ def cpu_seconds(case: dict[str, Any], contestant: str) -> str:
 
 
 def ratio_to_ours(case: dict[str, Any], peer: str) -> str:
-    """Returns the ratio of a contestant's time to ours as text, with its CPU seconds."""
+    """Returns the ratio of a contestant's time to ours as text, with its CPU seconds where it counts them."""
     if peer not in case["ratio"]:
         return "-"
+    if "cpu" not in case["seconds"][peer]:
+        return f"{case['ratio'][peer]:.2f} x"
     return f"{case['ratio'][peer]:.2f} x ({cpu_seconds(case, peer)} CPU s)"
 
 

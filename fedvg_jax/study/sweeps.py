@@ -450,11 +450,13 @@ def run_sweep(
 @contextlib.contextmanager
 def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
     """Starts all processes of a call but this one; they end with it."""
+    if count == 1:
+        yield
+        return
     with tempfile.NamedTemporaryFile() as file, workers.further_processes(["-c", CALL, file.name], count) as start:
-        if count > 1:
-            pickle.dump({**call, "progress": False}, file)
-            file.flush()
-            start()
+        pickle.dump({**call, "progress": False}, file)
+        file.flush()
+        start()
         yield
 
 

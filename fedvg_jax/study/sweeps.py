@@ -454,7 +454,11 @@ def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
         yield
         return
     with tempfile.NamedTemporaryFile() as file, workers.further_processes(["-c", CALL, file.name], count) as start:
-        pickle.dump({**call, "progress": False}, file)
+        try:
+            pickle.dump({**call, "progress": False}, file)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            told = one_line(str(error))[:200]
+            raise UsageError(f"jobs: {told}; give lists and arrays, which a process can receive") from None
         file.flush()
         start()
         yield

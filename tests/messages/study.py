@@ -105,6 +105,11 @@ CASES = [
     ("an object without a name", run_sweep({"weighting": [functools.partial(tempered)]}), "weighting"),
     ("processes without a folder", run_sweep({"seed": [0]}, jobs=2), "out"),
     ("an object for a process", run_sweep({"weighting": {"a": tempered}}, jobs=2, out="x"), "weighting"),
+    (
+        "a generator for a process",
+        run_sweep({"seed": [0]}, jobs=2, out="x", tune={"lr": (rate for rate in (0.1, 0.2))}),
+        "jobs",
+    ),
     ("no number of processes", run_sweep({"seed": [0]}, jobs="all", out="x"), "jobs"),
     ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),

@@ -111,6 +111,19 @@ def test_weights_are_those_of_the_records_and_absent_clients_have_none():
     np.testing.assert_array_equal(shares, [[1.5, 0.75], [np.nan, 2.25], [1.5, 0]])
 
 
+@pytest.mark.parametrize("largest", [1.1, 3.7, 40.0])
+def test_ticks_of_the_colour_bar_are_its_ends_and_an_equal_weight_in_two_digits(study, largest):
+    shares = np.array([largest, 2 - largest]) / 2 if largest < 2 else np.array([largest, 1]) / (largest + 1)
+    record = {"round": 1, "clients": [0, 1], "weights": shares.tolist(), "num_samples": [5, 5]}
+    figure, _ = clients._weights_of_runs(["FedVG"], [[record]])
+    texts(figure)
+    bar = figure.axes[-1].xaxis
+    labels = [label.get_text() for label in bar.get_ticklabels()]
+    limit = bar.get_ticklocs()[-1]
+    assert len(labels) == len(bar.get_ticklocs()) == 3 and max(map(len, labels)) <= 5
+    assert [float(label) for label in labels] == pytest.approx([1 / limit, 1, limit], rel=0.05)
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_whole_and_has_the_rows_of_its_file(study, tmp_path, name):
     """The texts of a figure and of its colour bar are within it."""

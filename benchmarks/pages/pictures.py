@@ -5,7 +5,7 @@
 forest     FedVG minus its controls in every study
 uses       every use of a validation set minus FedAvg
 methods    methods minus FedAvg on CIFAR-10, for the README
-size       FedVG minus its controls, and reliability of its weights, against the rows of a validation set
+size       accuracy of the uses of a validation set, and reliability of FedVG's weights, against its rows
 
 Writes docs/pictures/NAME.png with 95 % intervals. Points of test accuracy are those of the final round, means over
 paired seeds.
@@ -14,11 +14,13 @@ paired seeds.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from scipy import stats
 
 from benchmarks import machine
@@ -30,10 +32,12 @@ from fedvg_jax.study.figures.curves import Bar, draw_bars
 
 CONTROLS = {"FedAvg": "#0072b2", "uniform": "#d55e00", "placebo": "#009e73"}
 SIZE_COLOURS = {"0.05": "#d55e00", "0.1": "#0072b2"}
-SIZE_CONTROLS = {
-    "V2": ("placebo", CONTROLS["placebo"]),
-    "V3": ("uniform weights", CONTROLS["uniform"]),
-    "V4": ("FedAvg in the round best on the rows", CONTROLS["FedAvg"]),
+SIZE_METHODS = {
+    "fedvg": ("FedVG", "black"),
+    "fitted": ("weights fitted on the rows", "#cc79a7"),
+    "samples": ("FedAvg in the round best on the rows", CONTROLS["FedAvg"]),
+    "permuted(fedvg)": ("placebo", CONTROLS["placebo"]),
+    "uniform": ("uniform weights", CONTROLS["uniform"]),
 }
 SIZE_MARKS = {"marker": "o", "ms": 4, "capsize": 2, "lw": 1.3}
 REACH = 12.0
@@ -122,39 +126,49 @@ def draw_methods(path: Path) -> None:
 
 
 def draw_size(path: Path) -> None:
-    """Writes FedVG minus its controls, and the reliability of its weights, against the rows of D_val."""
-    figure, (*of_alphas, last) = plt.subplots(1, 3, figsize=(10.5, 3.5), layout="constrained")
+    """Writes the accuracy of every use of D_val, and the reliability of FedVG's weights, against the rows of D_val."""
+    figure, (*of_alphas, last) = plt.subplots(1, 3, figsize=(10.5, 3.9), layout="constrained")
     of_alphas[1].sharey(of_alphas[0])
-    lines = csv_rows(machine.RESULTS / "validation_size" / "contrasts.csv")
     for axes, alpha in zip(of_alphas, SIZE_COLOURS, strict=True):
-        for shift, (contrast, (name, colour)) in zip((0.94, 1, 1.06), SIZE_CONTROLS.items(), strict=True):
-            ours = [line for line in lines if line["contrast"] == contrast and line["alpha"] == alpha]
-            ours.sort(key=lambda line: _rows(line["set"]))
-            means, low, high = (np.array([float(line[of]) for line in ours]) for of in ("mean", "low", "high"))
-            rows = shift * np.array([_rows(line["set"]) for line in ours])
-            axes.errorbar(rows, means, (means - low, high - means), **SIZE_MARKS, color=colour, label=name)
-        axes.axhline(0, color="0.6", lw=0.8, zorder=0)
-        axes.set(title=f"FedVG minus its controls, alpha {alpha}", ylabel="points of test accuracy")
+        for method, (name, colour) in SIZE_METHODS.items():
+            runs: dict[int, list[float]] = {}
+            for run in csv_rows(machine.RESULTS / "validation_size" / "runs.csv"):
+                is_of_size = run["part"] in ("all", "size", "placebo", "chosen", "fitted")
+                if is_of_size and (run["alpha"], run["weighting"]) == (alpha, method):
+                    outcome = run["at_best_val" if method == "samples" else "final"]
+                    runs.setdefault(_rows(run["set"]), []).append(float(outcome))
+            if method == "uniform":  # which reads no row
+                axes.axhline(np.mean(runs[_rows("all")]), color=colour, lw=1.3, ls="--", label=name, zorder=0)
+            else:
+                _draw_means(axes, runs, color=colour, label=name)
+        axes.set(title=f"alpha {alpha}", ylabel="test accuracy, %")
     pairs: dict[tuple[str, str], dict[int, list[float]]] = {}
     for pair in csv_rows(machine.RESULTS / "validation_size" / "reliability.csv"):
         for name in ("signal", "rank_correlation"):
             by_rows = pairs.setdefault((name, pair["alpha"]), {})
             by_rows.setdefault(int(pair["rows"]), []).append(float(pair[name]))
     for (name, alpha), by_rows in pairs.items():
-        values = np.array(list(by_rows.values()))
-        half = stats.t.ppf(0.975, values.shape[1] - 1) * stats.sem(values, axis=1)
-        style = {"color": SIZE_COLOURS[alpha], "ls": "-" if name == "signal" else ":"} | SIZE_MARKS
         label = f"{'share of signal' if name == 'signal' else 'rank correlation'}, alpha {alpha}"
-        last.errorbar(list(by_rows), values.mean(1), half, **style, label=label)
+        _draw_means(last, by_rows, color=SIZE_COLOURS[alpha], ls="-" if name == "signal" else ":", label=label)
     last.axhline(0.5, color="0.6", lw=0.8, zorder=0)
     last.set(title="Weights by two disjoint sets", ylim=(0, 1))
     for axes in (*of_alphas, last):
         axes.set(xscale="log", xlabel="rows of the validation set")
         axes.title.set_size(10)
         axes.spines[["top", "right"]].set_visible(False)
-    of_alphas[0].legend(fontsize=8, frameon=False)
+    figure.legend(
+        *of_alphas[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8, frameon=False
+    )
     last.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def _draw_means(axes: Axes, values: Mapping[int, Sequence[float]], **style: Any) -> None:
+    """Draws the means of values by rows, with 95 % t intervals."""
+    rows = sorted(values)
+    of_rows = np.array([values[number] for number in rows])
+    half = stats.t.ppf(0.975, of_rows.shape[1] - 1) * stats.sem(of_rows, axis=1)
+    axes.errorbar(rows, of_rows.mean(1), half, **SIZE_MARKS, **style)
 
 
 def _rows(which: str) -> int:

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config.command_line import parse_path
+from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History
@@ -54,8 +54,8 @@ class Parser(argparse.ArgumentParser):
             PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
         add = self.add_argument
-        add("dirs", metavar="DIR", nargs="+", type=parse_path, help="folder of a sweep, of a run, or of runs")
-        add("--out", type=parse_path, metavar="DIR", help="folder to write; default: report in the first DIR")
+        add("dirs", metavar="DIR", nargs="+", type=files.user_path, help="folder of a sweep, of a run, or of runs")
+        add("--out", type=files.user_path, metavar="DIR", help="folder to write; default: report in the first DIR")
         add("--baseline", metavar="METHOD", help="method to compare with, or all: every pair; default: fedavg")
         add("--metric", metavar="NAME", help=METRIC)
         add("--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean")

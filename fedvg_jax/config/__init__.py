@@ -1,10 +1,8 @@
 """The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
 
-from fedvg_jax.config import mapping as mapping
 from fedvg_jax.config.checks import check, epochs_range
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, suggestion
-from fedvg_jax.config.mapping import apply
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.options import (
@@ -20,6 +18,6 @@ from fedvg_jax.config.options import (
     num_corrupt,
     registered,
 )
-from fedvg_jax.config.presets import DATASETS
+from fedvg_jax.config.presets import DATASETS, apply, meaning
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
 from fedvg_jax.config.weighting_grammar import method_title, streams

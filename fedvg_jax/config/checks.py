@@ -235,18 +235,10 @@ def _hold_problems(config: Config) -> Iterator[str]:
 
 def _partition_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the partition, exported files, and the clients that are corrupt."""
-    (kind, _), is_held_out_first, file = (
-        options.choice(config, "partition"),
-        config.holdout != "client",
-        config.export_partition,
-    )
-    if config.export is not None and config.export.suffix != ".safetensors":
-        yield f"export must end in .safetensors; got {config.export}"
+    kind, _ = options.choice(config, "partition")
     if config.export is not None and config.local:
         yield "export writes the global model, of which no client has the local tensors; leave export or local out"
-    if file is not None and file.suffix != ".npz":
-        yield f"export_partition must end in .npz; got {file}"
-    if is_held_out_first and kind in ("file", "official"):
+    if config.holdout != "client" and kind in ("file", "official"):
         yield f"holdout {config.holdout} precedes the partition, and partition {kind} assigns all rows; use client"
     if config.dataset == "dermamnist" and config.splits not in ("all", "official"):
         yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
@@ -259,16 +251,12 @@ def _partition_problems(config: Config) -> Iterator[str]:
 
 def _validation_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the validation set."""
-    validation, (source, share) = config.validation, options.choice(config, "validation.source")
+    source, _ = options.choice(config, "validation.source")
     if source == "clients" and config.val_ratio == 0:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
-    if validation.size == 1:
-        yield "validation.size must be >= 2, or 0 for all; got 1"
-    if source == "clients" and share < 1 and config.holdout != "client":
-        yield f"validation.source {validation.source} is used by --holdout client; got {config.holdout}"
     if source != "clients" and config.normalise == "columns":
         yield f"normalise columns scales the clients' rows only, and validation.source is {source}; use none"
-    if source != "clients" and validation.data_dir is None:
+    if source != "clients" and config.validation.data_dir is None:
         yield f"validation.source {source} needs --validation.data-dir DIR with its files"
 
 

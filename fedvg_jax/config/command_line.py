@@ -7,7 +7,6 @@ And settings from TOML files, with the names of `Config`: keys, and a `[table]` 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import re
@@ -23,7 +22,6 @@ from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.options import GROUPS, SETTINGS, Config, registered
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.host.files import user_path
 
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Type of a setting -> word for its value in help."""
@@ -77,13 +75,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError with argparse's message."""
-        flag, _, problem = message.removeprefix("argument ").partition(": ")
-        raise missing_value(flag) if problem == "expected one argument" else UsageError(message)
-
-
-def missing_value(flag: str) -> UsageError:
-    """Returns the refusal of a flag without its value."""
-    return UsageError(f"{flag} needs a value; one that begins with a dash is written {flag}=VALUE")
+        raise UsageError(message.removeprefix("argument "))
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -202,21 +194,8 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
 
 
 def value_of(name: str, text: str) -> Any:
-    """Returns the value of a flag as the first of its setting's types that it can be; of a shorthand, the text."""
-    if name not in OPTIONS:
-        return registered(name, text)
-    for kind in (int, float):
-        if kind in OPTIONS[name].types:
-            with contextlib.suppress(ValueError):
-                return kind(text)
-    return OPTIONS[name].typed(text, flag_of(name))
-
-
-def parse_path(text: str) -> Path:
-    """Returns the path that a word names, for argparse; an empty one, which Python takes for ".", is refused."""
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty; name a file or a folder, or . for the current folder")
-    return user_path(text)
+    """Returns the value of a flag as one of its setting's types; of a shorthand, the text."""
+    return OPTIONS[name].typed(text, flag_of(name)) if name in OPTIONS else registered(name, text)
 
 
 def _word(name: str) -> str:
@@ -262,8 +241,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return dotted(tomllib.loads(text))
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
-        hint = "; paths with \\ stand in single quotes" if "\\" in text else ""
-        raise UsageError(f"{path} is not valid TOML: {error}{hint}") from None
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
 
 
 def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

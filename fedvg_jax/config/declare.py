@@ -6,6 +6,7 @@ Checks, flags, help, the option reference, suggestions, compiled programs and re
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -209,7 +210,7 @@ class Setting(NamedTuple):
         return (self.facts.form or (as_name if self.names else str))(str(value))
 
     def typed(self, value: Any, where: str) -> Any:
-        """Returns a value as one of the setting's types: an int becomes a float or text, a text a path or a count.
+        """Returns a value as one of the setting's types: an int becomes a float or text, a text a number or a path.
 
         Args:
             value: also a scalar of NumPy or jax.
@@ -222,8 +223,9 @@ class Setting(NamedTuple):
         if type(value) in allowed and not isinstance(value, str | Path):  # most: no text to bring into its form
             return value
         value = self.formed(python_scalar(value))
-        if {int, str} <= {*allowed} and isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII):
-            return int(value)
+        for kind in {int, float} & {*allowed} if isinstance(value, str) else ():
+            with contextlib.suppress(ValueError):
+                return kind(value)
         if value == "" and type(None) in allowed:
             raise UsageError(f"{where} must not be empty; leave it out")
         if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):

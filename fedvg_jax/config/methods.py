@@ -13,22 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from fedvg_jax.config.declare import (
-    ABOVE_0,
-    BELOW_1,
-    FRACTION,
-    FROM_0,
-    UNIT,
-    Condition,
-    Reference,
-    group,
-    is_not,
-    is_one,
-    referenced,
-    setting,
-    table,
-    weighs_by,
-)
+from fedvg_jax.config import declare
+from fedvg_jax.config.declare import Condition, Reference, group, is_not, is_one, referenced, setting, table, weighs_by
 from fedvg_jax.core.types import Hyperparameter, Range
 from fedvg_jax.paper.fidelity import departs
 
@@ -121,7 +107,7 @@ class Methods:
         granularity: str = setting("modelwise", ("modelwise", "layerwise", "blockwise"), used=(_FEDVG,))
         """Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor;
         blockwise: one per client and network block."""
-        eps: float = setting(1e-8, ABOVE_0, hyper="eps", used=(_INVERTING,))
+        eps: float = setting(1e-8, declare.ABOVE_0, hyper="eps", used=(_INVERTING,))
         """Number added to each norm before it is inverted."""
         mode: str = setting("train", ("train", "eval"), used=(_FEDVG, _NOT_DELTA, is_one("fedvg.signal", "gradient")))
         """Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running
@@ -136,9 +122,9 @@ class Methods:
         exponent: float = setting(1.0, Range(), hyper="exponent")
         """Exponent of the inverse norm. 1 is published, 0 gives uniform weights; below 0, clients with large norms
         weigh more."""
-        temperature: float = setting(1.0, ABOVE_0, hyper="temperature")
+        temperature: float = setting(1.0, declare.ABOVE_0, hyper="temperature")
         """Temperature. Weights are raised to the power 1 / temperature; large values approach uniform weights."""
-        mix: float = setting(0.0, UNIT, hyper="mix")
+        mix: float = setting(0.0, declare.UNIT, hyper="mix")
         """Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG."""
 
     generalised: Generalised = _weighting(
@@ -149,7 +135,7 @@ class Methods:
     class Fitted:
         """Weights that are fitted to D_val by optimisation."""
 
-        rate: float = setting(1.0, ABOVE_0, hyper="fit_rate")
+        rate: float = setting(1.0, declare.ABOVE_0, hyper="fit_rate")
         """Learning rate, per unit of loss."""
 
     fitted: Fitted = _weighting(Fitted, make="weightings.baselines:fitted", streams=False)
@@ -158,9 +144,9 @@ class Methods:
     class FedAvgM:
         """FedAvgM: momentum on the server."""
 
-        momentum: float = setting(0.9, BELOW_1, hyper="server_momentum")
+        momentum: float = setting(0.9, declare.BELOW_1, hyper="server_momentum")
         """Nesterov momentum beta of the server."""
-        lr: float = setting(1.0, ABOVE_0, hyper="avgm_lr")
+        lr: float = setting(1.0, declare.ABOVE_0, hyper="avgm_lr")
         """Learning rate of the server."""
 
     fedavgm: FedAvgM = _algorithm(FedAvgM, "FedAvgM", make="algorithms.fedopt:fedavgm", is_in_paper=True)
@@ -169,13 +155,13 @@ class Methods:
     class FedOpt:
         """FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server."""
 
-        lr: float = setting(0.1, ABOVE_0, hyper="server_lr")
+        lr: float = setting(0.1, declare.ABOVE_0, hyper="server_lr")
         """Learning rate of the server."""
-        b1: float = setting(0.9, BELOW_1, hyper="b1", used=(_FIRST_MOMENT,))
+        b1: float = setting(0.9, declare.BELOW_1, hyper="b1", used=(_FIRST_MOMENT,))
         """Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers."""
-        b2: float = setting(0.999, BELOW_1, hyper="b2", used=(is_one("algorithm", "fedadam", "fedyogi"),))
+        b2: float = setting(0.999, declare.BELOW_1, hyper="b2", used=(is_one("algorithm", "fedadam", "fedyogi"),))
         """Decay of the second moment (FedAdam, FedYogi)."""
-        eps: float = setting(1e-3, ABOVE_0, hyper="server_eps")
+        eps: float = setting(1e-3, declare.ABOVE_0, hyper="server_eps")
         """Number tau that is added to the root of the second moment."""
 
     fedopt: FedOpt = group(FedOpt, "FedAdam, FedYogi, FedAdagrad", is_one("algorithm", *_ADAPTIVE))
@@ -184,7 +170,7 @@ class Methods:
     class FedProx:
         """FedProx: a proximal term in the clients' loss."""
 
-        mu: float = setting(0.01, FROM_0, hyper="mu")
+        mu: float = setting(0.01, declare.FROM_0, hyper="mu")
         """Coefficient of the proximal term."""
 
     fedprox: FedProx = _algorithm(FedProx, "FedProx", is_in_paper=True)
@@ -193,7 +179,7 @@ class Methods:
     class Scaffold:
         """Scaffold: control variates."""
 
-        eta_g: float = setting(1.0, ABOVE_0, hyper="eta_g")
+        eta_g: float = setting(1.0, declare.ABOVE_0, hyper="eta_g")
         """Learning rate of the server."""
 
     scaffold: Scaffold = _algorithm(
@@ -211,9 +197,9 @@ class Methods:
     class FedDyn:
         """FedDyn: a dynamic regulariser."""
 
-        alpha: float = setting(0.1, ABOVE_0, hyper="dyn_alpha")
+        alpha: float = setting(0.1, declare.ABOVE_0, hyper="dyn_alpha")
         """Coefficient of the regulariser."""
-        clip: float = setting(10.0, ABOVE_0, hyper="clip")
+        clip: float = setting(10.0, declare.ABOVE_0, hyper="clip")
         """Global norm to which a client's gradient is clipped."""
 
     feddyn: FedDyn = _algorithm(
@@ -232,11 +218,11 @@ class Methods:
     class Elastic:
         """Elastic aggregation: sensitive tensors move less."""
 
-        ratio: float = setting(0.3, FRACTION, "data")
+        ratio: float = setting(0.3, declare.FRACTION, "data")
         """Fraction of a client's rows on which sensitivity is measured."""
-        tau: float = setting(0.5, FROM_0, hyper="tau")
+        tau: float = setting(0.5, declare.FROM_0, hyper="tau")
         """Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau."""
-        mu: float = setting(0.95, BELOW_1, hyper="sensitivity_decay")
+        mu: float = setting(0.95, declare.BELOW_1, hyper="sensitivity_decay")
         """Decay of the moving average of sensitivities over minibatches."""
 
     elastic: Elastic = _algorithm(
@@ -250,9 +236,9 @@ class Methods:
     class Moon:
         """MOON: a model-contrastive term in the clients' loss."""
 
-        mu: float = setting(1.0, FROM_0, hyper="moon_mu")
+        mu: float = setting(1.0, declare.FROM_0, hyper="moon_mu")
         """Weight of the contrastive term."""
-        tau: float = setting(0.5, ABOVE_0, hyper="moon_tau")
+        tau: float = setting(0.5, declare.ABOVE_0, hyper="moon_tau")
         """Temperature of the similarities of features."""
 
     moon: Moon = _algorithm(Moon, "MOON")
@@ -261,9 +247,9 @@ class Methods:
     class FedNTD:
         """FedNTD: distillation of the global model's predictions among the classes that are not true."""
 
-        beta: float = setting(1.0, FROM_0, hyper="ntd_beta")
+        beta: float = setting(1.0, declare.FROM_0, hyper="ntd_beta")
         """Weight of the distillation."""
-        tau: float = setting(1.0, ABOVE_0, hyper="ntd_tau")
+        tau: float = setting(1.0, declare.ABOVE_0, hyper="ntd_tau")
         """Temperature of the logits."""
 
     fedntd: FedNTD = _algorithm(FedNTD, "FedNTD")
@@ -272,7 +258,7 @@ class Methods:
     class FedDecorr:
         """FedDecorr: a penalty on correlated features."""
 
-        beta: float = setting(0.1, FROM_0, hyper="decorr_beta")
+        beta: float = setting(0.1, declare.FROM_0, hyper="decorr_beta")
         """Weight of the penalty."""
 
     feddecorr: FedDecorr = _algorithm(FedDecorr, "FedDecorr")
@@ -281,7 +267,7 @@ class Methods:
     class Ditto:
         """Ditto: a personal model of each client beside the global one."""
 
-        lam: float = setting(1.0, FROM_0, hyper="ditto_lam")
+        lam: float = setting(1.0, declare.FROM_0, hyper="ditto_lam")
         """Lambda, the strength with which the global model attracts a personal one."""
 
     ditto: Ditto = _algorithm(Ditto, "Ditto", has_personal_models=True)

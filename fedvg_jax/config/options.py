@@ -16,26 +16,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.config import mapping, presets
-from fedvg_jax.config.declare import (
-    ABOVE_0,
-    BELOW_1,
-    BETWEEN_0_AND_1,
-    COUNT,
-    FRACTION,
-    FROM_0,
-    SEED,
-    UNIT,
-    Condition,
-    Value,
-    as_name,
-    group,
-    groups,
-    is_one,
-    setting,
-    table,
-    weighs_by,
-)
+from fedvg_jax.config import declare, presets
+from fedvg_jax.config.declare import Condition, Value, as_name, group, groups, is_one, setting, table, weighs_by
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.weighting_grammar import method_of
@@ -44,8 +26,8 @@ from fedvg_jax.paper.fidelity import canonical, departs, listed
 
 PARTITIONS = {
     **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
-    "shards": Value(2, COUNT),
-    "classes": Value(2, COUNT),
+    "shards": Value(2, declare.COUNT),
+    "classes": Value(2, declare.COUNT),
     "group": None,
     "file": Value(""),
 }
@@ -54,19 +36,21 @@ DRAWN_SIZES = ("dirichlet", "official", "quantity")
 
 CORRUPTIONS = {
     "none": None,
-    **dict.fromkeys(("label_flip", "label_noise", "pixel_noise", "feature_noise", "rotate"), Value(1.0, FRACTION)),
-    "rotate90": None,
+    **dict.fromkeys(("label_flip", "label_noise", "feature_noise", "rotate"), Value(1.0, declare.FRACTION)),
 }
 
 RULES = {
     "mean": None,
     "median": None,
     "trimmed_mean": Value(0.1, Range(0, 0.5, excludes_high=True)),
-    "krum": Value((1, 1), FROM_0),
-    "clipped_mean": Value(10.0, ABOVE_0, hyper="clip_norm"),
+    "krum": Value((1, 1), declare.FROM_0),
+    "clipped_mean": Value(10.0, declare.ABOVE_0, hyper="clip_norm"),
 }
 
-ATTACKS = {"none": None, **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, FROM_0, hyper="attack_scale"))}
+ATTACKS = {
+    "none": None,
+    **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, declare.FROM_0, hyper="attack_scale")),
+}
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
 RECORDS += ("client_models",)
@@ -125,12 +109,12 @@ _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 class Privacy:
     """Client-level differential privacy: clipped updates, and Gaussian noise on their aggregate."""
 
-    clip: float = setting(0.0, FROM_0, hyper="dp_clip")
+    clip: float = setting(0.0, declare.FROM_0, hyper="dp_clip")
     """L2 norm C to which the server clips a client's update, after compression and attacks. 0: no privacy."""
-    noise_multiplier: float = setting(1.0, ABOVE_0, hyper="dp_noise", used=(_PRIVATE,))
+    noise_multiplier: float = setting(1.0, declare.ABOVE_0, hyper="dp_noise", used=(_PRIVATE,))
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
     aggregate."""
-    delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
+    delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
     noise_seed: int = setting(0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,))
     """Seed of what is drawn on the device; 0: that of seed. It is written nowhere: to resume the run, give it again."""
@@ -142,7 +126,7 @@ class Tuning:
 
     steps: int = setting(0, Range(0, 2**31, excludes_high=True, text=">= 0 and below 2**31"))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
-    lr: float = setting(0.01, ABOVE_0, hyper="tuning_lr", used=(_SERVER_STEPS,))
+    lr: float = setting(0.01, declare.ABOVE_0, hyper="tuning_lr", used=(_SERVER_STEPS,))
     """Learning rate of the plain SGD."""
 
 
@@ -151,18 +135,18 @@ class Validation:
     """The shared validation set D_val."""
 
     source: str = setting(
-        "clients", {"clients": Value(1.0, FRACTION), "cifar100": None, "stl10": None, "npz": None}, "data"
+        "clients", {"clients": Value(1.0, declare.FRACTION), "cifar100": None, "stl10": None, "npz": None}, "data"
     )
     """Source of D_val. clients: every client (published); clients:F: a fraction F of them; cifar100 and stl10: an
     external set, mapped to CIFAR-10's classes; npz: arrays in a file, by the names of their classes."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
     """Folder or file of the external set."""
-    size: int = setting(0, Range(0, text=">= 2, or 0 for all"), "data")
+    size: int = setting(0, declare.FROM_0, "data")
     """Number of images kept, selected at random; 0 keeps all."""
-    rho: float = setting(0.0, UNIT, "data")
+    rho: float = setting(0.0, declare.UNIT, "data")
     """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
     rho^i."""
-    label_noise: float = setting(0.0, UNIT, "data")
+    label_noise: float = setting(0.0, declare.UNIT, "data")
     """Fraction of the labels that are replaced by another class, at random."""
 
 
@@ -172,10 +156,9 @@ class Corrupt:
 
     kind: str = setting("none", CORRUPTIONS, "data")
     """Corruption of training rows, NAME or NAME:STRENGTH, in (0, 1], 1 by default. Of the fraction STRENGTH of the
-    labels: label_flip, class c becomes C-1-c; label_noise, another class. pixel_noise: Gaussian noise of deviation
-    STRENGTH. Feature shifts that differ between clients: feature_noise (levels up to STRENGTH), rotate90, rotate
-    (angles up to STRENGTH x 180 degrees)."""
-    clients: float = setting(0.2, FRACTION, "data", used=(_CORRUPT,))
+    labels: label_flip, class c becomes C-1-c; label_noise, another class. Feature shifts that differ between clients:
+    feature_noise, Gaussian noise of deviations up to STRENGTH; rotate, angles up to STRENGTH x 180 degrees."""
+    clients: float = setting(0.2, declare.FRACTION, "data", used=(_CORRUPT,))
     """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
 
@@ -244,14 +227,16 @@ class Config(Shorthands):
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
     statistics of init; group: GroupNorm."""
-    clients: int = setting(20, COUNT, topic="Clients and partition", is_common=True)
+    clients: int = setting(20, declare.COUNT, topic="Clients and partition", is_common=True)
     """Number of clients N."""
-    join_ratio: float = setting(0.5, FRACTION, is_common=True)
+    join_ratio: float = setting(0.5, declare.FRACTION, is_common=True)
     """Fraction of the clients sampled each round."""
-    selection: str = setting("uniform", {"uniform": None, "size": None, "power_of_choice": Value(0, FROM_0)}, "data")
+    selection: str = setting(
+        "uniform", {"uniform": None, "size": None, "power_of_choice": Value(0, declare.FROM_0)}, "data"
+    )
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D, of D clients
     drawn so, twice the cohort by default, those with the largest loss."""
-    dropout: float = setting(0.0, BELOW_1, "data")
+    dropout: float = setting(0.0, declare.BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
@@ -270,11 +255,11 @@ class Config(Shorthands):
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
-    partition_seed: int = setting(42, SEED, "data")
+    partition_seed: int = setting(42, declare.SEED, "data")
     """Seed of the partition, independent of the seed of the run."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
     """File .npz for the rows of every client, which partition file:FILE reads."""
-    min_samples: int = setting(10, COUNT, "data")
+    min_samples: int = setting(10, declare.COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
     """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
@@ -283,7 +268,7 @@ class Config(Shorthands):
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes; group: so too,
     whole groups, such as patients."""
-    test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data")
+    test_ratio: float = setting(0.25, declare.BETWEEN_0_AND_1, "data")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
         0.1, Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"), "data"
@@ -292,7 +277,7 @@ class Config(Shorthands):
     best_on: str = setting("shared", ("shared", "held_out"), "data")
     """Validation rows that choose the best round. shared: D_val; held_out: a random half of D_val, which the weights
     then do not use."""
-    rounds: int = setting(100, COUNT, hyper="rounds", topic="Training", is_common=True)
+    rounds: int = setting(100, declare.COUNT, hyper="rounds", topic="Training", is_common=True)
     """Number of federated rounds."""
     local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True)
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
@@ -310,37 +295,37 @@ class Config(Shorthands):
         "none",
         {
             "none": None,
-            "topk": Value(0.01, FRACTION, make="compression:top_k"),
-            "qsgd": Value(4, COUNT, make="compression:qsgd"),
+            "topk": Value(0.01, declare.FRACTION, make="compression:top_k"),
+            "qsgd": Value(4, declare.COUNT, make="compression:qsgd"),
         },
     )
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest
     entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S, random rounding to S levels of each
     tensor's norm, 4 by default."""
-    batch_size: int = setting(32, COUNT, is_common=True)
+    batch_size: int = setting(32, declare.COUNT, is_common=True)
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = setting(0.1, ABOVE_0, hyper="lr", is_common=True)
+    lr: float = setting(0.1, declare.ABOVE_0, hyper="lr", is_common=True)
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
-    momentum: float = setting(0.0, BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
+    momentum: float = setting(0.0, declare.BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
     """Momentum of the clients' optimiser sgd."""
-    weight_decay: float = setting(0.0, FROM_0, hyper="weight_decay")
+    weight_decay: float = setting(0.0, declare.FROM_0, hyper="weight_decay")
     """Weight decay of the clients' optimiser."""
     lr_schedule: str = setting(
         "constant",
-        {"constant": None, "exponential": Value(0.99, FRACTION, hyper="lr_decay"), "cosine": None},
+        {"constant": None, "exponential": Value(0.99, declare.FRACTION, hyper="lr_decay"), "cosine": None},
     )
     """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
     cosine ends at 0."""
-    seed: int = setting(0, SEED, "data", is_common=True)
+    seed: int = setting(0, declare.SEED, "data", is_common=True)
     """Seed of the model, the cohorts and the minibatches."""
-    eval_every: int = setting(5, COUNT, "data")
+    eval_every: int = setting(5, declare.COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
     stop_at: str = setting("", kind="data", word="'METRIC VALUE'")
     """Metric of D_val and the value at which the run ends, e.g. "val_accuracy 0.9". Names in loss, error, mae, mse,
     perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" says which."""
-    patience: int = setting(0, FROM_0, "data")
+    patience: int = setting(0, declare.FROM_0, "data")
     """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
     never."""
     record: str = setting("", form=as_name, word="NAME,...")
@@ -350,14 +335,14 @@ class Config(Shorthands):
     evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the global model's accuracy on
     each client's own test rows; personal_accuracy, that of its own model where a method has them; finetuned_accuracy,
     that after finetune_epochs on its training rows. In checkpoints: client_models, for History.client_variables."""
-    finetune_epochs: int = setting(1, COUNT, "data", used=(_FINETUNED,))
+    finetune_epochs: int = setting(1, declare.COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
     lanes: str = setting("auto", word="INT|auto|all")
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
-    hold: int = setting(0, FROM_0)
+    hold: int = setting(0, declare.FROM_0)
     """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
     """Memory that holds the rows of the data set and what is remembered of clients. device: every device has all rows,
@@ -378,9 +363,9 @@ class Config(Shorthands):
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True)
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
-    checkpoint_every: int = setting(0, FROM_0, "host", used=(_CHECKPOINTS,))
+    checkpoint_every: int = setting(0, declare.FROM_0, "host", used=(_CHECKPOINTS,))
     """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
-    keep: int = setting(2, FROM_0, "host")
+    keep: int = setting(2, declare.FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
     """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
@@ -404,7 +389,7 @@ class Config(Shorthands):
     if not TYPE_CHECKING:  # editors have the constructor of the fields
 
         def __init__(self, **settings: Any):
-            vars(self).update(mapping.fields(type(self), settings))
+            vars(self).update(presets.fields(type(self), settings))
 
         @property
         def method(self) -> str:
@@ -443,7 +428,7 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
     preset = {} if start else presets.dataset_preset(str(given.get("dataset", Config.dataset)))
     config, method = start or Config(**preset), None
     for settings, source in layers:
-        config = mapping.apply(config, settings, source, method)
+        config = presets.apply(config, settings, source, method)
         method = settings.get("method", method)
     if "eval_every" in preset and "eval_every" not in given and config.eval_every >= config.rounds:
         return replace(config, eval_every=-(-config.rounds // 10))

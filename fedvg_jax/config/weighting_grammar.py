@@ -10,9 +10,6 @@ from fedvg_jax.config.declare import suggestion
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS, label
 from fedvg_jax.core.types import UsageError
 
-MAX_CHARACTERS = 200
-"""Longest name of a weighting: nested names up to this length do not exhaust Python's stack."""
-
 
 class Permuted(NamedTuple):
     """permuted(RULE): the weights of a rule, given to other clients."""
@@ -39,8 +36,6 @@ def parse_weighting(text: str) -> Rule:
     >>> parse_weighting("samples+permuted(fedvg)")
     Mean(first='samples', second=Permuted(rule='fedvg'))
     """
-    if len(text) > MAX_CHARACTERS:
-        raise UsageError(f"weighting must be at most {MAX_CHARACTERS} characters; got {len(text)}")
     parts = _summands(text)
     if len(parts) > 2:
         raise UsageError(f"weighting must be one rule or the mean of two, a+b; got {text}")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import hardware
 from fedvg_jax.host.files import reason
 
 MAX_CLASSES = 2**16
@@ -171,14 +170,6 @@ def numbers(largest: int) -> list[str]:
     return [str(c) for c in range(min(largest + 1, MAX_CLASSES))]
 
 
-def refuse_too_large(num_bytes: int, source: object) -> None:
-    """Raises a UsageError if `num_bytes` exceeds this machine's memory; no check if its size is unknown."""
-    memory = hardware.host_memory()
-    if memory is not None and num_bytes > memory:
-        needed, available = (f"{size / 2**30:,.1f} GiB" for size in (num_bytes, memory))
-        raise UsageError(f"{source}: needs {needed} of memory, there is {available}; use a smaller --image-size")
-
-
 def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source: str) -> list[Path]:
     """Returns the files of a published data set.
 
@@ -194,12 +185,9 @@ def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source:
     """
     for place in (data_dir, data_dir / folder):
         paths = [place / name for name in names]
-        missing = [path.name for path in paths if not path.is_file()]
-        if not missing:
+        if all(map(Path.is_file, paths)):
             return paths
-        if len(missing) < len(paths):
-            raise UsageError(f"{place}: {', '.join(missing)} missing; fetch {source} again")
-    raise UsageError(f"{data_dir}: holds no {layout}; put {source} there{how_to_unpack(data_dir)}")
+    raise UsageError(f"{data_dir}: must hold {layout}; put {source} there{how_to_unpack(data_dir)}")
 
 
 def how_to_unpack(place: Path) -> str:

@@ -78,24 +78,13 @@ def label_noise(y: np.ndarray, share: float, num_classes: int, stream: np.random
     return rewritten(y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), y[rows].shape)) % num_classes)
 
 
-def pixel_noise(x: np.ndarray, deviation: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
-    """Adds deviation N(0, 1) to pixels in units of 0 to 1, and clips; uint8 to uint8."""
-    noise = stream.standard_normal(x.shape, np.float32)
-    return np.rint(np.clip(x + np.float32(255 * deviation) * noise, 0, 255)).astype(np.uint8)
-
-
 def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, level: float) -> np.ndarray:
-    """Adds noise of deviation strength x level, a feature shift: the level differs between clients.
+    """Adds noise of deviation strength x level to pixels in units of 0 to 1, and clips; the level differs by client.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    return pixel_noise(x, strength * level, stream)
-
-
-def rotate90(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
-    """Rotates by 1 to 3 quarter turns, a feature shift drawn per client; images that are not square by 180 degrees."""
-    turns = int(stream.integers(1, 4)) if x.shape[1] == x.shape[2] else 2
-    return np.rot90(x, turns, (1, 2))
+    noise = stream.standard_normal(x.shape, np.float32)
+    return np.rint(np.clip(x + np.float32(255 * strength * level) * noise, 0, 255)).astype(np.uint8)
 
 
 def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
@@ -112,10 +101,5 @@ def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: f
 LABELS: dict[str, Callable] = {"label_flip": label_flip, "label_noise": label_noise}
 """Kind -> (labels, strength, number of classes, stream) -> labels."""
 
-IMAGES: dict[str, Callable] = {
-    "pixel_noise": pixel_noise,
-    "feature_noise": feature_noise,
-    "rotate90": rotate90,
-    "rotate": rotate,
-}
+IMAGES: dict[str, Callable] = {"feature_noise": feature_noise, "rotate": rotate}
 """Kind -> (images, strength, stream, level) -> images."""

@@ -44,7 +44,7 @@ SOURCES = {
     },
     "tinyimagenet": Source(folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES),
     "covid19": Source(folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES),
-    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}; or {npz.MAPPED_LAYOUT}, read in place"),
+    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits")),
     "text": Source(text.load, text.LAYOUT),
 }
@@ -72,7 +72,7 @@ def load(
     *,
     size: Size | None = None,
     splits: str = "all",
-    columns: prepared.Columns = prepared.Columns(),  # noqa: B008  a named tuple of texts, never changed
+    columns: prepared.Columns = {},  # noqa: B006  never changed
     progress: Progress | None = None,
 ) -> Arrays:
     """Returns the data set called `name`.
@@ -120,7 +120,7 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
     source = _source(name)
-    options = {option: value for option, value in options.items() if value not in (None, "all", prepared.Columns())}
+    options = {option: value for option, value in options.items() if value not in (None, "all", {})}
     if unknown := [option for option in options if option not in source.takes]:
         flag = {"size": "--image-size", "splits": "--splits official", "columns": "columns"}[unknown[0]]
         names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{prepared.HF}FOLDER"

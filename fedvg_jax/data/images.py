@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import reading, refuse_too_large
+from fedvg_jax.data.arrays import reading
 from fedvg_jax.host import extras
 
 Progress = Callable[[int, int], None]
@@ -80,12 +79,11 @@ def is_grey(data: bytes, source: object) -> bool:
 def _opened(data: bytes, source: object) -> Iterator[Any]:
     """Yields Pillow's image; a UsageError if it cannot be read."""
     image_module = pillow()
-    with reading(source, "a complete image", "fetch it again, or remove it"):
-        try:
-            with image_module.open(io.BytesIO(data), formats=FORMATS) as image:
-                yield image
-        except image_module.UnidentifiedImageError:
-            raise ValueError(f"none of {', '.join(FORMATS)}") from None
+    with (
+        reading(source, f"a complete image of {', '.join(FORMATS)}", "fetch it again, or remove it"),
+        image_module.open(io.BytesIO(data), formats=FORMATS) as image,
+    ):
+        yield image
 
 
 def stack(
@@ -109,12 +107,10 @@ def stack(
         uint8 [num, H, W, channels]
 
     Raises:
-        UsageError: for the first image (in order) that `decode` refuses or whose size differs; or the array exceeds the
-            memory.
+        UsageError: for the first image (in order) that `decode` refuses or whose size differs.
     """
     data, first = read(0)
     shape = decode(data, first, size, channels).shape
-    refuse_too_large(num * math.prod(shape), f"{first}: images {[num, *shape]}")
     x = np.empty((num, *shape), np.uint8)
 
     def fill(begin: int) -> int:

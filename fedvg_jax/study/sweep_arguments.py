@@ -99,7 +99,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     crossed = cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
     given = {*settings, *(axis.names[0] for axis in crossed)}
     kept = _without(file.axes, given)
-    meant = [configs.mapping.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
+    meant = [configs.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
     # the file's settings win beside a shorthand on its axes, as they do beside a single one
     beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
     all_axes = (*kept, *crossed)
@@ -168,7 +168,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
             raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
-        raise command_line.missing_value(command_line.flag_of(name))
+        raise UsageError(f"{command_line.flag_of(name)} needs a value")
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
     return [command_line.value_of(name, word) for word in listed]
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import mapping, presets
+from fedvg_jax.config import presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
@@ -482,7 +482,7 @@ def _is_unused(config: Config, name: str, own: Mapping[str, Any]) -> bool:
 def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
     """Raises UsageError where a shorthand would replace a setting that the caller's config has chosen."""
     default, chosen = flatten(Config()), flatten(config)
-    for name, value in mapping.meaning(settings).items():
+    for name, value in presets.meaning(settings).items():
         if name not in settings and chosen[name] not in (default[name], value):
             raise UsageError(
                 f"the config has {name} {chosen[name]!r}, and a shorthand of the axes sets it to {value!r};"

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.declare import flatten
-from fedvg_jax.config.mapping import apply
 from fedvg_jax.config.options import sign_of
-from fedvg_jax.config.presets import SHORTHANDS
+from fedvg_jax.config.presets import SHORTHANDS, apply
 from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history

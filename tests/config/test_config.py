@@ -15,7 +15,7 @@ from support.files import one_line, usage_error
 from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
 from fedvg_jax.config.declare import Condition, referenced
-from fedvg_jax.config.weighting_grammar import MAX_CHARACTERS, WEIGHTINGS, Mean, Permuted, parse_weighting
+from fedvg_jax.config.weighting_grammar import WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import SOURCES, datasets
 from fedvg_jax.runs.record.history import History
@@ -56,7 +56,6 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
         flag, stored = command_line.parse([f"--{name}=~/x"], "sim"), config.read_toml(file)
         for settings in (flag, stored, {name: "~/x"} if name == "resume" else {name: Path("~/x")}):
             assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(tmp_path / "x")
-    assert command_line.parse_path("~/x") == tmp_path / "x"
     with one_line(f"{tmp_path}/x: no such folder; hf:FOLDER"):
         datasets.load("hf:~/x")
     with one_line(f"{tmp_path}/x is not a run folder"):
@@ -81,7 +80,7 @@ _TERMS = st.deferred(lambda: st.sampled_from(list(WEIGHTINGS)) | st.builds(Permu
 _RULES = st.deferred(lambda: _TERMS | st.builds(Mean, _TERMS, _TERMS))
 
 
-@given(_RULES.filter(lambda rule: len(_written(rule)) <= MAX_CHARACTERS))
+@given(_RULES)
 def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
     assert parse_weighting(_written(rule)) == rule
 
@@ -172,7 +171,7 @@ def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign()
     assert parse("--lr=-1e-3") == {"lr": -1e-3}
     assert [parse("--out=-x"), parse("--out=a=b")] == [{"out": Path("-x")}, {"out": Path("a=b")}]
     for words in (["--out"], ["--out", "-x"], ["--out", "--lr"], ["--out", "--lr", "1"], ["--out", "-1e-3"]):
-        assert "--out needs a value" in refusal(*words)
+        assert "--out: expected one argument" in refusal(*words)
 
 
 def test_the_name_of_a_group_is_its_kind():

@@ -61,12 +61,12 @@ def test_label_noise_is_uniform_over_other_labels():
     assert np.all(np.abs(result[[0, 1, 3]] - 1000) < 4.5 * np.sqrt(3000 * (1 / 3) * (2 / 3)))
 
 
-def test_pixel_noise_has_its_standard_deviation_and_stays_in_range():
+def test_feature_noise_has_its_standard_deviation_and_stays_in_range():
     x = np.full((100, 10, 10, 1), 128, np.uint8)
-    error = corrupt.pixel_noise(x, 0.1, np.random.default_rng(0)).astype(float) - 128
+    error = corrupt.feature_noise(x, 0.2, np.random.default_rng(0), 0.5).astype(float) - 128
     n = error.size  # the standard error of a deviation estimated from n values is s / sqrt(2 n)
     assert abs(error.mean()) < 4.5 * 25.5 / np.sqrt(n) and abs(error.std() - 25.5) < 4.5 * 25.5 / np.sqrt(2 * n) + 0.01
-    strong = corrupt.pixel_noise(x, 1.0, np.random.default_rng(0))
+    strong = corrupt.feature_noise(x, 1.0, np.random.default_rng(0), 1.0)
     assert strong.min() == 0 and strong.max() == 255
 
 
@@ -76,18 +76,6 @@ def test_feature_noise_increases_with_the_client():
     result, _ = apply("feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4))
     deviations = [result[client_rows].astype(float).std() / 255 for client_rows in clients]
     np.testing.assert_allclose(deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05)  # the last is clipped at 2.5 deviations
-
-
-def test_quarter_turns_differ_between_clients_and_are_never_zero():
-    turns = []
-    for seed in range(12):
-        x, _ = apply("rotate90", seed=seed)
-        for client in IDS:
-            client_rows = CLIENTS[client]
-            turns += [t for t in (1, 2, 3) if np.array_equal(x[client_rows], np.rot90(X[client_rows], t, (1, 2)))]
-    assert len(turns) == 24 and set(turns) == {1, 2, 3}
-    wide = X.reshape(60, 25, 1, 1)
-    np.testing.assert_array_equal(apply("rotate90", x=wide)[0][CLIENTS[1]], wide[CLIENTS[1], ::-1])
 
 
 def test_rotation_turns_all_images_of_a_client_by_one_angle_within_its_strength():

@@ -95,18 +95,6 @@ def test_features_are_floats_of_at_most_32_bits_in_the_byte_order_of_this_machin
     np.testing.assert_array_equal(got.x, x.astype(np.float32))
 
 
-def test_arrays_in_a_folder_are_mapped_in_place(tmp_path):
-    x, y = images(5, 4, 4), np.arange(5) % 2
-    members = {"x": x, "y": y, "class_names": np.array(["a", "b"]), "groups": np.array([7, 7, 5, 5, 7])}
-    for name, array in members.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    arrays = data.load("npz", tmp_path, tmp_path / "cache")
-    assert_rows(arrays, x[..., None], y)
-    assert isinstance(arrays.x, np.memmap) and not arrays.x.flags.owndata
-    assert (arrays.class_names, arrays.groups.tolist()) == (("a", "b"), [1, 1, 0, 0, 1])
-    assert not (tmp_path / "cache").exists()
-
-
 def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
     rng = np.random.default_rng(0)
     for total, max_rows in ((10, 4), (97, 96), (100, 7), (1000, 100), (5, 1)):

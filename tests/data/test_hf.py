@@ -7,7 +7,6 @@ import pytest
 from support.files import load_twice, png, usage_error
 
 from fedvg_jax import data
-from fedvg_jax.data.readers import prepared
 
 library = pytest.importorskip("datasets", reason="needs the hf extra")
 pyarrow = pytest.importorskip("pyarrow", reason="needs the hf extra")
@@ -32,7 +31,7 @@ def rows(numbers, x=X):
 
 
 def load(folder, **columns):
-    return data.load(f"hf:{folder}", columns=prepared.Columns(**columns))
+    return data.load(f"hf:{folder}", columns=columns)
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +95,6 @@ def test_group_column_divides_the_rows_among_clients(saved):
     settings = {"kind": "group", "num_clients": 3, "alpha": 1.0, "min_samples": 1, "val_ratio": 0.0, "test_ratio": 0.0}
     parts = data.draw_partition(arrays.y, groups=arrays.groups, **settings)
     assert [{WRITERS[order[row]] for row in client_rows} for client_rows in parts.train] == [{"f01"}, {"f02"}, {"f03"}]
-
-
-def test_saved_partitions_of_flwr_datasets_are_read_as_groups(tmp_path):
-    for k, numbers in enumerate([[0, 3], [1], [2, 4]]):
-        rows(numbers).save_to_disk(tmp_path / f"partition_{k}")
-    arrays = load(tmp_path)
-    np.testing.assert_array_equal(arrays.x, X[[0, 3, 1, 2, 4]])
-    assert arrays.groups.tolist() == [0, 0, 1, 2, 2]
 
 
 def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):

@@ -38,7 +38,6 @@ VALUES = {
 TOGETHER = [
     ({"partition": "official", "holdout": "global"}, "holdout"),
     ({"partition": "balanced_client", "clients": 1}, "balanced_client"),
-    ({"validation.source": "clients:0.5", "holdout": "global"}, "holdout"),
     ({"clients": 6, "corrupt.kind": "rotate", "corrupt.clients": 0.01}, "corrupt.clients"),
     ({"robust": "median"}, "robust median"),
     (MEDIAN | {"algorithm": "feddyn"}, "feddyn"),

@@ -148,7 +148,6 @@ DATA_SETS = [
     ("labels beyond 32 bits", arrays(x=X, y=Y + 2**62, class_names=["a"]), "2**31"),
     ("images of two sizes", arrays(x_train=X, y_train=Y, x_test=X[:, 1:], y_test=Y), "(3, 4, 1)"),
     ("features that are not finite", arrays(x=np.array([[1.0], [np.nan]]), y=Y[:2]), "row 1"),
-    ("mapped images without labels", load("npz", {"x.npy": X}), "got x"),
     ("no dict in CIFAR's file", cifar([1]), "data_batch_1"),
     ("no file of MedMNIST", load("dermamnist"), "dermamnist_224.npz"),
     ("MedMNIST's file of another size", medmnist("dermamnist.npz", None), "--image-size"),
@@ -213,7 +212,7 @@ GIVEN = [
     ("labels beyond the most classes", fits(FLOATS, LABELS_6 + 2**16), "65535"),
     ("sequences without names", fits(TOKENS, TOKENS, model="gru"), "class_names"),
     ("pixels of channels first", lambda: user_data.check_rows_are_images(
-        user_data.as_arrays((CHANNELS_FIRST, LABELS_6)), "corrupt.kind rotate90", "none"), "np.moveaxis(x, 1, -1)"),
+        user_data.as_arrays((CHANNELS_FIRST, LABELS_6)), "corrupt.kind rotate", "none"), "np.moveaxis(x, 1, -1)"),
 ]  # fmt: skip
 
 

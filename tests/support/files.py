@@ -88,7 +88,6 @@ def write_stl(root: Path):
 def write_tiny(root: Path, wnids=("n02", "n01"), per_class=3):
     """Writes the official tree, with PNGs named JPEG; returns (x, y), training set (by wnids.txt) first."""
     write(root / "wnids.txt", "\n".join(wnids).encode())
-    write(root / "words.txt", b"n01\tgoldfish, Carassius auratus\nn02\tboa\nn99\tunused\n")
     x, y = [], []
     for label, wnid in enumerate(wnids):
         for i in range(per_class):

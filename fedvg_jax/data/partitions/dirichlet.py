@@ -8,7 +8,6 @@ client has `min_samples` rows.
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,15 +21,6 @@ _ELEMENTS = 2**18
 """Gamma variates of a full bulk: 1 MB, which fits the processor's cache."""
 
 
-class Draw(NamedTuple):
-    """A successful draw."""
-
-    rows: list[np.ndarray]
-    """One int64 array of pool rows per client, label after label."""
-    attempts: int
-    """Number of draws, the successful one included."""
-
-
 def bulk(
     labels: np.ndarray,
     num_clients: int,
@@ -39,7 +29,7 @@ def bulk(
     min_samples: int = 10,
     max_draws: int = 1_000_000,
     progress: Progress | None = None,
-) -> Draw:
+) -> list[np.ndarray]:
     """Draws from the published distribution, thousands of candidates at a time.
 
     Clients' sizes depend on label counts only, so candidates are rejected before any row is shuffled.
@@ -53,11 +43,14 @@ def bulk(
         max_draws: number of candidates.
         progress: called after each bulk of candidates.
 
+    Returns:
+        One int64 array of pool rows per client, label after label.
+
     Raises:
         UsageError: none of `max_draws` candidates succeeds.
 
-    >>> drawn = bulk(np.array([0, 0, 0, 1, 1, 1]), 2, 100.0, np.random.default_rng(0), min_samples=2)
-    >>> sorted(np.concatenate(drawn.rows).tolist()), min(map(len, drawn.rows)) >= 2
+    >>> rows = bulk(np.array([0, 0, 0, 1, 1, 1]), 2, 100.0, np.random.default_rng(0), min_samples=2)
+    >>> sorted(np.concatenate(rows).tolist()), min(map(len, rows)) >= 2
     ([0, 1, 2, 3, 4, 5], True)
     """
     members = _members(labels)
@@ -65,13 +58,13 @@ def bulk(
     done, size = 0, 16
     while done < max_draws:
         size = min(size, max_draws - done)
-        number, cuts = _bulk(stream, counts, num_clients, alpha, min_samples, size)
+        cuts = _bulk(stream, counts, num_clients, alpha, min_samples, size)
         if progress is not None:
             progress(done + size, max_draws)
-        if len(number):
+        if cuts is not None:
             for rows in members:
                 stream.shuffle(rows)
-            return Draw(_deal(members, cuts), done + int(number[0]) + 1)
+            return _deal(members, cuts)
         done, size = done + size, max(16, min(4 * size, _ELEMENTS // (len(counts) * _WIDTH)))
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
@@ -84,7 +77,7 @@ def official(
     min_samples: int = 10,
     max_draws: int = 200_000,
     progress: Progress | None = None,
-) -> Draw:
+) -> list[np.ndarray]:
     """Replays the published stream, draw for draw.
 
     Each draw takes the labels in order: it shuffles a label's rows in place, so shuffles accumulate over draws, draws
@@ -99,6 +92,9 @@ def official(
         max_draws: number of candidates.
         progress: called after every 100 draws.
 
+    Returns:
+        As `bulk`.
+
     Raises:
         UsageError: as `bulk`; or alpha is so small that the published draw is not a number.
 
@@ -110,7 +106,7 @@ def official(
         if progress is not None and attempt % 100 == 0:
             progress(attempt, max_draws)
         if np.diff(cuts.sum(0), prepend=0, append=len(labels)).min() >= min_samples:
-            return Draw(_deal(members, cuts), attempt)
+            return _deal(members, cuts)
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
 
@@ -169,37 +165,37 @@ def _official_cuts(stream: np.random.RandomState, rows: np.ndarray, num_clients:
 
 def _bulk(
     stream: np.random.Generator, counts: np.ndarray, num_clients: int, alpha: float, min_samples: int, size: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray | None:
     """Draws `size` candidates, and drops each once one of its clients is too small.
 
     Clients are drawn `_WIDTH` at a time, together with the total share of all later ones: given its first entries, the
     others of a Dirichlet vector are a scaled Dirichlet vector. Most candidates fail early and need no further draws.
 
     Returns:
-        The numbers [s] of the successful candidates, and the cuts of the first of them, int64 [C, K-1].
+        The cuts of the first successful candidate, int64 [C, K-1]; None without one.
     """
-    number, reached = np.arange(size), np.zeros((size, len(counts), 1), np.float32)
+    reached = np.zeros((size, len(counts), 1), np.float32)
     last, steps = np.zeros((size, len(counts)), np.int64), []  # of every step: cuts, and places in the step before
     for first in range(0, num_clients, _WIDTH):
         width = min(_WIDTH, num_clients - first)
         later = num_clients - first - width
-        shares = _shares(stream, (len(number), len(counts)), alpha, width, later) * (1 - reached)
+        shares = _shares(stream, (len(last), len(counts)), alpha, width, later) * (1 - reached)
         cumulative = np.minimum(reached + np.cumsum(shares, -1), 1)
         ends = (cumulative * counts[:, None]).astype(np.int64)
         if not later:
             ends[..., -1] = counts
         sizes = np.diff(ends.sum(1), prepend=last.sum(1, keepdims=True))
         kept = np.flatnonzero((sizes >= min_samples).all(-1))
-        number, reached, ends = number[kept], cumulative[kept, :, -1:], ends[kept]
-        if not len(number):
-            return number, last[:0]
+        reached, ends = cumulative[kept, :, -1:], ends[kept]
+        if not len(kept):
+            return None
         last = ends[..., -1]
         steps.append((ends, kept))
     place, pieces = 0, []
     for ends, kept in reversed(steps):
         pieces.append(ends[place])
         place = kept[place]
-    return number, np.concatenate(pieces[::-1], -1)[:, :-1]
+    return np.concatenate(pieces[::-1], -1)[:, :-1]
 
 
 def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, width: int, later: int) -> np.ndarray:

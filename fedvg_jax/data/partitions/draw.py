@@ -65,8 +65,8 @@ class DealInputs(NamedTuple):
 def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
     minimum = s.min_samples if s.rule == "redraw" else 0
     draw: Any = dirichlet.official if s.kind == "official" else dirichlet.bulk
-    drawn = draw(inputs.labels, s.num_clients, s.alpha, inputs.stream, minimum, progress=inputs.progress)
-    return drawn.rows if s.rule == "redraw" else dirichlet.top_up(drawn.rows, s.min_samples, inputs.stream)
+    rows = draw(inputs.labels, s.num_clients, s.alpha, inputs.stream, minimum, progress=inputs.progress)
+    return rows if s.rule == "redraw" else dirichlet.top_up(rows, s.min_samples, inputs.stream)
 
 
 def _deal_quantity(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:

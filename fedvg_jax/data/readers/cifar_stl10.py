@@ -91,29 +91,9 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
 
 def _split(file: Path, published: Published) -> Split:
     """Decodes a Python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
-    held = unpickled(file.read_bytes(), file)
     with reading(file, f"a dict with 'data' and {published.key.decode()!r}", f"fetch {SOURCE} again"):
+        held = _Unpickler(io.BytesIO(file.read_bytes()), encoding="bytes").load()
         return held[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(held[published.key])
-
-
-# --- pickled byte arrays and plain containers, read without running their code
-
-
-def unpickled(data: bytes, source: object) -> Any:
-    """Returns the pickled numbers, text (Python 2's as bytes), lists, tuples, dicts and arrays.
-
-    Args:
-        data: a pickle of protocol 2, 3 or 4, written by Python 2 or 3.
-        source: its name in errors.
-
-    Raises:
-        UsageError: the pickle is damaged, or holds other objects.
-
-    >>> unpickled(pickle.dumps({"labels": [3, 1]}), "a file")
-    {'labels': [3, 1]}
-    """
-    with reading(source, "a pickle of plain arrays", "fetch it again"):
-        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
 
 
 _NAMES = {
@@ -126,6 +106,8 @@ _NAMES = {
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads arrays and plain containers of Python 2 or 3, and runs no code of the file."""
+
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _NAMES:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only plain arrays are read")

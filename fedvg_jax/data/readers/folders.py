@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -15,9 +15,6 @@ from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading
 from fedvg_jax.data.readers import prepared
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
-
-IGNORED = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin", "lost+found")
-"""What desktops and file systems add to folders and archives, in any case; hidden files are ignored too."""
 
 
 def load(data_dir: Path, cache_dir: Path | None = None, splits: str = "all", **how: Unpack[images.Decoding]) -> Arrays:
@@ -79,13 +76,12 @@ def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
     """Returns class name -> image files, both sorted by name, of `least` classes or more.
 
     Raises:
-        UsageError: there are fewer, or images that are in no folder of a class.
+        UsageError: there are fewer.
     """
     folders = _folders(data_dir)
-    loose = [file for file in visible(data_dir) if file.suffix.lower() in images.SUFFIXES and file.is_file()]
-    if len(folders) < least or (loose and least == 1):
-        got = f"{data_dir}: holds {len(folders)} sub-folders and {len(loose)} images beside them"
-        raise UsageError(f"{got}; it must hold {LAYOUT}; or name others by --splits{how_to_unpack(data_dir)}")
+    if len(folders) < least:
+        got = f"{data_dir}: holds {len(folders)} sub-folders; it must hold {LAYOUT}"
+        raise UsageError(f"{got}; or name others by --splits{how_to_unpack(data_dir)}")
     return {folder.name: images_in(folder) for folder in folders}
 
 
@@ -97,7 +93,7 @@ def images_in(folder: Path) -> list[Path]:
     """
     inner = folder / "images"
     folder = inner if inner.is_dir() else folder
-    files = list(visible(folder))
+    files = visible(folder)
     for file in files:
         if not file.is_file() or file.suffix.lower() not in images.SUFFIXES:
             raise UsageError(f"{file}: is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere")
@@ -106,10 +102,9 @@ def images_in(folder: Path) -> list[Path]:
     return files
 
 
-def visible(folder: Path) -> Iterator[Path]:
-    """Yields the content of a folder sorted by name, without hidden and `IGNORED` files."""
-    members = (p for p in folder.iterdir() if not p.name.startswith(".") and p.name.lower() not in IGNORED)
-    yield from sorted(members, key=lambda member: member.name)
+def visible(folder: Path) -> list[Path]:
+    """Returns the content of a folder sorted by name, without hidden files."""
+    return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
 
 
 # --- COVID-19 chest X-rays
@@ -118,7 +113,7 @@ XRAY_CLASSES = 4
 XRAY_SIZE = (244, 224)
 """Height and width of the published arrays (244, not 224)."""
 
-XRAY_LAYOUT = "four folders of images, one per class (there, or in its only folder)"
+XRAY_LAYOUT = "four folders of images, one per class"
 XRAY_SOURCE = (
     '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
     " https://doi.org/10.17632/9xkhgts2s6"
@@ -139,14 +134,10 @@ def load_covid19(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[im
     Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
     """
     how["size"] = how.get("size") or XRAY_SIZE
-    inner = _folders(data_dir)
-    root = inner[0] if len(inner) == 1 else data_dir  # archives often have one folder around all others
-    names = [folder.name for folder in _folders(root)]
-    if len(names) != XRAY_CLASSES:
-        got = ", ".join(names[:6]) or "none"
+    if (num_folders := len(_folders(data_dir))) != XRAY_CLASSES:
         wanted = f"put {XRAY_SOURCE} there: {XRAY_LAYOUT}{how_to_unpack(data_dir)}"
-        raise UsageError(f"{root}: holds {len(names)} folders ({got}); {wanted}")
-    return decode("covid19", root, [root], cache_dir, **how)
+        raise UsageError(f"{data_dir}: holds {num_folders} folders; {wanted}")
+    return decode("covid19", data_dir, [data_dir], cache_dir, **how)
 
 
 def _folders(place: Path) -> list[Path]:
@@ -163,8 +154,8 @@ TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
 
-    Classes have the order of wnids.txt and the names of words.txt, if present. The images of a class, and those of the
-    validation set, are sorted by file name, so a row is the same image on every machine.
+    Classes have the order and names of wnids.txt. The images of a class, and those of the validation set, are sorted by
+    file name, so a row is the same image on every machine.
 
     Args:
         data_dir: a folder with `TINY_LAYOUT`.
@@ -178,27 +169,17 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
     """
     root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, TINY_SOURCE)[0].parent
     wnids = _lines(root / "wnids.txt")
-    train = _train(root, wnids)
+    train = [(file, label) for label, wnid in enumerate(wnids) for file in images_in(root / "train" / wnid)]
     val = _val(root / "val", wnids)
     files = [file for file, _ in train + val]
     y = np.array([label for _, label in train + val])
 
     def read() -> Arrays:
         x = images.decode_files(files, **how)
-        return check(Arrays("tinyimagenet", x, y, _names(root, wnids), len(train)), root)
+        return check(Arrays("tinyimagenet", x, y, tuple(wnids), len(train)), root)
 
-    texts = (root / "wnids.txt", root / "words.txt", root / "val" / "val_annotations.txt")
-    sources = [*filter(Path.is_file, texts), *files, f"{how.get('size')}"]
+    sources = [root / "wnids.txt", root / "val" / "val_annotations.txt", *files, f"{how.get('size')}"]
     return cache.cached("tinyimagenet", sources, read, cache_dir)
-
-
-def _train(root: Path, wnids: list[str]) -> list[tuple[Path, int]]:
-    """Returns (file, class) of the training set, class after class."""
-    members = [images_in(root / "train" / wnid) for wnid in wnids]
-    least, most = min(members, key=len), max(map(len, members))
-    if len(least) < most:
-        raise UsageError(f"{least[0].parent}: {len(least)} images, others have {most}; fetch {TINY_SOURCE} again")
-    return [(file, label) for label, files in enumerate(members) for file in files]
 
 
 def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
@@ -218,16 +199,6 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     if odd := sorted({file.name for file in files} ^ set(labels)):
         raise UsageError(f"{annotations}: {odd[0]} is not in both this file and images/; fetch {TINY_SOURCE} again")
     return [(file, labels[file.name]) for file in files]
-
-
-def _names(root: Path, wnids: list[str]) -> tuple[str, ...]:
-    """Returns the first word of each class, or its WordNet number; both if two classes share the word."""
-    words = root / "words.txt"
-    words_of = dict(line.split("\t", 1) for line in _lines(words) if "\t" in line) if words.is_file() else {}
-    firsts = [words_of.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
-    return tuple(
-        f"{first} ({wnid})" if firsts.count(first) > 1 else first for first, wnid in zip(firsts, wnids, strict=True)
-    )
 
 
 def _lines(file: Path) -> list[str]:

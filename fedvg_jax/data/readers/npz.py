@@ -1,4 +1,4 @@
-"""Reads images or features from one .npz file, such as those of MedMNIST; and from x.npy and y.npy, in place.
+"""Reads images or features from one .npz file, such as those of MedMNIST.
 
 The paper's two MedMNIST data sets are read in any of their published sizes.
 """
@@ -6,7 +6,7 @@ The paper's two MedMNIST data sets are read in any of their published sizes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,24 +20,19 @@ KEYS = (
     (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
     (("x_train", "y_train"), ("x_val", "y_val"), ("x_test", "y_test")),
     (("x", "y"),),
-    (("images", "labels"),),
 )
 """Layouts, as (images or features, labels) of each split; only the first pair of a layout is required."""
 
 LAYOUT = (
     "the arrays train_images, train_labels[, val_images, val_labels][, test_images, test_labels], "
-    "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y, or images, labels"
+    "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y"
 )
-
-MAPPED_LAYOUT = "x.npy and y.npy[, class_names.npy][, groups.npy]"
-"""Of a folder whose x.npy is mapped, and may be larger than this machine's memory; it must not change meanwhile."""
-
 
 _AS_ARRAYS = "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
-    """Reads the .npz file `path`, the only .npz file of the folder `path`, or the folder's x.npy and y.npy in place.
+    """Reads the .npz file `path`, or the only .npz file of the folder `path`.
 
     Args:
         path: images uint8 [N, H, W] or [N, H, W, D], or features, floats [N, F]; labels of any integer dtype
@@ -48,11 +43,6 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     Raises:
         UsageError: no file, several files, a damaged file, or missing or malformed arrays.
     """
-    if (path / "x.npy").is_file():
-        mapped = [path / f"{name}.npy" for name in ("x", "y", "class_names", "groups")]
-        with reading(path, "a folder of complete .npy files of plain arrays", "write them again"):
-            opened = {file.stem: np.load(file, mmap_mode="r") for file in mapped if file.is_file()}
-        return _pooled(opened, path, path.resolve().name)
     file = find(path)
     arrays = cache.cached("npz", [file], lambda: decode(file, file.stem), cache_dir)
     return arrays._replace(name=file.stem)  # an entry may come from a file with another name
@@ -68,26 +58,12 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
         without: splits to leave out.
     """
     keys = {"class_names", "groups", *itertools.chain(*itertools.chain(*KEYS))}
-    return _pooled(read(file, keys), file, name, class_names, without)
-
-
-def _pooled(
-    members: Mapping[str, np.ndarray],
-    file: Path,
-    name: str,
-    class_names: Sequence[str] | None = None,
-    without: Collection[str] = (),
-) -> Arrays:
-    """Returns the data set of arrays by the names of `KEYS`; arguments as in `decode`."""
-    members = {key: array for key, array in members.items() if not {*key.split("_")} & {*without}}
-    found = [layout for layout in KEYS if all(key in members for key in layout[0])]
-    if len(found) > 1:
-        shown = " and ".join(", ".join(layout[0]) for layout in found)
-        raise UsageError(f"{file}: holds {shown}, which are several data sets; keep one of them")
-    if not found:
+    members = read(file, {key for key in keys if not {*key.split("_")} & {*without}})
+    layout = next((layout for layout in KEYS if members.keys() >= {*layout[0]}), None)
+    if layout is None:
         got = ", ".join(members) or "no array of these names"
         raise UsageError(f"{file}: must hold {LAYOUT}; got {got}{_AS_ARRAYS}")
-    pairs = [pair for pair in found[0] if any(key in members for key in pair)]
+    pairs = [pair for pair in layout if any(key in members for key in pair)]
     if missing := [key for pair in pairs for key in pair if key not in members]:
         raise UsageError(f"{file}: {missing[0]} is missing; every split has images and labels")
     splits = [(members[images], members[labels]) for images, labels in pairs]

@@ -1,9 +1,6 @@
 """Reads image data sets that other libraries prepared: Hugging Face datasets, and tensorflow-datasets as ArrayRecord.
 
 Nothing is fetched or prepared here, and TensorFlow itself is not needed.
-
-A folder of sub-folders `partition_0`, `partition_1`, ..., each a saved set, is what `flwr-datasets create` writes. Its
-rows are pooled, and their groups are the numbers of the folders.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -39,17 +36,8 @@ LABEL_NAMES = ("label", "labels", "y", "target", "class", "character", "digit")
 SAVED = ("state.json", "dataset_dict.json")
 """Files of `save_to_disk`: of one split, and of a dict of splits."""
 
-PARTITION = "partition"
-"""Column that is added to the rows of sub-folders: the number of the folder."""
-
-
-class Columns(NamedTuple):
-    """Names of the columns to read; empty ones are found."""
-
-    image: str = ""
-    label: str = ""
-    group: str = ""
-    """Column of the groups; empty reads none, except where the folder has partitions."""
+Columns = Mapping[str, str]
+"""Role, one of image, label and group -> name of its column. Without one, images and labels are found."""
 
 
 def load_hf(
@@ -57,7 +45,7 @@ def load_hf(
     cache_dir: Path | None = None,
     *,
     name: str,
-    columns: Columns = Columns(),  # noqa: B008  a named tuple of texts, never changed
+    columns: Columns = {},  # noqa: B006  never changed
     splits: str = "all",
     **how: Unpack[images.Decoding],
 ) -> Arrays:
@@ -76,7 +64,7 @@ def load_hf(
     """
     folder = find(data_dir, name)
     members = sorted(path for path in folder.rglob("*.*") if path.is_file())
-    sources = [*members, f"{how.get('size')}", repr(columns), splits]
+    sources = [*members, f"{how.get('size')}", f"{sorted(columns.items())}", splits]
     arrays = cache.cached("hf", sources, lambda: _decode_hf(folder, columns, splits, **how), cache_dir)
     return arrays._replace(name=folder.resolve().name)
 
@@ -120,13 +108,13 @@ def _decode_hf(folder: Path, columns: Columns, splits: str, **how: Unpack[images
         rows = library.concatenate_datasets(parts)
         rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
         labels = [name for name, feature in rows.features.items() if isinstance(feature, library.ClassLabel)]
-        label = _column(rows, "label", columns.label, labels, LABEL_NAMES, folder)
+        label = _column(rows, "label", columns, labels, LABEL_NAMES, folder)
         y, names = _labels(rows, label, folder)
         of_images = [name for name, feature in rows.features.items() if _is_image(library, feature)]
-        image = _column(rows, "image", columns.image, of_images, IMAGE_NAMES, folder)
-        x = _images(library, rows, image, folder, **how)
+        image = _column(rows, "image", columns, of_images, IMAGE_NAMES, folder)
+        x = _images(rows, image, folder, **how)
         arrays = check(Arrays(folder.name, x, y, names, len(parts[0])), folder)
-        group = columns.group or (PARTITION if PARTITION in rows.features else "")
+        group = columns.get("group")
         return with_groups(arrays, _values(rows, group, folder), f"{folder}, column {group}") if group else arrays
 
 
@@ -135,25 +123,21 @@ def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
     if any((folder / name).is_file() for name in SAVED):
         stored = library.load_from_disk(str(folder))
         return stored if isinstance(stored, dict) else {"train": stored}
-    if partitions := {int(path.name.partition("_")[2]): path for path in folder.glob("partition_*")}:
-        parts = {number: library.load_from_disk(str(partitions[number])) for number in sorted(partitions)}
-        parts = [part.add_column(PARTITION, [number] * len(part)) for number, part in parts.items()]
-        return {"train": library.concatenate_datasets(parts)}
     return library.load_dataset(str(folder), cache_dir=scratch, verification_mode="no_checks")
 
 
 def _is_image(library: Any, feature: Any) -> bool:
-    """Returns whether a column holds images: as such, as arrays, or as bytes of files, which others write."""
+    """Returns whether a column holds images: as such, or as bytes of files, which others write."""
     if isinstance(feature, dict):
         return "bytes" in feature
     if isinstance(feature, library.Value):
         return feature.dtype in ("binary", "large_binary")
-    return isinstance(feature, library.Image | library.Array2D | library.Array3D)
+    return isinstance(feature, library.Image)
 
 
-def _column(rows: Any, role: str, given: str, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
+def _column(rows: Any, role: str, columns: Columns, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
     """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
-    names = [given] if given else of_kind
+    names = [columns[role]] if role in columns else of_kind
     if len(names) != 1:
         names = [name for name in usual if name in (names or rows.features)]
     if names and names[0] in rows.features:
@@ -186,13 +170,8 @@ def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
     return values if values.dtype.kind == "U" else values.astype(np.int64)
 
 
-def _images(library: Any, rows: Any, column: str, folder: Path, **how: Unpack[images.Decoding]) -> np.ndarray:
-    """Returns uint8 [T, H, W, D] of a column of image files, or the arrays [T, H, W] or [T, H, W, D] of a column."""
-    feature = rows.features[column]
-    if isinstance(feature, library.Array2D | library.Array3D):
-        if how.get("size"):
-            raise UsageError(f"{folder}: the arrays of column {column} have a fixed size; leave --image-size out")
-        return np.asarray(rows.with_format("numpy", dtype=feature.dtype)[column][:])
+def _images(rows: Any, column: str, folder: Path, **how: Unpack[images.Decoding]) -> np.ndarray:
+    """Returns uint8 [T, H, W, D] of a column of image files."""
     stored = rows.with_format("arrow")[:][column]
 
     def read(row: int) -> tuple[bytes, object]:

@@ -17,7 +17,7 @@ from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, joined, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.readers.prepared import HF, Columns
+from fedvg_jax.data.readers.prepared import HF
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
 from fedvg_jax.paper.fidelity import departs
@@ -228,7 +228,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
-        columns=Columns(**columns(config)) if config.dataset.startswith(HF) else Columns(),
+        columns=columns(config) if config.dataset.startswith(HF) else {},
         progress=reading,
     )
     return spaced(whole, config.max_rows)

@@ -49,7 +49,7 @@ def tables_of(made, arrays, parts, task=None):
     [
         {"holdout": "global", "validation.size": 50, "best_on": "held_out"},
         {"partition": "shards", "validation.source": "clients:0.5"},
-        {"validation.rho": 0.8, "corrupt.kind": "rotate90"},
+        {"validation.rho": 0.8, "corrupt.kind": "rotate"},
         {"validation.source": "npz", "val_ratio": 0.0},
     ],
     ids=str,

@@ -34,13 +34,11 @@ PAIR = (10, 30, 100, 300, 500)
 """Rows of each of two disjoint sets."""
 
 SIZES = "validation.size", (10, 30, 100, 300, 1000)
-ORIGINS = [("client", f"clients:{share}", 0.1) for share in (0.01, 0.05, 0.2)] + [("global", "clients", 0.1)]
-ORIGINS += [(kind, "clients", rows / 12000) for rows in (10, 30, 100) for kind in ("global", "stratified")]
 OF_WEIGHTING = {"size": "fedvg", "placebo": "permuted(fedvg)", "chosen": "samples", "fitted": "fitted"}
 PARTS: dict[str, tuple[str, Any, Any]] = {part: (name, *SIZES) for part, name in OF_WEIGHTING.items()} | {
     "reliability": ("fedvg", (), ()),
     "labels": ("fedvg", "validation.label_noise", (0.1, 0.2, 0.4)),
-    "origin": ("fedvg", ("holdout", "validation.source", "val_ratio"), ORIGINS),
+    "origin": ("fedvg", ("holdout", "validation.source", "val_ratio"), ()),
     "classes": ("fedvg", "validation.data_dir", ("eight_classes", "five_classes")),
     "external": ("fedvg", "validation.data_dir", ("ten_classes", "imagenet")),
 }
@@ -146,6 +144,13 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(outcome=np.where(family.isna(), "", outcomes))
 
 
+def origins(num_clients: int, num_rows: int) -> list[tuple[str, str, float]]:
+    """Returns holdout, source and share of validation rows: those of 1, 5 and 20 clients, and some held out before."""
+    of_clients = [("client", f"clients:{number / num_clients}", 0.1) for number in (1, 5, 20)]
+    held_out = [(kind, "clients", rows / num_rows) for rows in (10, 30, 100) for kind in ("global", "stratified")]
+    return [*of_clients, ("global", "clients", 0.1), *held_out]
+
+
 def run_part(part: str, folder: Path, features: Path) -> None:
     """Runs what is missing of a part, with the rates of DIR/all."""
     weighting, names, values = PARTS[part]
@@ -154,6 +159,9 @@ def run_part(part: str, folder: Path, features: Path) -> None:
     config = replace(some.config, data_dir=features, out=None)
     if names == SIZES[0]:
         values = [size for size in values if size < some.partition["validation"]["samples"]]
+    if part == "origin":
+        with np.load(features) as file:
+            values = origins(config.clients, len(file["y_train"]) + len(file["y_test"]))
     axes = {
         ("alpha", "lr"): [(alpha, run.config.lr) for alpha, run in sorted(tuned.items())],
         ("seed", "partition_seed"): [(seed, seed) for seed in range(10)],

@@ -19,19 +19,8 @@ import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import (
-    Data,
-    Executor,
-    Hyper,
-    MakeClient,
-    Metrics,
-    RoundStep,
-    Schedule,
-    SimState,
-    Tree,
-    UsageError,
-)
+from fedvg_jax.core import tree, types
+from fedvg_jax.core.types import Data, Executor, Hyper, Metrics, RoundStep, Schedule, SimState, Tree, UsageError
 
 Rounds = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 """(state, schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
@@ -71,7 +60,7 @@ def unrolled(
             count, num_steps, _masked(num_steps - count, body, carry, np.arange(num_steps), epochs, remat)
         )
 
-    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    def train(make_client: types.MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
 
         def local_training(k: Array) -> Tree:

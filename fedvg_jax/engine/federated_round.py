@@ -16,24 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedvg_jax.core import trained_part, tree
+from fedvg_jax.core import trained_part, tree, types
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.tree import ROUNDS
-from fedvg_jax.core.types import (
-    Algorithm,
-    Augment,
-    Data,
-    Executor,
-    Hyper,
-    Metrics,
-    RoundStep,
-    Schedule,
-    SimState,
-    Task,
-    UsageError,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import (
     attacks,
     cohort_blocks,
@@ -69,8 +55,8 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
 
 
 def init_state(
-    task: Task,
-    algorithm: Algorithm,
+    task: types.Task,
+    algorithm: types.Algorithm,
     num_clients: int,
     hyper: Hyper,
     *,
@@ -78,7 +64,7 @@ def init_state(
     variables: Variables | None = None,
     local: LocalPart | None = None,
     stats_too: bool = False,
-    weighting: Weighting | None = None,
+    weighting: types.Weighting | None = None,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -97,7 +83,7 @@ def init_state(
         UsageError: the local part has no tensor of the model, or all that are trained.
 
     >>> from fedvg_jax.algorithms import fedavg
-    >>> task = Task(lambda key: Variables({"w": jnp.zeros(2)}, {}), None, None, None, None, str)
+    >>> task = types.Task(lambda key: Variables({"w": jnp.zeros(2)}, {}), None, None, None, None, str)
     >>> state = init_state(task, fedavg(), 3, {"lr": 0.1})
     >>> int(state.round), state.variables.params["w"].tolist()
     (0, [0.0, 0.0])
@@ -121,23 +107,23 @@ def init_state(
 
 
 def make_round(
-    task: Task,
-    algorithm: Algorithm,
-    weighting: Weighting,
-    executor: Executor,
+    task: types.Task,
+    algorithm: types.Algorithm,
+    weighting: types.Weighting,
+    executor: types.Executor,
     optimiser: local_training.Optimiser,
     num_clients: int,
     *,
     aggregate: robust.Rule = robust.mean,
     disturb: attacks.Disturb = attacks.none,
     refine: server_tuning.Refine = server_tuning.none,
-    augment: Augment | None = None,
+    augment: types.Augment | None = None,
     stats_too: bool = False,
     weigh_untrained: bool = False,
     check_weights: bool = False,
     local: LocalPart | None = None,
     private: privacy.Sensitivity | None = None,
-) -> RoundStep:
+) -> types.RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
     A client is absent if it drops out, takes no local step, or has anything non-finite: model, loss, signal or weight.
@@ -180,7 +166,7 @@ def make_round(
     >>> from fedvg_jax.weightings.basic import uniform
     >>> def loss(params, stats, batch, mask, train):
     ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
-    >>> task = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
+    >>> task = types.Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
     >>> step = make_round(task, fedavg(), uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
     >>> rows = jnp.arange(2).reshape(2, 1)
     >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
@@ -226,7 +212,7 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
 
 
 # --- several rounds ---------------------------------------------------------------------------------------------------
-def make_chunk(round_step: RoundStep) -> Chunk:
+def make_chunk(round_step: types.RoundStep) -> Chunk:
     """Returns chunk(state, num_rounds, stacked schedules, data, hyper) -> (state, metrics [R, K]).
 
     A chunk runs several rounds in one program, without returning to the host. The number of rounds is data, so one

@@ -14,22 +14,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import checks, tree
+from fedvg_jax.core import checks, tree, types
 from fedvg_jax.core.trained_part import NOTHING, LocalPart
-from fedvg_jax.core.types import (
-    Algorithm,
-    Anchor,
-    Augment,
-    Client,
-    Data,
-    Hyper,
-    Loop,
-    Schedule,
-    SimState,
-    Task,
-    Tree,
-    Variables,
-)
+from fedvg_jax.core.types import Anchor, Client, Data, Hyper, Schedule, SimState, Tree, Variables
 from fedvg_jax.engine import schedule as schedules
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
@@ -116,7 +103,7 @@ def displacement(
     hyper: Hyper,
     round: Array,
     num_steps: Array,
-    loop: Loop = counted,
+    loop: types.Loop = counted,
     dtype=float,
     first: Array | int = 0,
 ) -> Array:
@@ -148,13 +135,13 @@ def displacement(
 
 
 def make_client(
-    task: Task,
-    algorithm: Algorithm,
+    task: types.Task,
+    algorithm: types.Algorithm,
     optimiser: Optimiser,
     shared: tuple[SimState, Data, Hyper],
     schedule: Schedule,
     *,
-    augment: Augment | None = None,
+    augment: types.Augment | None = None,
     local: LocalPart = NOTHING,
 ) -> Client:
     """Returns one client's local training as two functions that an executor runs.

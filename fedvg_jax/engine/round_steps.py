@@ -15,28 +15,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import no_report, no_residual
-from fedvg_jax.core import tree
+from fedvg_jax.core import tree, types
 from fedvg_jax.core.trained_part import LocalPart
-from fedvg_jax.core.types import (
-    Algorithm,
-    Augment,
-    ClientReturn,
-    Cohort,
-    Data,
-    Executor,
-    Hyper,
-    Loop,
-    Metrics,
-    Probe,
-    Schedule,
-    ServerView,
-    SimState,
-    Task,
-    Tree,
-    Variables,
-    Weigh,
-    Weighting,
-)
+from fedvg_jax.core.types import Metrics, Schedule, ServerView, SimState, Tree, Variables, Weigh
 from fedvg_jax.engine import attacks, local_training, privacy, robust, schedule as schedules, server_tuning
 from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import basic
@@ -45,16 +26,16 @@ from fedvg_jax.weightings import basic
 class RoundParts(NamedTuple):
     """The static parts of a round: the arguments of `federated_round.make_round`."""
 
-    task: Task
-    algorithm: Algorithm
-    weighting: Weighting
-    executor: Executor
+    task: types.Task
+    algorithm: types.Algorithm
+    weighting: types.Weighting
+    executor: types.Executor
     optimiser: local_training.Optimiser
     num_clients: int
     aggregate: robust.Rule
     disturb: attacks.Disturb
     refine: server_tuning.Refine
-    augment: Augment | None
+    augment: types.Augment | None
     stats_too: bool
     weigh_untrained: bool
     check_weights: bool
@@ -62,7 +43,7 @@ class RoundParts(NamedTuple):
     private: privacy.Sensitivity | None
 
     @property
-    def loop(self) -> Loop:
+    def loop(self) -> types.Loop:
         """The loop over the minibatches of a probe and the steps of a displacement."""
         return self.executor.loop or local_training.counted
 
@@ -78,8 +59,8 @@ class RoundInputs(NamedTuple):
     schedule: Schedule
     positions: Array
     """int32 [H] the clients' positions in the cohort."""
-    data: Data
-    hyper: Hyper
+    data: types.Data
+    hyper: types.Hyper
     attack_key: Array
     noise_key: Array
 
@@ -126,7 +107,7 @@ def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
             return local_training.training_minibatch(data, schedule, begin + i)
 
         theta, num_batches = local_training.start_of_client(state, schedule, k, parts.local), schedule.probe_steps[k]
-        return parts.algorithm.probe(hyper, Probe(parts.task, theta, batch, num_batches, position, parts.loop))
+        return parts.algorithm.probe(hyper, types.Probe(parts.task, theta, batch, num_batches, position, parts.loop))
 
     shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
     return parts.executor.map(probe, shared, (_indices(inputs), inputs.positions))
@@ -200,7 +181,7 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, pr
         (hyper, data, theta), (variables, is_present, num_samples, number) = shared, returned
         variables = tree.where(is_present, variables, theta)  # here, where it is no copy of all models
         delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
-        client = ClientReturn(variables, num_samples, delta, number)
+        client = types.ClientReturn(variables, num_samples, delta, number)
         return parts.weighting.signal(hyper, client, data)
 
     measure = jax.jit(measure)  # one trace for its shapes and its computation
@@ -395,7 +376,7 @@ def server_step(
     probes = parts.local.restored(probes, zeros)  # nothing is sent of local tensors
     messages = (averages.message_sums, averages.messages)
     weights, probes = parts.algorithm_part((averages.weights, probes))
-    cohort = Cohort(tree.sub(theta, mean), *messages, weights, probes, parts.num_clients)
+    cohort = types.Cohort(tree.sub(theta, mean), *messages, weights, probes, parts.num_clients)
     residual, server = parts.algorithm.residual(hyper, state.server, theta, cohort)
     moved = tree.add(mean, residual)
     variables = moved if parts.stats_too else Variables(moved, averages.model.stats)

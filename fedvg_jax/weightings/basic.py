@@ -10,23 +10,11 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import (
-    ClientReturn,
-    Data,
-    Hyper,
-    Hyperparameter,
-    ServerView,
-    Signal,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-    WeightingMemory,
-)
+from fedvg_jax.core import tree, types
+from fedvg_jax.core.types import Hyper, ServerView, Tree, UsageError, Variables, Weighting, WeightingMemory
 from fedvg_jax.weightings import aggregation, signals
 
-GIVEN = Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, by their numbers")
+GIVEN = types.Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, by their numbers")
 
 
 def samples() -> Weighting:
@@ -49,13 +37,13 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
             can be differentiated; a client past its end then has the weight NaN.
         rule: measures the clients: signals, scores and details are its own. None measures nothing.
 
-    >>> client = ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
+    >>> client = types.ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
     >>> given([1.0, 3.0, 5.0]).signal({}, client, None)[1].tolist()
     5.0
     """
     rule = rule or uniform()
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Array]:
+    def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> tuple[Tree, Array]:
         values = hyper["given"] if weights is None else jnp.asarray(weights, tree.wide_dtype(client.variables.params))
         own = values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
         return rule.signal(hyper, client, data), own
@@ -73,7 +61,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
     )
 
 
-def by_scalar(signal: Signal) -> Weighting:
+def by_scalar(signal: types.Signal) -> Weighting:
     """Returns weights proportional to one number per client, the same for every tensor.
 
         s_k = m_k / sum_j m_j

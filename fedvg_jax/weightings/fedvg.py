@@ -18,25 +18,12 @@ from jax import Array
 from jax.core import Tracer
 
 from fedvg_jax.config.methods import hyperparameters
-from fedvg_jax.core import checks, groups, norms, tree
-from fedvg_jax.core.types import (
-    Grouping,
-    Hyper,
-    Hyperparameter,
-    Norm,
-    ServerView,
-    Signal,
-    Task,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-    compiled,
-)
+from fedvg_jax.core import checks, groups, norms, tree, types
+from fedvg_jax.core.types import Grouping, Hyper, ServerView, Signal, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
-FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
+FROM_0 = types.Hyperparameter("eps", 1e-8, 0.0)
 """eps of the public functions, which may be 0."""
 
 LayerNorms = list[tuple[groups.Layer, Array]]
@@ -208,7 +195,7 @@ class NormParts(NamedTuple):
     """Path of a tensor -> name of its block."""
     layers: Sequence[groups.Layer] | None = None
     """The layers that G_k averages over; None for every tensor."""
-    join: Norm = norms.l1
+    join: types.Norm = norms.l1
     """Norm of a layer from the norms of its tensors."""
     floor: float = FLOOR
 
@@ -329,7 +316,7 @@ def layers_of(
     with jax.enable_x64(False):  # models start in single precision
         shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
-    included_by, excluded_by = compiled(include, "fedvg.include"), compiled(exclude, "local")
+    included_by, excluded_by = types.compiled(include, "fedvg.include"), types.compiled(exclude, "local")
     candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]
     included = {path for path in candidates if included_by.search(path)}
     if not included:

@@ -108,8 +108,6 @@ def prepare(config: Config) -> int:
 
     console, arrays = read_rows(config)
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
-    if in_paper := presets.NUM_IMAGES.get(arrays.name):
-        output.say(console, f"the paper counts {in_paper:,}")
     console.print(class_table(arrays))
     with display.preparation_progress(console) as bar:
         partition = population.make_partition(config, arrays, bar("drawing a partition"))

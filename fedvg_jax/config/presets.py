@@ -69,9 +69,6 @@ OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
 """Data sets that need no files."""
 
-NUM_IMAGES = {"cifar10": 60_000, "organamnist": 58_830, "tinyimagenet": 110_000, "covid19": 9_523, "dermamnist": 10_015}
-"""Number of images of each set in the paper."""
-
 _IN_PAPER = {
     name: {dotted: setting.default for dotted, setting in SETTINGS.items() if dotted.startswith(f"{name}.")}
     for name, facts in ALGORITHMS.items()

@@ -122,9 +122,8 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
     source = _source(name)
     options = {option: value for option, value in options.items() if value not in (None, "all", {})}
     if unknown := [option for option in options if option not in source.takes]:
-        flag = {"size": "--image-size", "splits": "--splits official", "columns": "columns"}[unknown[0]]
-        names = ", ".join(n for n, s in SOURCES.items() if unknown[0] in s.takes) or f"{prepared.HF}FOLDER"
-        raise UsageError(f"dataset {name} does not take {flag}; leave it out, or use one of {names}")
+        flag = {"size": "--image-size", "splits": "--splits", "columns": "--columns"}[unknown[0]]
+        raise UsageError(f"dataset {name} does not take {flag}; leave it out")
     if name.startswith(prepared.HF):
         prepared.find(data_dir and Path(data_dir), name.removeprefix(prepared.HF))
     elif name not in BUILT_IN:

@@ -183,10 +183,7 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
         UsageError: it has no weighted mean of the replies, or options for FedAvg beside it.
     """
     if server is None:
-        try:
-            return FedAvg(**options)
-        except TypeError as error:
-            raise UsageError(f"FedVG: {error}; arguments besides FedVG's own are those of Flower's FedAvg") from None
+        return FedAvg(**options)
     if options:
         raise UsageError(f"FedVG got server and {', '.join(options)}; give {', '.join(options)} to the server")
     kind = type(server).__name__

@@ -104,7 +104,7 @@ def make_scheme(
 
     def gradient_of(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
         gradients = gradient({name: np.array(array) for name, array in to_names(client.variables).items()})
-        check_names(gradients, sorted(trained), "gradient", "its first call")
+        checks.expect({**gradients}, {name: floats[name] for name in trained}, "gradient", any_float=True)
         return {path: _wide(gradients[names[path]]) for path in client.variables.params}
 
     def shapes(key: jax.Array) -> Variables:
@@ -235,21 +235,6 @@ def _no_weights(scheme: Scheme, theta: Variables, present: np.ndarray) -> Weight
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
-def check_names(arrays: Arrays, expected: Sequence[str], what: str, whose: str) -> None:
-    """Raises UsageError, with the first name that differs, unless arrays have the expected names.
-
-    >>> check_names({"w": np.ones(1)}, ["w", "b"], "reply 0", "the model")
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: reply 0 has no array 'b'; expected those of the model: w, b
-    """
-    listed = ", ".join(expected)
-    if missing := [name for name in expected if name not in arrays]:
-        raise UsageError(f"{what} has no array '{missing[0]}'; expected those of {whose}: {listed}")
-    if extra := [name for name in arrays if name not in set(expected)]:
-        raise UsageError(f"{what} has an array '{extra[0]}' that {whose} lacks; expected {listed}")
-
-
 def _check_measurable(config: Config) -> None:
     """Raises UsageError if the config's weighting needs more than the gradient, or a setting would have no effect."""
     for name in NOT_USED:

@@ -177,22 +177,18 @@ def inverse_norm_weights(
             that is negative or NaN.
     """
     floats = _floating_names(state)
-    names = list(gradients[0]) if gradients else []
-    if not names:
+    if not gradients or not gradients[0]:
         raise UsageError("gradients is empty; expected one dict of gradients per client")
+    names = [name for name in gradients[0] if name in floats]
     for client, named in enumerate(gradients):
-        named_arrays.check_names(named, names, f"gradients of client {client}", "client 0")  # pyright: ignore[reportArgumentType]
-    if unknown := [name for name in names if name not in floats]:
-        raise UsageError(f"gradients has '{unknown[0]}', which is no floating tensor of the state dict")
-    for client, named in enumerate(gradients):
-        _check_shapes(named, state, f"gradients of client {client}", "the state dict")
+        _expect(named, {name: state[name] for name in names}, f"gradients of client {client}")
     measure = checks.named(norms.BY_NAME, norm, "norm")
     path = named_arrays.paths_of(floats)
     name_of = {place: name for name, place in path.items()}
     measured = {
         path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
     }
-    statistics = {path[name]: 0 for name in floats if name not in gradients[0]}
+    statistics = {path[name]: 0 for name in floats if name not in names}
     block = (lambda place: block_of(name_of[place])) if block_of else None
     weights = weights_of_norms(inverse(eps), Variables(measured, statistics), granularity, block)
     of_path = {**weights.params, **weights.stats}
@@ -213,18 +209,16 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
         A state dict on the devices and in the dtypes of `state`.
 
     Raises:
-        UsageError: names, shapes or the number of clients differ, weights are no distribution, or a tensor is complex.
+        UsageError: names, shapes or the number of clients differ, or weights are no distribution.
     """
     floats = _floating_names(state)
-    named_arrays.check_names(weights, floats, "weights", "the state dict")  # pyright: ignore[reportArgumentType]
+    _expect(weights, dict.fromkeys(floats, torch.empty(len(states))), "weights")
     for client, of_client in enumerate(states):
-        named_arrays.check_names(of_client, list(state), f"state dict of client {client}", "the global model")  # pyright: ignore[reportArgumentType]
-        _check_shapes(of_client, state, f"state dict of client {client}", "the global model")
+        _expect(of_client, state, f"state dict of client {client}")
     if not states or not floats:
         got = "none" if not states else "no floating tensor"
         raise UsageError(f"aggregate takes the state dicts of at least one client, with weights of tensors; got {got}")
     of_floats = {name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats}
-    checks.stacked(of_floats, "weights", len(states), per_tensor=True)
     for name, values in of_floats.items():
         if not ((values >= 0).all() and abs(values.sum() - 1) <= 1e-2):  # of half precision; NaN is neither
             raise UsageError(f"weights leaf '{name}' is {values.tolist()!r:.99}; expected numbers >= 0 with sum 1")
@@ -244,19 +238,15 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
     return averaged
 
 
-def _check_shapes(tensors: StateDict, state: StateDict, what: str, whose: str) -> None:
-    """Raises UsageError for the first tensor that has another shape than that of the state dict."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.is_complex():
-            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UsageError(f"{what}: '{name}' is {got}; expected a tensor of floats, integers or booleans")
-        if tensor.shape != state[name].shape:
-            shapes = f"{list(tensor.shape)}; expected {list(state[name].shape)}, as in {whose}"
-            raise UsageError(f"{what}: tensor '{name}' has shape {shapes}")
+def _expect(tensors: StateDict, like: StateDict, what: str) -> None:
+    """Raises UsageError for the first tensor whose name or shape is not one of `like`."""
+    got, expected = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, like))
+    for name in expected | got:
+        if got.get(name) != expected.get(name):
+            raise UsageError(f"{what}: tensor '{name}' has shape {got.get(name)}; expected {expected.get(name)}")
 
 
 def _floating_names(state: StateDict) -> list[str]:
-    _check_shapes(state, state, "state dict", "itself")
     return [name for name, tensor in state.items() if tensor.is_floating_point()]
 
 

@@ -73,9 +73,6 @@ _MAKE = (
 
 _FILE_HEAD = re.compile(r"(_?fc|head|heads)\.")
 
-FILE = "model.safetensors"
-"""Name of the weights in a folder of the Hugging Face hub."""
-
 
 def load(path: Path, variables: Variables, architecture: str, *, head: bool = False) -> Variables:
     """Returns `variables` with the tensors of a file.
@@ -84,7 +81,7 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     running statistics, which a model with GroupNorm leaves out. Position embeddings are not resampled.
 
     Args:
-        path: a safetensors file, or a folder of the Hugging Face hub that holds one; see `find`.
+        path: a safetensors file.
         variables: the model's variables, for structure, shapes and dtypes.
         architecture: name of the model. A ViT's file has timm's or torchvision's names, and that of another model than
             a ResNet or ViT those of `save`.
@@ -94,7 +91,6 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     Raises:
         UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named.
     """
-    path = find(path)
     tensors = read(path)
     if _renames(architecture, ()):  # published names, which torch's wrappers may stand before
         tensors = _without_wrappers(tensors)
@@ -157,37 +153,16 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
         UsageError: the file cannot be written, or `path` is not a regular file.
     """
     content = safetensors.numpy.save({n: np.array(a, order="C") for n, a in tensors.items()}, {"format": "pt"})
-    try:
+    with files.writing(path, "--export"):
         files.replace_bytes(files.export_target(path), [content])
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
-def find(path: Path) -> Path:
-    """Returns the safetensors file of a folder of the Hugging Face hub; a path that is no folder is returned as it is.
-
-    A folder holds `model.safetensors`, or a single other file of that kind.
-
-    Raises:
-        UsageError: the folder holds no such file, or several.
-    """
-    if not path.is_dir():
-        return path
-    found = [path / FILE] if (path / FILE).is_file() else sorted(path.glob("*.safetensors"))
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found[:5]) or "no .safetensors file"
-        advice = f"name a run, a folder with one {FILE}, in the hub's cache one below snapshots, or the file itself"
-        raise UsageError(f"cannot read {path}: it holds {names}; {advice}")
-    return found[0]
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file, or of a folder with one, by name.
+    """Returns the tensors of a safetensors file by name.
 
     Raises:
         UsageError: the file cannot be read, has another format, holds unsupported dtypes, or is truncated.
     """
-    path = find(path)
     with (
         reading(path, "a complete safetensors file", _MAKE),
         safetensors.safe_open(path, framework="np") as file,

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from fedvg_jax.core import checks, norms, tree
 from fedvg_jax.core.tree import SCORING_PASSES
-from fedvg_jax.core.types import ClientReturn, Data, Hyper, Norm, Signal, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import ClientReturn, Data, Hyper, Norm, Signal, Task, Tree, Variables
 from fedvg_jax.host import hardware as hw
 
 
@@ -39,7 +39,7 @@ def validation_gradients(
 
     Raises:
         UsageError: a leaf of the clients has an integer dtype or another cohort size K (the message names it), or
-            there is no batch, a batch without rows, or a leaf of another number of batches; or the loss fails.
+            there is no batch, or a leaf of another number of batches; or the loss fails.
 
     >>> loss = lambda params, x: params["w"] * x.mean()
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
@@ -47,9 +47,8 @@ def validation_gradients(
     """
     stats = () if client_stats is None else client_stats
     checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
-    _check_batches(val_batches)
+    batches = jnp.arange(checks.num_rows(val_batches, "val_batches"), dtype=jnp.int32)[:, None]
     val_batches = tree.arrays(val_batches)
-    batches = jnp.arange(len(jax.tree.leaves(val_batches)[0]), dtype=jnp.int32)[:, None]
 
     def gradient(params: Tree, *stats: Tree) -> Tree:
         def loss(params: Tree, batch: jax.Array) -> jax.Array:
@@ -59,22 +58,6 @@ def validation_gradients(
 
     with checks.calling("loss_fn"):
         return jax.vmap(gradient)(client_params, *(() if client_stats is None else (client_stats,)))
-
-
-def _check_batches(val_batches: Tree) -> None:
-    """Raises UsageError unless all leaves are [V, B, ...] with one V >= 1."""
-    shapes = {path: jnp.shape(leaf) for path, leaf in tree.by_path(val_batches).items()}
-    first = next(iter(shapes.values()), None)
-    count = first[0] if first else None
-    if not count:
-        got = f"leaves of shape {first}" if shapes else "no leaf"
-        raise UsageError(f"val_batches needs 1 batch or more, leaves [V, ...]; got {got}")
-    for path, shape in shapes.items():
-        if len(shape) < 2 or shape[0] != count or not shape[1]:
-            raise UsageError(
-                f"val_batches leaf '{path}' has shape {shape}; expected ({count}, B, ...), {count} batches of one"
-                " size; for a single batch give leaf[None]"
-            )
 
 
 def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:

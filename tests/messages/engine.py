@@ -96,10 +96,7 @@ CASES = [
     ("more devices than there are", devices("5"), "devices"),
     ("more devices than clients", devices("4"), "devices 4"),
     ("float64 on two devices", devices("2", is_double=True), "--devices 1"),
-    ("no steps", lambda: fv.unrolled(0), "num_steps"),
-    ("a horizon in the past", lambda: fv.over_rounds(None, horizon=-1), "horizon"),  # pyright: ignore
     ("an unknown hyperparameter", hypergradient({"lr": 0.1}, ["mu"]), "'mu'"),
-    ("an unknown mode", hypergradient({"lr": 0.1}, ["lr"], mode="both"), "mode"),
     ("reverse mode of a loop without it", hypergradient({"a": jnp.float32(2)}, ["a"], power), "fedvg_jax.unrolled"),
     ("sequences of another length", short_sequences, "sequences of (3,)"),
 ]

@@ -184,7 +184,6 @@ CASES = [
     ("a ratio above 1", schedule(probe_ratio=1.5), "probe_ratio"),
     ("no clients", schedule([]), "client_rows"),
     ("two cohorts", lambda: fv.stack_schedules([fv.make_schedule(0, CLIENTS * k) for k in (1, 2)]), "cohort sizes"),
-    ("no schedules", lambda: fv.max_steps([]), "schedule"),
     ("no data", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {})), "data"),
     ("no folder of a history", lambda: fv.History.load(None), "History.load"),
     # functions of the method
@@ -197,8 +196,7 @@ CASES = [
     ("numbers of two clients", lambda: fv.generalised_weights({"a": THREE}, TWO), "num_samples"),
     ("weights of other tensors", lambda: fv.aggregate({"a": TWO}, {"a": STACK}, {"b": THREE}), "weights leaf 'a'"),
     ("models of other shapes", lambda: fv.aggregate({"b": THREE}, {"b": STACK}, {"b": THREE}), "leaf 'b'"),
-    ("models as a list", lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}), "client_params"),
+    ("models as a list", lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}), "params"),
     ("no validation batch", gradients(THREE, np.zeros((0, 4))), "val_batches"),
-    ("labels of one batch", gradients(THREE, (np.ones((6, 4)), np.ones(6))), "leaf '1'"),
     ("two lengths", lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)), "examples"),
 ]

@@ -243,8 +243,3 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
     result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
     jax.tree.map(np.testing.assert_array_equal, result, variables)
     assert pretrained.read(path)["a.weight"].shape == (3, 2) and [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_weights_of_a_folder_are_its_only_file(tmp_path):
-    write(tmp_path / "model.safetensors", {"a": np.ones(2, np.float32)})
-    assert pretrained.find(tmp_path) == tmp_path / "model.safetensors" and pretrained.read(tmp_path).keys() == {"a"}

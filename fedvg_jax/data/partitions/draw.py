@@ -50,40 +50,32 @@ class Settings(NamedTuple):
     classes_per_client: int = 2
 
 
-class DealInputs(NamedTuple):
-    """What the rows are dealt by."""
-
-    labels: np.ndarray
-    """int [T]"""
-    groups: np.ndarray | None
-    """int [T]"""
-    stream: Any
-    """a `Stream`; of every kind except "official" a Generator"""
-    progress: Progress | None
+Deal = Callable[[Settings, np.ndarray, Any, Progress | None], Sequence[np.ndarray]]
+"""(settings, labels [T] or groups [T], `Stream`, progress) -> the rows of every client"""
 
 
-def _deal_dirichlet(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
+def _deal_dirichlet(s: Settings, labels: np.ndarray, stream: Any, progress: Progress | None) -> Sequence[np.ndarray]:
     minimum = s.min_samples if s.rule == "redraw" else 0
     draw: Any = dirichlet.official if s.kind == "official" else dirichlet.bulk
-    rows = draw(inputs.labels, s.num_clients, s.alpha, inputs.stream, minimum, progress=inputs.progress)
-    return rows if s.rule == "redraw" else dirichlet.top_up(rows, s.min_samples, inputs.stream)
+    rows = draw(labels, s.num_clients, s.alpha, stream, minimum, progress=progress)
+    return rows if s.rule == "redraw" else dirichlet.top_up(rows, s.min_samples, stream)
 
 
-def _deal_quantity(s: Settings, inputs: DealInputs) -> Sequence[np.ndarray]:
-    of_one_class = _deal_dirichlet(s, inputs._replace(labels=np.zeros_like(inputs.labels)))
-    return kinds.of_sizes(inputs.labels, client_rows.sizes(of_one_class), inputs.stream)
+def _deal_quantity(s: Settings, labels: np.ndarray, stream: Any, progress: Progress | None) -> Sequence[np.ndarray]:
+    of_one_class = _deal_dirichlet(s, np.zeros_like(labels), stream, progress)
+    return kinds.of_sizes(labels, client_rows.sizes(of_one_class), stream)
 
 
-KINDS: dict[str, Callable[[Settings, DealInputs], Sequence[np.ndarray]]] = {
+KINDS: dict[str, Deal] = {
     "dirichlet": _deal_dirichlet,
     "official": _deal_dirichlet,
-    "dirichlet_equal": lambda s, i: kinds.dirichlet_equal(i.labels, s.num_clients, s.alpha, i.stream),
-    "balanced_client": lambda s, i: kinds.balanced_client(i.labels, s.num_clients, s.alpha, i.stream),
+    "dirichlet_equal": lambda s, labels, stream, _: kinds.dirichlet_equal(labels, s.num_clients, s.alpha, stream),
+    "balanced_client": lambda s, labels, stream, _: kinds.balanced_client(labels, s.num_clients, s.alpha, stream),
     "quantity": _deal_quantity,
-    "iid": lambda s, i: kinds.iid(i.labels, s.num_clients, i.stream),
-    "shards": lambda s, i: kinds.shards(i.labels, s.num_clients, s.shards_per_client, i.stream),
-    "classes": lambda s, i: kinds.classes(i.labels, s.num_clients, s.classes_per_client, i.stream),
-    "group": lambda s, i: kinds.by_group(np.asarray(i.groups), s.num_clients, i.stream),
+    "iid": lambda s, labels, stream, _: kinds.iid(labels, s.num_clients, stream),
+    "shards": lambda s, labels, stream, _: kinds.shards(labels, s.num_clients, s.shards_per_client, stream),
+    "classes": lambda s, labels, stream, _: kinds.classes(labels, s.num_clients, s.classes_per_client, stream),
+    "group": lambda s, groups, stream, _: kinds.by_group(groups, s.num_clients, stream),
 }
 """Kind of partition -> the rows of every client."""
 
@@ -119,31 +111,32 @@ def draw_partition(
         raise UsageError(f"{setting} group needs an array groups [T] in the .npz, or --columns group=NAME of hf:FOLDER")
     groups = np.asarray(groups) if uses_groups else None
     _refuse_too_few_rows(s, len(labels))
-    inputs = DealInputs(labels, groups, client_rows.random_stream(s.kind, s.seed), progress)
     if cache_dir is None:
-        partition = _draw(s, inputs)
-    else:
-        entry = Path(cache_dir) / f"partition-{cache.digest(VERSION, labels, groups, *s)}.npz"
-        try:
-            partition: Any = exchange.read(entry)
-        except UsageError:  # missing, or damaged
-            partition = _draw(s, inputs)
-            cache.publish(entry, lambda draft: np.savez(draft, **client_rows.as_members(partition)))  # pyright: ignore[reportArgumentType]
+        return _draw(s, labels, groups, progress)
+    entry = Path(cache_dir) / f"partition-{cache.digest(VERSION, labels, groups, *s)}.npz"
+    try:
+        partition: Any = exchange.read(entry)
+    except UsageError:  # missing, or damaged
+        partition = _draw(s, labels, groups, progress)
+        cache.publish(entry, lambda draft: np.savez(draft, **client_rows.as_members(partition)))  # pyright: ignore[reportArgumentType]
     return partition
 
 
-def _draw(settings: Settings, inputs: DealInputs) -> Partition:
-    deal, ratios, source = KINDS[settings.kind], (settings.test_ratio, settings.val_ratio), f"partition {settings.kind}"
-    if settings.held_out == "client":
-        rows = deal(settings, inputs)
-        client_rows.refuse_small(rows, settings.min_samples, source)
-        return client_rows.split_clients(rows, *ratios, inputs.stream)
-    remaining, val, test = client_rows.hold_out(settings.held_out, inputs.labels, inputs.groups, *ratios, inputs.stream)
-    groups = None if inputs.groups is None else inputs.groups[remaining]
-    rows = deal(settings, inputs._replace(labels=inputs.labels[remaining], groups=groups))
-    client_rows.refuse_small(rows, settings.min_samples, source)
-    train = client_rows.pack(remaining[inputs.stream.permutation(own)] for own in rows)
-    return Partition(train, [val], [test])
+def _draw(s: Settings, labels: np.ndarray, groups: np.ndarray | None, progress: Progress | None) -> Partition:
+    stream: Any = client_rows.random_stream(s.kind, s.seed)
+    ratios, dealt_by = (s.test_ratio, s.val_ratio), np.asarray(groups if s.kind == "group" else labels)
+    if s.held_out == "client":
+        return client_rows.split_clients(_deal(s, dealt_by, stream, progress), *ratios, stream)
+    remaining, val, test = client_rows.hold_out(s.held_out, labels, groups, *ratios, stream)
+    rows = _deal(s, dealt_by[remaining], stream, progress)
+    return Partition(client_rows.pack(remaining[stream.permutation(own)] for own in rows), [val], [test])
+
+
+def _deal(s: Settings, dealt_by: np.ndarray, stream: Any, progress: Progress | None) -> Sequence[np.ndarray]:
+    """Returns the rows of every client, each with the minimum or more."""
+    rows = KINDS[s.kind](s, dealt_by, stream, progress)
+    client_rows.refuse_small(rows, s.min_samples, f"partition {s.kind}")
+    return rows
 
 
 def _refuse_too_few_rows(s: Settings, num_samples: int) -> None:

@@ -120,7 +120,7 @@ def after_checkpoint(config: Config, state: SimState, parts: int, log: Log) -> S
     folder = config.out
     assert folder is not None, "of a run to resume"
 
-    def template(leaves: Mapping[str, list]) -> Any:
+    def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
         stored = client_memories.saved_shapes(state, leaves, config.clients)
         return {"state": stored, "best": best, "seconds": np.zeros(2)}
@@ -128,8 +128,8 @@ def after_checkpoint(config: Config, state: SimState, parts: int, log: Log) -> S
     restored = checkpoint.restore(folder, template, log)
     if restored is None:
         return None
-    content, written = restored
-    size, crc = written.files[digests.HISTORY]
+    content, of_run = restored
+    size, crc = of_run[digests.HISTORY]
     records = history.parse((folder / digests.HISTORY).read_bytes()[:size])
     return Start(
         client_memories.restore(state, content["state"]),
@@ -177,13 +177,13 @@ def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolE
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
         for later in digests.checkpoints(folder):
-            if int(later.name) > number:  # damaged: its digests, of a longer history, would refuse the run
-                run_folder.move_aside(later, "damaged")
-        if not number:
-            kept = f"; its earlier history is now {run_folder.move_aside(path, 'earlier')}" if path.exists() else ""
-            log(f"{folder} has no checkpoint to continue from: it starts again with round 1{kept}")
-        elif start.history:
+            if int(later.stem) > number:  # damaged: its digests, of a longer history, would refuse the run
+                later.unlink()
+        if start.history:
             os.truncate(path, start.history[0])
+        else:
+            log(f"{folder} has no checkpoint to continue from: it starts again with round 1")
+            path.unlink(missing_ok=True)
         run_folder.write_settings(folder, config, **described.documents)
     return pool.submit(_write_manifest, folder, start, described, log)
 

@@ -338,18 +338,18 @@ def save(state: SimState, num_clients: int) -> SimState:
     return with_memories(others, memories, others.memory_clients)
 
 
-def saved_shapes(state: SimState, leaves: Mapping[str, Any], num_clients: int) -> SimState:
+def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients: int) -> SimState:
     """Returns the shapes of a saved state, whose memories may have other rows than this one's.
 
     Args:
         state: before the first round of the run that continues.
-        leaves: path of a saved leaf -> its shape and more, as in a checkpoint's digests.
+        leaves: saved leaves by path.
         num_clients: N.
     """
     owners = leaves.get("state.memory_clients")
     if owners is None:
         return shapes_of_rows(state, None, num_clients)
-    (count,) = owners[0]
+    (count,) = owners.shape
     return shapes_of_rows(state, count, num_clients)._replace(memory_clients=jax.ShapeDtypeStruct((count,), np.int32))
 
 

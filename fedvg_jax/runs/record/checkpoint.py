@@ -1,22 +1,14 @@
-"""Checkpoints of a run: arrays by Orbax in `state`, then their digests in digests.json.
+"""Checkpoints of a run: one .npz file each, of arrays by path and of digests of the run's files.
 
-The digests are renamed into place after the arrays are on the disk, so a checkpoint without them is half-written. What
-is read is compared with them: a crash or a bad disk can cost rounds, but no wrong value is restored.
+A file is renamed into place when it is complete, and holds a checksum of every array: a crash or a bad disk can cost
+rounds, but no wrong value is restored.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import os
-import re
-import shutil
-import sys
-import tempfile
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +20,10 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.record import digests
-from fedvg_jax.runs.record.digests import Digest, Digests
+from fedvg_jax.runs.record.digests import Digest
 
-PLAIN = re.compile(r"[\w/. -]*")
-"""Paths that Orbax and tensorstore read literally; `**`, `[b]`, a backslash and `gs:` have a meaning there."""
-
-
-BASE = "base"
-"""Folder of the frozen tensors, in the folder of a run whose settings do not make them again."""
+BASE = "base.npz"
+"""The frozen tensors, in the folder of a run whose settings do not make them again."""
 
 
 def to_host(state: Tree) -> Tree:
@@ -56,51 +44,59 @@ def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep
     Raises:
         OSError: it cannot be written. Older checkpoints are not touched.
     """
-    target = digests.checkpoint_folder(run.absolute(), number)
+    target = digests.checkpoint_path(run, number)
     target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
-    _write_folder(target, state, of_run)
-    _prune(run, keep)
+    _write(target, state, of_run)
+    kept = digests.checkpoints(run)[-keep:]
+    for path in target.parent.iterdir():
+        if path not in kept:  # drafts of a run that was killed, too
+            path.unlink()
 
 
 def save_base(run: Path, base: Tree) -> None:
-    """Writes the frozen tensors of a run to RUN/base, once. Models that are read of its checkpoints are then whole."""
-    if not (run / BASE / digests.FILE).exists():
-        _write_folder(run.absolute() / BASE, base, {})
+    """Writes the frozen tensors of a run to its folder, once, so that models of its checkpoints are whole."""
+    if not (run / BASE).exists():
+        _write(run / BASE, base, {})
 
 
-def _write_folder(target: Path, state: Tree, of_run: Mapping[str, Digest]) -> None:
-    """Writes arrays to a folder of a run, and then the digests."""
-    _remove(target)
-    target.mkdir()
+def _write(path: Path, state: Tree, of_run: Mapping[str, Digest]) -> None:
+    """Writes arrays by path, such as "state.variables.params.fc1.kernel", with their dtypes: NumPy has no bfloat16."""
     leaves = _leaves_by_path(state)
-    _write(target / "state", leaves)
-    files.flush([*(target / "state").rglob("*"), target / "state", target, target.parent])
-    digests.write(target, of_run, {key: _describe(leaf) for key, leaf in leaves.items()})
+    about = {"files": dict(of_run), "dtypes": {key: str(leaf.dtype) for key, leaf in leaves.items()}}
+    with files.drafting(path) as draft, draft.open("wb") as stream:
+        np.savez(stream, **{**leaves, digests.ABOUT: np.array(json.dumps(about))})  # pyright: ignore[reportArgumentType]
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of a checkpoint by path; raises any error where its bytes are damaged."""
+    with path.open("rb") as file, np.load(file) as stored:
+        dtypes = json.loads(str(stored[digests.ABOUT]))["dtypes"]
+        return {key: stored[key].view(dtype) for key, dtype in dtypes.items()}
 
 
 def restore(
-    run: Path, template: Callable[[Mapping[str, list]], Tree], log: Callable[[str], None]
-) -> tuple[Tree, Digests] | None:
+    run: Path, template: Callable[[Mapping[str, np.ndarray]], Tree], log: Callable[[str], None]
+) -> tuple[Tree, Mapping[str, Digest]] | None:
     """Returns the newest intact checkpoint, on the host.
 
     Args:
         run: the run's folder.
-        template: digests of the leaves -> pytree of arrays or shapes that the checkpoint must have.
+        template: the leaves by path -> pytree of arrays or shapes that the checkpoint must have.
         log: called with one line about every newer checkpoint that is skipped.
 
     Returns:
-        (state in the structure of the template, digests), or None without a complete checkpoint.
+        (state in the structure of the template, digests of files of the run), or None without a checkpoint.
 
     Raises:
-        UsageError: no complete checkpoint is intact and of these shapes.
+        UsageError: no checkpoint is intact and of these shapes.
     """
     skipped = []
     for path in reversed(digests.checkpoints(run)):
         try:
-            written = digests.read(path)
-            return _in_structure(template(written.leaves), _read_leaves(path, written)), written
+            leaves = _read(path)
+            return _in_structure(template(leaves), leaves), digests.of_checkpoint(path)
         except Exception as error:  # damaged bytes may raise anything
-            skipped.append(f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}")
+            skipped.append(f"checkpoint of round {int(path.stem)} skipped: {files.reason(error)}")
             log(skipped[-1])
     if skipped:
         raise UsageError(f"{run} has no usable checkpoint ({skipped[0]}); nothing was changed; start a new run")
@@ -112,7 +108,7 @@ def check(run: Path) -> list[str]:
     changed = digests.check(run)
     for path in digests.checkpoints(run):
         try:
-            _read_leaves(path, digests.read(path))
+            _read(path)
         except Exception as error:  # as above
             changed.append(f"{path.relative_to(run)}: {files.reason(error)}")
     return changed
@@ -122,7 +118,7 @@ def best_variables(run: Path | str, template: Variables | None = None) -> Variab
     """Returns the model that was best on validation, from the newest intact checkpoint of a run folder.
 
     Args:
-        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
+        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.npz.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
@@ -144,7 +140,7 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
     """Returns the global model of the newest intact checkpoint of a run folder: the final one of a finished run.
 
     Args:
-        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
+        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.npz.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
@@ -195,17 +191,17 @@ def _read_model(
         client: whose own model it is, in place of that of a prefix.
     """
     run, reasons = files.user_path(given), []
-    for path in [run] if (run / "state").is_dir() else reversed(digests.checkpoints(run)):
+    for path in [run] if run.is_file() else reversed(digests.checkpoints(run)):
         try:
-            read = _read_leaves(path, digests.read(path))
+            read = _read(path)
             leaves = _with_prefix(prefix, read) if client is None else _of_client(client, read)
             if not leaves:
                 raise ValueError("no round was evaluated yet")
             base = path.resolve().parents[1] / BASE
-            leaves |= _read_leaves(base, digests.read(base)) if (base / digests.FILE).exists() else {}
+            leaves |= _read(base) if base.exists() else {}
             return _nested(leaves) if template is None else _in_structure(template, leaves)
         except Exception as error:  # damaged bytes may raise anything
-            reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
+            reasons.append(f"checkpoint {path.stem}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds; of a run with train or lora, which keeps a part of it,"
         remedy += " name the file of --export, or pass sim.whole(old.variables, old.folder) as initial="
@@ -252,76 +248,6 @@ def typed_like(expected: Any, leaf: Any) -> Any:
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected)) if _is_key(expected) else leaf
 
 
-def _write(folder: Path, leaves: Mapping[str, np.ndarray]) -> None:
-    """Writes the arrays, except empty ones, which Orbax does not keep and `_read_leaves` restores from their shapes."""
-    import orbax.checkpoint as ocp
-
-    stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
-    with _quiet(), _plain(folder) as plain, _checkpointer() as checkpointer:
-        checkpointer.save(plain, args=ocp.args.PyTreeSave(stored))
-
-
-def _checkpointer() -> Any:
-    """Returns Orbax's checkpointer for arrays on the host; it waits for no other process."""
-    import orbax.checkpoint as ocp
-
-    this = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
-    )
-    options = alone if processes.count() > 1 else ocp.options.MultiprocessingOptions()
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    return ocp.Checkpointer(handler, multiprocessing_options=options)
-
-
-@contextlib.contextmanager
-def _plain(folder: Path) -> Iterator[Path]:
-    """Yields a path of the folder in the characters of `PLAIN`: a temporary link to its parent where it has others."""
-    if PLAIN.fullmatch(folder.as_posix()):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="fedvg-") as scratch:
-        link = Path(scratch, "link")
-        link.symlink_to(folder.parent, target_is_directory=True)
-        yield link / folder.name
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Turns any error of Orbax into an OSError, without its log output.
-
-    On a full disk Orbax logs at length, and tensorstore raises a ValueError of many lines. Reads and writes that fail
-    later raise unraisable exceptions in an event loop that is closed.
-    """
-    log, hook = logging.getLogger("absl"), sys.unraisablehook
-    log.disabled, sys.unraisablehook = True, lambda unraisable: None
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        time.sleep(0.2)  # for those that fail later
-        number = re.search(r"os_error_code='(\d+)'", str(error))
-        raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
-    finally:
-        log.disabled, sys.unraisablehook = False, hook
-
-
-def _read_leaves(path: Path, written: Digests) -> dict[str, np.ndarray]:
-    """Returns the arrays of a checkpoint by path; ValueError where they differ from their digests."""
-    import orbax.checkpoint as ocp
-
-    leaf_digests = written.leaves
-    stored = {k: ocp.RestoreArgs(restore_type=np.ndarray) for k, (shape, *_) in leaf_digests.items() if 0 not in shape}
-    with _quiet(), _plain(path.absolute() / "state") as plain, _checkpointer() as checkpointer:
-        leaves = checkpointer.restore(plain, args=ocp.args.PyTreeRestore(restore_args=stored))
-    leaves |= {key: np.zeros(*leaf_digests[key][:2]) for key in leaf_digests.keys() - stored.keys()}
-    for key, leaf in leaves.items():
-        if _describe(leaf) != leaf_digests[key]:
-            raise ValueError(f"{key} is damaged")
-    return leaves
-
-
 def _leaves_by_path(state: Tree) -> dict[str, Any]:
     """Returns leaves by path, such as "state.variables.params.fc1.kernel"."""
     by_path = {path.replace("/", "."): leaf for path, leaf in tree.by_path(state).items()}
@@ -334,26 +260,5 @@ def _shape(leaf) -> tuple[tuple[int, ...], str]:
     return leaf.shape, str(leaf.dtype)
 
 
-def _describe(leaf: np.ndarray) -> list:
-    """Returns [shape, dtype, CRC-32 of the bytes]."""
-    flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
-    return [list(leaf.shape), str(leaf.dtype), zlib.crc32(flat.data)]
-
-
 def _is_key(leaf) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _prune(run: Path, keep: int) -> None:
-    """Removes all checkpoints except the newest `keep` that are complete."""
-    kept = digests.checkpoints(run)[-keep:]
-    for path in digests.checkpoints(run, is_complete=False):
-        if path not in kept:
-            _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Removes a checkpoint, its digests first, so that a crash leaves a half-written one."""
-    if path.exists():
-        (path / digests.FILE).unlink(missing_ok=True)
-        shutil.rmtree(path)

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -32,15 +31,6 @@ from fedvg_jax.runs.record import digests
 
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
-
-
-def move_aside(path: Path, why: str) -> str:
-    """Renames NAME.SUFFIX to NAME.WHY-N.SUFFIX, with the first unused N; returns the new name."""
-    paths = (path.with_name(f"{path.stem}.{why}-{i}{path.suffix}") for i in itertools.count(1))
-    target = next(target for target in paths if not os.path.lexists(target))
-    os.replace(path, target)
-    files.flush([path.parent])
-    return target.name
 
 
 def reserve_folder(config: Config) -> Path:

@@ -20,7 +20,7 @@ STATE = {
 
 
 def restored(folder, expected=STATE):
-    """Returns (state, digests) or None, and the logged lines."""
+    """Returns (state, digests of files) or None, and the logged lines."""
     logged = []
     return checkpoint.restore(folder, lambda leaves: expected, logged.append), logged
 
@@ -52,9 +52,9 @@ def run(pair, tmp_path):
 
 @pytest.mark.quick
 def test_newest_checkpoint_is_restored_bit_for_bit_with_its_digests(run):
-    (state, written), logged = restored(run)
+    (state, of_run), logged = restored(run)
     assert_same(state, {**STATE, "round": np.int32(12)})
-    assert written.files == {"history.jsonl": [12, 0]} and not logged
+    assert of_run == {"history.jsonl": [12, 0]} and not logged
     assert digests.newest_round(run) == 12
     assert restored(run.parent) == (None, []) and digests.newest_round(run.parent) == 0
 
@@ -64,11 +64,11 @@ def test_copy_on_the_host_owns_its_memory():
     assert copy.flags.owndata and copy.flags.writeable
 
 
-def test_saving_keeps_the_newest_complete_checkpoints_only(run):
-    (run / "checkpoints" / "000013").mkdir()
+def test_saving_keeps_the_newest_checkpoints_only(run):
+    (run / "checkpoints" / ".half-written.draft").touch()
     save(run, 14)
     save(run, 14)  # again, in its place
-    assert [path.name for path in digests.checkpoints(run, is_complete=False)] == ["000012", "000014"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["000012.npz", "000014.npz"]
 
 
 DAMAGE = {
@@ -80,55 +80,26 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_checkpoint_is_skipped_for_an_older_one_or_restored_bit_for_bit(run, how):
-    """Any file, at any offset. Orbax reads not every byte that it writes."""
-    rng, newest, num_skipped = random.Random(how), digests.checkpoints(run)[-1], 0
-    for path in sorted(path for path in newest.rglob("*") if path.is_file()):
-        good = path.read_bytes()
-        path.write_bytes(DAMAGE[how](good, rng.randrange(len(good))) if good else b"")
+    rng, (path, num_skipped) = random.Random(how), (digests.checkpoints(run)[-1], 0)
+    good = path.read_bytes()
+    for _ in range(20):
+        path.write_bytes(DAMAGE[how](good, rng.randrange(len(good))))
         (state, _), logged = restored(run)
         if logged:
-            assert "round 12 skipped" in logged[0] and "\n" not in logged[0], path
+            assert "round 12 skipped" in logged[0] and "\n" not in logged[0]
         number, num_skipped = 3 if logged else 12, num_skipped + len(logged)
         assert_same(state, {**STATE, "round": np.int32(number)})
-        path.write_bytes(good)
-    assert restored(run)[1] == [] and num_skipped > 1
+    assert num_skipped > 5
 
 
-def test_missing_file_is_damage_and_missing_digests_are_half_written(run):
-    newest, older = reversed(digests.checkpoints(run))
-    shutil.rmtree(newest / "state")
-    (older / "digests.json").unlink()
+def test_without_an_intact_checkpoint_there_is_none_to_continue_from(run):
+    for path in digests.checkpoints(run):
+        path.write_bytes(b"")
     with usage_error("has no usable checkpoint (checkpoint of round 12 skipped: ", "nothing was changed"):
         restored(run)
-    (newest / "digests.json").unlink()
-    assert restored(run) == (None, [])
-
-
-def test_an_array_that_differs_from_its_digest_is_damage(run):
-    """As after an error of memory or Orbax, which does not check the bytes of arrays itself."""
-    path = digests.checkpoints(run)[-1]
-    written = digests.read(path)
-    written.leaves["model.kernel"][2] ^= 1
-    digests.write(path, *written)
-    (state, _), logged = restored(run)
-    assert state["round"] == 3 and "model.kernel is damaged" in logged[0]
 
 
 def test_checkpoint_of_other_shapes_is_skipped_by_name(run):
     other = {**STATE, "model": {**STATE["model"], "kernel": np.zeros((3, 5), np.float32)}}
     with usage_error("model.kernel is ((3, 4), 'float32'), not ((3, 5), 'float32')"):
         restored(run, other)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"files": 0}', '{"files": {"a": 1}, "leaves": {}}'])
-def test_malformed_digests_are_damage(run, text):
-    (digests.checkpoints(run)[-1] / "digests.json").write_text(text)
-    assert "round 12 skipped" in restored(run)[1][0] and restored(run)[0][0]["round"] == 3
-
-
-@pytest.mark.parametrize("name", ["a**b", "gs:"])
-def test_path_may_have_characters_with_a_meaning_in_orbax(tmp_path, name):
-    run = tmp_path / name
-    run.mkdir()
-    save(run, 3)
-    assert restored(run)[0][0]["round"] == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
-from fedvg_jax.host import files, hardware, processes
+from fedvg_jax.host import files, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, loop, starts
 from fedvg_jax.runs.assemble import simulation
@@ -79,7 +78,7 @@ def run(
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
-            only. One that raises `StopRun` ends the run after its round, as `stop_at` does. Where the host holds
+            only. One that raises `StopRun` ends the run after its round. Where the host holds
             memories, `state.clients` has rows for sampled clients only, and `state.memory_clients` are their numbers.
             Where several devices divide them, the last rows may be padding.
         metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
@@ -167,10 +166,7 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
 
 
 def _check_flags(config: Config) -> None:
-    """Raises UsageError for a setting that only the command line can follow, or whose file cannot be written."""
-    flag = hardware.DETERMINISTIC
-    if config.deterministic and not hardware.current().is_cpu and flag not in os.environ.get("XLA_FLAGS", ""):
-        raise UsageError(f"Config: deterministic needs {flag} in XLA_FLAGS before jax starts; set it, or leave it out")
+    """Raises UsageError for a setting whose file cannot be written."""
     with processes.together():
         files.check_exports(config)
 

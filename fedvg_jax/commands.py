@@ -57,10 +57,7 @@ def guarded(command: Callable[[], int]) -> int:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            line = "not enough memory; use a smaller --batch-size, --join-ratio or --model"
-            if "No space left" in str(error):  # of jax's profiler
-                line = f"{one_line(str(error))[:300]}; name another place with --profile"
-            print(f"error: {line}", file=sys.stderr)
+            print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
@@ -137,18 +134,15 @@ def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:
     return config.out
 
 
-def set_environment(config: Config) -> None:
+def set_environment() -> None:
     """Sets what jax reads when it is imported and when its back end starts."""
-    flags, deterministic = os.environ.get("XLA_FLAGS", ""), hardware.DETERMINISTIC
-    if "device_count" not in flags:
+    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
-    if config.deterministic and deterministic not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {deterministic}".strip()
 
 
-def start_jax(config: Config) -> None:
+def start_jax() -> None:
     """Starts jax with every CPU core as a device; raises UsageError if there is none."""
-    set_environment(config)
+    set_environment()
     import jax
 
     try:

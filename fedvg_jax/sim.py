@@ -52,7 +52,7 @@ def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
     processes, others = launch.read(words)
     config, unused, is_dry = commands.read_command_line(others)
-    commands.set_environment(config)
+    commands.set_environment()
     if processes is None:
         return simulate(config, unused, is_dry)
     if is_dry:
@@ -81,7 +81,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
             files.check_exports(config)
             tracking.require(config, has_folder=True)
         if is_dry:
-            return _show_plan(run_folder.settings_to_resume(config), console, unused)
+            return _show_plan(config, console, unused)
         choose = functools.partial(_choose_folder, log=log, reserved=reserved)
         config = starts.choose_folder(config, choose)
         assert config.out is not None, "it is chosen"
@@ -122,7 +122,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         starting.enter_context(extras.paused())
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
-            commands.start_jax(config)
+            commands.start_jax()
             from fedvg_jax.views import display
 
             sim = display.prepare(console, config, unused)
@@ -153,35 +153,16 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
     return endings.exit_code(finished.summary["stopped_by"])
 
 
-def _done(folder: Path, config: Config) -> list[history.Record]:
-    """Returns the records of the rounds that resuming a run keeps."""
-    if run_folder.is_finished(folder, config):  # with `--keep 0` there is no checkpoint
-        return history.read(folder, config.rounds)
-    num_done = digests.newest_round(folder)
-    return history.read(folder, num_done) if num_done else []
-
-
 def _show_plan(config: Config, console: Console, unused: str) -> int:
-    """Shows what the run, or the rest of the run to resume, would take.
-
-    It writes only to the cache, which the real run reuses.
-    """
-    done = _done(Path(config.resume), config) if config.resume else []
-    num_done = len(done)
+    """Shows what a new run would take. It writes only to the cache, which the real run reuses."""
     if config.resume:
-        output.say(console, f"{config.resume}: {config.rounds - num_done} of {config.rounds} rounds are left")
-    if num_done == config.rounds:
-        return 0
-    commands.start_jax(config)
-    from fedvg_jax.runs import endings
+        raise UsageError("dry_run plans a new run; leave out --resume")
+    commands.start_jax()
     from fedvg_jax.views import display
 
-    if reason := endings.stop_reason(config, done):
-        output.say(console, f"none of them would run: {reason}")
-        return 0
     sim = display.prepare(console, config, unused)
     with console.status("compiling, and timing two rounds"):
-        prediction = display.predict(sim, num_done)
+        prediction = display.predict(sim)
     console.print(display.plan_table(prediction))
     return 0
 

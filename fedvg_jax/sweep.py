@@ -158,7 +158,7 @@ def _compute(
         Stopped: by a signal.
         UsageError: some point cannot work.
     """
-    commands.start_jax(command.plan.made.points[0].config)
+    commands.start_jax()
     from fedvg_jax.study import sweeps
 
     if console:
@@ -214,7 +214,7 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
 
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
-    commands.start_jax(command.plan.made.points[0].config)
+    commands.start_jax()
     from fedvg_jax.study import sweeps
 
     points, num_planned = _pending(command), len(_planned(command))

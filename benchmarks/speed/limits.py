@@ -147,7 +147,7 @@ def _simulation(words: list[str]) -> Any:
     from fedvg_jax import commands
 
     config = commands.parse(words)
-    commands.start_jax(config)
+    commands.start_jax()
     from fedvg_jax.runs.assemble import simulation
 
     return simulation.simulation(config)

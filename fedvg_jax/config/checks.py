@@ -143,9 +143,6 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "norm_layers frozen keeps statistics of a trained model; name one by --init, or use --norm-layers batch"
     if config.keep == 0 and "client_models" in listed(config.record):
         yield "record client_models is stored in checkpoints, of which keep 0 writes none; use --keep 1 or more"
-    if config.stop_at and options.stop_target(config) is None:
-        got = _shorten(config.stop_at)
-        yield f"stop_at must be a metric of D_val and a number, such as val_accuracy 0.9 or val_mae < 0.1; got {got}"
     if config.test_ratio + config.val_ratio >= 1:
         yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
     if config.batch_size == 1 and departs(config, "single-rows"):
@@ -213,8 +210,6 @@ def _privacy_problems(config: Config) -> Iterator[str]:
         yield f"dataset {config.dataset} is scaled by statistics of all clients' rows without noise; dp needs another"
     if "client_models" in listed(config.record):
         yield "record client_models stores the clients' models without noise; dp needs it left out"
-    if config.stop_at or config.patience:
-        yield "dp accounts for a fixed number of rounds; leave stop_at and patience out"
     if config.tuning.steps and options.choice(config, "validation.source")[0] == "clients":
         yield "tuning.steps trains on D_val, rows of the clients, without noise; dp needs an external validation.source"
     if config.dp.delta * config.clients >= 1:

@@ -7,14 +7,13 @@ option reference. Its first sentence must stand alone, because `--help` shows no
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedvg_jax.config import declare, presets
 from fedvg_jax.config.declare import Condition, Value, as_name, group, groups, is_one, setting, table, weighs_by
@@ -322,12 +321,6 @@ class Config(Shorthands):
     """Seed of the model, the cohorts and the minibatches."""
     eval_every: int = setting(5, declare.COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
-    stop_at: str = setting("", kind="data", word="'METRIC VALUE'")
-    """Metric of D_val and the value at which the run ends, e.g. "val_accuracy 0.9". Names in loss, error, mae, mse,
-    perplexity and the like end it at or below the value, others at or above; "val_x < 0.1" says which."""
-    patience: int = setting(0, declare.FROM_0, "data")
-    """Evaluations without a better val_accuracy, or val_loss of a task without accuracy, after which the run ends; 0:
-    never."""
     record: str = setting("", form=as_name, word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
     the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_fisher_trace, the
@@ -355,10 +348,6 @@ class Config(Shorthands):
     precision: str = setting("default", ("default", "highest", "bfloat16"))
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
-    deterministic: bool = setting(False)
-    """Use only operations that are reproducible to the bit on a GPU; slower. A CPU is always reproducible."""
-    force: bool = setting(False, kind="host")
-    """Start even if the estimate of memory exceeds the memory of this machine."""
     out: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True)
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True)
@@ -373,8 +362,6 @@ class Config(Shorthands):
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", form=as_name, word="NAME,...")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow."""
-    profile: Path | None = setting(None, kind="host", word="DIR")
-    """Folder for a trace of the first two chunks of rounds, for xprof, TensorBoard and Perfetto."""
     robust: str = setting("mean", RULES, topic="Corrupt updates")
     """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
     default, use the weights of --weighting. trimmed_mean:F leaves out a fraction F of the clients at each end, 0.1 by
@@ -517,31 +504,6 @@ def sign_of(metric: str) -> int:
     """Returns 1 where a larger value of a metric is better, otherwise -1."""
     is_falling = metric.endswith(("loss", "error")) or metric.rpartition("_")[2] in FALLING
     return -1 if is_falling else 1
-
-
-class StopTarget(NamedTuple):
-    """A target of `stop_at`."""
-
-    metric: str
-    sign: int
-    """1 where the run ends at or above the value, -1 where at or below."""
-    value: float
-
-
-def stop_target(config: Config) -> StopTarget | None:
-    """Returns the target of `stop_at`; None where it is not a metric of D_val, < or > or neither, and a number.
-
-    >>> stop_target(Config(stop_at="val_accuracy 0.9")), stop_target(Config(stop_at="0.9"))
-    (StopTarget(metric='val_accuracy', sign=1, value=0.9), None)
-    >>> [stop_target(Config(stop_at=text)).sign for text in ("val_mae 0.1", "val_x<0.1", "val_mae > 0.1")]
-    [-1, -1, 1]
-    """
-    number = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-    match = re.fullmatch(rf"(val_\S+?)(?:\s+|\s*([<>])=?\s*)({number})", config.stop_at.strip())
-    if match is None or not math.isfinite(float(match[3])):
-        return None
-    sign = {"<": -1, ">": 1, None: sign_of(match[1])}[match[2]]
-    return StopTarget(match[1], sign, float(match[3]))
 
 
 def cohort_size(config: Config) -> int:

@@ -22,10 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-"""XLA's flag for GPU operations that give the same bits every time."""
-
-
 SMALL_IMAGE_PIXELS = 64 * 64
 """Largest height x width of a small image, for `--conv auto`."""
 

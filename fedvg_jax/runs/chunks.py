@@ -47,9 +47,6 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
     Args:
         sim: the run.
         say: called with a line if compiling takes long.
-
-    Raises:
-        UsageError: the compiled program needs more memory than there is, and `force` is not set.
     """
     start = time.perf_counter()
     with processes.together():
@@ -62,7 +59,6 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )
-        programs.refuse_unfitting(sim.config, programs.program_bytes(chunk))
         if sim.host_rows:
             evaluated, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
             evaluate_compiled = pool_rows.compile_read(sim.keep, sim.host_rows, sim.model, variables, evaluated)
@@ -97,13 +93,12 @@ def run_chunks(
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
         state = client_memories.take(sim.memories, store, state, clients)
-        with jax.profiler.StepTraceAnnotation("chunk of rounds", step_num=num_done):
-            state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
-            num_done += len(planned)
-            ahead = data = None  # so that only two chunks' rows are on the devices
-            with jax.profiler.TraceAnnotation("draw schedules"):  # while the device works
-                ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
-            metrics = jax.device_get(metrics)
+        state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
+        num_done += len(planned)
+        ahead = data = None  # so that only two chunks' rows are on the devices
+        # drawn while the device works
+        ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
+        metrics = jax.device_get(metrics)
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = chunk_records(sim.traffic, num_done - len(planned), planned, metrics, round_seconds)
@@ -111,8 +106,7 @@ def run_chunks(
             records = [record | {"epsilon": history.number(sim.account.epsilon(record["round"]))} for record in records]
         is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
         if is_evaluated:
-            with jax.profiler.TraceAnnotation("evaluate"):
-                records[-1] |= evaluate(sim, compiled, state, store)
+            records[-1] |= evaluate(sim, compiled, state, store)
         after = client_memories.whole_state(store, _with_own_model(state) if single else state)
         if is_ended and is_ended(records[-1], after) and not is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)

@@ -1,13 +1,7 @@
-"""When a run ends before its last round: a target is reached, D_val improves no more, or it diverged.
-
-`stop_at` and `patience` are functions of the records alone, so a resumed run ends where an uninterrupted one does.
-`val_*` are measured on the rows that `best_on` names.
-
-Signals during a run: some end it after a checkpoint, others request a checkpoint only.
+"""When a run ends before its last round: it diverged, or a signal asks for it.
 
 SIGINT (Ctrl-C), SIGTERM (a scheduler) and SIGHUP (a lost terminal) end the run: the loop finishes its chunk of rounds,
-saves, and returns. SIGUSR1 (a scheduler's early warning) and SIGQUIT save a checkpoint, and the run continues. Before
-and after the rounds, signals have their usual effect.
+saves, and returns. Before and after the rounds, signals have their usual effect.
 """
 
 from __future__ import annotations
@@ -17,11 +11,8 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from fedvg_jax.config import Config
-from fedvg_jax.config.options import stop_target
-from fedvg_jax.runs.record.history import Record, primary_metric, quality
+from fedvg_jax.runs.record.history import Record
 
 ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
 """entry of a record -> words for its clients"""
@@ -102,63 +93,11 @@ def no_client_warning(records: Sequence[Record]) -> str:
     )
 
 
-# --- targets
-
-
-def stop_reason(config: Config, records: Sequence[Record]) -> str:
-    """Returns why a run ends after these records; "" where it goes on.
-
-    >>> records = [{"round": 5 * i, "val_loss": loss, "test_loss": loss} for i, loss in enumerate([4, 2, 3, 2], 1)]
-    >>> stop_reason(Config(stop_at="val_loss 2.5"), records), stop_reason(Config(patience=3), records)
-    ('val_loss 2 reached 2.5 in round 10', '')
-    >>> stop_reason(Config(patience=2), records)
-    'val_loss did not improve in 2 evaluations after round 10'
-    """
-    if not (config.stop_at or config.patience):
-        return ""
-    evaluated = [record for record in records if "test_loss" in record]
-    return _reached(config, evaluated) or _exhausted(config.patience, evaluated)
-
-
-def is_over(config: Config, records: Sequence[Record]) -> bool:
-    """Returns whether a run ends after these records: it has all rounds, or a reason to stop."""
-    return len(records) >= config.rounds or bool(stop_reason(config, records))
-
-
-def _reached(config: Config, evaluated: Sequence[Record]) -> str:
-    wanted = stop_target(config)
-    if wanted is None:
-        return ""
-    name, sign, target = wanted
-    for record in evaluated:
-        if record.get(name) is not None and sign * record[name] >= sign * target:
-            return f"{name} {record[name]:.6g} reached {target:g} in round {record['round']}"
-    return ""
-
-
-def _exhausted(patience: int, evaluated: Sequence[Record]) -> str:
-    if not patience or not evaluated:
-        return ""
-    best, best_round, waited = -math.inf, evaluated[0]["round"], 0
-    for record in evaluated:
-        if (value := quality(record)) > best:
-            best, best_round, waited = value, record["round"], 0
-        elif (waited := waited + (record is not evaluated[0])) == patience:
-            return f"val_{primary_metric(record)} did not improve in {patience} evaluations after round {best_round}"
-    return ""
-
+# --- signals
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SAVING = (signal.SIGUSR1, signal.SIGQUIT)
 ALWAYS_CAUGHT = (signal.SIGINT, signal.SIGTERM)
-"""Other signals keep a handler that is not the default: nohup ignores SIGHUP, and a caller may use SIGUSR1."""
-
-
-class Requests(NamedTuple):
-    """Names of signals that were received and not yet answered."""
-
-    stop: list[str]
-    save: list[str]
+"""SIGHUP keeps a handler that is not the default, such as that of nohup."""
 
 
 def exit_code(name: str) -> int:
@@ -167,47 +106,40 @@ def exit_code(name: str) -> int:
 
 
 @contextlib.contextmanager
-def catch_signals() -> Iterator[Requests]:
-    """Collects signals in place of their usual effect, which a second SIGINT or SIGTERM has again.
+def catch_signals() -> Iterator[list[str]]:
+    """Collects the names of signals in place of their usual effect, which a second SIGINT or SIGTERM has again.
 
     Python calls a handler when the main thread returns from the device, so at the end of a chunk of rounds. No-op
     outside the main thread, where Python cannot install handlers.
     """
-    requests = Requests([], [])
+    received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
-        yield requests
+        yield received
         return
     default = (signal.SIG_DFL, signal.default_int_handler)
-    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*STOPPING, *SAVING)}
+    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in STOPPING}
     usual = {number: handler for number, handler in handlers.items() if number in ALWAYS_CAUGHT or handler in default}
 
     def receive(number: int, frame=None) -> None:
-        name = signal.Signals(number).name
-        if number in SAVING:
-            requests.save.append(name)
-            return
-        requests.stop.append(name)
+        received.append(signal.Signals(number).name)
         for again in ALWAYS_CAUGHT:  # no second SIGHUP: shells and the kernel send it more than once
             signal.signal(again, usual[again])
 
     for number in usual:
         signal.signal(number, receive)
     try:
-        yield requests
+        yield received
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
 
 
-def agree(requests: Requests, largest: Callable[[Sequence[float]], list[float]]) -> Requests:
-    """Returns the requests of all processes of a run, so that all stop or save after the same round.
+def agree(received: Sequence[str], largest: Callable[[Sequence[float]], list[float]]) -> str | None:
+    """Returns a signal that asks a process of a run to stop, so that all stop after the same round; None without one.
 
     Args:
-        requests: of this process; those that are returned are removed, except to stop.
+        received: by this process.
         largest: numbers -> the largest over all processes, position by position.
     """
-    own = Requests(list(requests.stop), list(requests.save))
-    del requests.save[: len(own.save)]
-    numbers = largest([signal.Signals[names[0]] if names else 0 for names in own])
-    others = [[signal.Signals(int(number)).name] if number else [] for number in numbers]
-    return Requests(own.stop or others[0], own.save or others[1])
+    (number,) = largest([signal.Signals[received[0]] if received else 0])
+    return signal.Signals(int(number)).name if number else None

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
-from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config import cohort_size
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
-from fedvg_jax.host import files, hardware, processes
+from fedvg_jax.host import hardware, processes
 from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs import chunks, client_models, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
@@ -63,9 +61,6 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         UsageError: the run folder cannot be used, or is not as its run left it.
     """
     observers = Observers(**listeners)
-    if folder := sim.config.profile:  # jax would report one that it cannot write with a traceback
-        with processes.together(), files.writing(f"a trace to {folder}", "--profile"):
-            folder.mkdir(parents=True, exist_ok=True)
     with open_recorder(sim, observers.log) as recorder:
         observers.on_start()
         start = recorder.start
@@ -146,7 +141,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     if config.dp.clip:
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
     state, num_done = start.state, len(start.records)
-    is_over = endings.is_over(config, start.records)
+    is_over = num_done >= config.rounds
     compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
     compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
     begin = time.perf_counter()  # a clock that cannot be set
@@ -154,30 +149,20 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     def read_clock() -> tuple[float, float]:
         return compiling, earlier + time.perf_counter() - begin
 
-    run, agreed = Run(sim, recorder, observers, read_clock, list(start.records), [], []), endings.Requests([], [])
-    with _caught_signals(run) as requests, hardware.single_lapack_thread():
-        with contextlib.ExitStack() as tracing:
-            if config.profile and processes.is_first():
-                tracing.enter_context(jax.profiler.trace(config.profile, create_perfetto_trace=True))
-            is_ended = functools.partial(call_callbacks, run) if observers.callbacks else None
-            rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended) if compiled else ()
-            for state, new in rounds:
-                with processes.together():
-                    add_chunk(run, state, new)
-                    if len(run.records) - num_done > len(new):  # the first chunk is one round
-                        tracing.close()
-                agreed = endings.agree(requests, processes.largest)
-                is_over = bool(run.endings or ("test_loss" in new[-1] and endings.stop_reason(config, run.records)))
-                if agreed.stop or is_over:
-                    break
-                save_checkpoint(run, state, is_requested=bool(agreed.save))
-                if agreed.save:
-                    kept = f"checkpoint of round {len(run.records)}" if recorder.keeps_checkpoints else ""
-                    with processes.together():
-                        observers.log(f"{agreed.save[0]}: {kept or 'no checkpoints are kept'}")
-        is_stopped = bool(agreed.stop) and len(run.records) < config.rounds and not is_over
+    run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], []), None
+    with _caught_signals(run) as received, hardware.single_lapack_thread():
+        is_ended = functools.partial(call_callbacks, run) if observers.callbacks else None
+        rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended) if compiled else ()
+        for state, new in rounds:
+            with processes.together():
+                add_chunk(run, state, new)
+            stop, is_over = endings.agree(received, processes.largest), bool(run.endings)
+            if stop or is_over:
+                break
+            save_checkpoint(run, state)
+        is_stopped = stop and len(run.records) < config.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the process amid the last checkpoint
-        return finish(run, state, agreed.stop[0] if is_stopped else None)
+        return finish(run, state, stop if is_stopped else None)
 
 
 def call_callbacks(run: Run, record: Record, state: SimState) -> bool:
@@ -217,8 +202,8 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         run.observers.log(message)
 
 
-def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requested: bool = False) -> None:
-    """Starts writing a checkpoint if one is due or requested. All processes must call it.
+def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None:
+    """Starts writing a checkpoint if one is due. All processes must call it.
 
     Process 0 decides and writes; all of them send it the rows of clients' memories that their devices hold.
 
@@ -226,14 +211,13 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False, is_requ
         run: its last record is of the round of `state`.
         state: after that round.
         is_last: whether the run ends with it.
-        is_requested: whether a signal requests a checkpoint.
 
     Raises:
         UsageError: the previous checkpoint could not be written.
     """
     recorder = run.recorder
     with processes.together():
-        is_due = recorder.is_checkpoint_due(is_last, is_requested)
+        is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
         stored = client_memories.save(state, run.sim.config.clients)
         with processes.together():
@@ -256,22 +240,20 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 
 @contextlib.contextmanager
-def _caught_signals(run: Run) -> Iterator[endings.Requests]:
+def _caught_signals(run: Run) -> Iterator[list[str]]:
     """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    with endings.catch_signals() as requests:
+    with endings.catch_signals() as received:
         try:
-            yield requests
+            yield received
         finally:
-            if requests.stop:
-                run.observers.on_stop(requests.stop[0])
+            if received:
+                run.observers.on_stop(received[0])
 
 
 def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
     config, recorder = run.sim.config, run.recorder
-    summary = _summary(config, run.records, recorder.start, run.read_clock(), stopped_by)
-    if run.endings:
-        summary["stopped_early"] = run.endings[0]
+    summary = _summary(run, stopped_by)
     if run.sim.account:  # of the model, which may be of a later round than the last record
         epsilon = run.sim.account.epsilon(int(state.round))
         summary |= {"epsilon": history.number(epsilon), "delta": config.dp.delta}
@@ -280,16 +262,14 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     return History(run.records, summary, run.sim.whole(state.variables), config.out, best, config)
 
 
-def _summary(
-    config: Config, records: list[Record], start: recording.Start, seconds: tuple[float, float], stopped_by: str | None
-) -> dict[str, Any]:
+def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
     """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
-    compiling, running = seconds
+    config, records, start, (compiling, running) = run.sim.config, run.records, run.recorder.start, run.read_clock()
     return {
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in endings.STOPPING],
         "stopped_by": stopped_by,
-        "stopped_early": endings.stop_reason(config, records) or None,
+        "stopped_early": run.endings[0] if run.endings else None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
         "best_on": config.best_on,

@@ -195,7 +195,7 @@ def _write_manifest(folder: Path, start: Start, described: Described, log: Log) 
         )
 
 
-OWN = ("out", "export", "profile", "resume", "data_dir", "cache_dir", "force")
+OWN = ("out", "export", "resume", "data_dir", "cache_dir")
 """Settings that may differ between the processes of a run."""
 
 

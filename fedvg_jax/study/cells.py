@@ -322,8 +322,8 @@ def column_value(study: Study, scenario: Scenario) -> Any:
 
 # --- places of runs
 
-NO_RESULT = RESUMABLE_CHANGES - {"rounds", "stop_at", "patience"}  # which decide the last round
-NO_RESULT |= {"lanes", "hold", "conv", "deterministic", "validation.data_dir", "record"}
+NO_RESULT = RESUMABLE_CHANGES - {"rounds"}
+NO_RESULT |= {"lanes", "hold", "conv", "validation.data_dir", "record"}
 """Settings that name a place, an implementation or entries of the history: runs that differ in them are compared. A
 folder of data that is an axis of a sweep names the data."""
 

@@ -27,7 +27,7 @@ OF_SWEEP = ("jobs", "executor", "slurm", "tune", "tune_seeds", "tune_budget")
 
 EXECUTORS = ("processes", "submitit")
 
-SHARED = ("cache_dir", "deterministic", "track")
+SHARED = ("cache_dir", "track")
 """Settings of the process, which all points share."""
 
 

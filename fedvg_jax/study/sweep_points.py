@@ -48,7 +48,6 @@ NO_AXES = {
     "out": "every point has a folder of its own below the sweep's",
     "resume": "a sweep continues when its command is given again",
     "export": "the points would overwrite one file; export a model from its point's folder",
-    "profile": "the points would write into one folder; profile a run of its own",
     "export_partition": "the points would write into one file; export the partition of a run of its own",
     "dp.noise_seed": "noise that the points share cancels between their models; give runs of their own other seeds",
 }

@@ -93,7 +93,7 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0)
         raise UsageError(f"tune: seeds must be whole numbers, or a range such as 1000:1002; got {wrong[0]!r:.100}")
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
-    if useless := [name for name in settings if name in (*HOST, "deterministic")]:
+    if useless := [name for name in settings if name in HOST]:
         raise UsageError(f"tune: {useless[0]} cannot be tuned, because it changes no accuracy; give it one value")
     return Tuning(tuple(sweep_points.cross(settings, "tune")), numbers, budget)
 

@@ -259,7 +259,6 @@ class Prediction(NamedTuple):
     """The plan of a run."""
 
     rounds: int
-    """Rounds that are left to compute."""
     steps_per_round: float
     """Local steps of all clients, mean over the timed rounds."""
     evaluations: int
@@ -272,34 +271,32 @@ class Prediction(NamedTuple):
     """Device: arguments, results and scratch of a chunk. CPU: largest size of the process."""
 
 
-def predict(sim: simulation.Simulation, num_done: int = 0) -> Prediction:
+def predict(sim: simulation.Simulation) -> Prediction:
     """Returns the plan of a run.
 
     Args:
         sim: as `simulation.simulation` returns it; its state is not changed.
-        num_done: rounds that are computed already, fewer than all.
     """
     config, compiled = sim.config, chunks.compile_programs(sim)
-    last = min(config.rounds, num_done + 2)
+    last = min(config.rounds, 2)
     two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
     start, durations, records = time.perf_counter(), [], []
-    for _, new in chunks.run_chunks(two, compiled, sim.state, num_done, lambda record, state: False):
+    for _, new in chunks.run_chunks(two, compiled, sim.state, 0, lambda record, state: False):
         durations.append(time.perf_counter() - start)
         records += new
         start = time.perf_counter()
     one_round = records[-1]["seconds"]  # the first round after compiling takes longer
-    evaluations = math.ceil(config.rounds / config.eval_every) - num_done // config.eval_every
-    num_rounds = config.rounds - num_done
+    evaluations = math.ceil(config.rounds / config.eval_every)
     is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it measures losses in every pause
-    pauses = num_rounds if is_informed else evaluations
-    steps = [int(sim.schedule(number).num_steps.sum()) for number in range(num_done, last)]
+    pauses = config.rounds if is_informed else evaluations
+    steps = [int(sim.schedule(number).num_steps.sum()) for number in range(last)]
     return Prediction(
-        rounds=num_rounds,
+        rounds=config.rounds,
         steps_per_round=sum(steps) / len(steps),
         evaluations=evaluations,
         compile_seconds=compiled.seconds,
         seconds_per_round=one_round,
-        seconds=num_rounds * one_round + pauses * (durations[-1] - one_round),
+        seconds=config.rounds * one_round + pauses * (durations[-1] - one_round),
         memory_bytes=_memory(compiled),
     )
 

@@ -16,7 +16,6 @@ import pytest
 from support import worlds
 from support.cases import naming
 from support.files import disk_of, usage_error
-from support.processes import default_signals
 from support.small_sweeps import timeless
 
 import fedvg_jax
@@ -336,15 +335,6 @@ def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
     again = simulate(tmp_path / "run", resume=tmp_path / "run", eval_every=2)
     assert contents(tmp_path / "run") == before and again.records == history.read(tmp_path / "run")
     assert len(simulate(tmp_path / "run", resume=str(tmp_path / "run"), eval_every=2, rounds=7).records) == 7
-
-
-def test_save_signal_writes_a_checkpoint_and_the_run_continues(whole, tmp_path):
-    logged, ask = [], functools.partial(signal.raise_signal, signal.SIGUSR1)
-    with default_signals():
-        result = simulate(tmp_path / "run", callbacks=[at(2, ask)], keep=9, log=logged.append)
-    assert logged == ["SIGUSR1: checkpoint of round 2"] and result.summary["stopped_by"] is None
-    assert names(tmp_path / "run") == ["000002", "000006"]
-    assert_same(tmp_path / "run", whole)
 
 
 def test_ctrl_c_raises_from_run_after_a_checkpoint(tmp_path, monkeypatch):

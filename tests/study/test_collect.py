@@ -12,11 +12,9 @@ from support.run_folders import (
     write_json,
     write_manifest,
     write_run,
-    write_summary,
     write_sweep,
 )
 
-from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study.cells import results
 from fedvg_jax.study.collect import collect
@@ -147,18 +145,6 @@ def test_settings_that_follow_from_others_are_in_no_scenario(tmp_path, in_sweep)
     assert study.scenarios == ((("dataset", "digits"),), (("dataset", "literature"),))
     assert [len(study.cell("fedvg", scenario).missing) for scenario in study.scenarios] == [1, 0]
     assert not any("mixed" in note for note in study.notes)
-
-
-@pytest.mark.parametrize(("name", "value"), [("patience", 1), ("stop_at", "0.5")])
-def test_runs_of_which_one_may_stop_earlier_are_not_compared(tmp_path, name, value):
-    write_run(tmp_path / "a", (0.5,) * 4, method="fedavg")
-    stopped = write_run(tmp_path / "v", (0.4,) * 2, rounds=4, method="fedvg", **{name: value})
-    write_summary(stopped, stopped_early=True)
-    with pytest.raises(UsageError, match=f"fedavg, {name} {value}: no run with seed 0"):
-        collect([tmp_path])
-    axes = {"method": ["fedavg", "fedvg"], name: [getattr(Config, name), value], "seed": [0]}
-    study = collect([write_sweep(tmp_path / "s", axes, lambda v: (0.4 if v[name] == value else 0.5,))])
-    assert [results(study, study.cell("fedavg", s))[0, 42] for s in study.scenarios] == pytest.approx([50, 40])
 
 
 def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):

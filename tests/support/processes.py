@@ -12,7 +12,7 @@ def default_signals():
     nohup starts the tests with SIGHUP ignored, a shell its background jobs with SIGINT and SIGQUIT ignored, and
     processes inherit that.
     """
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1]
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     try:
         for number in ignored:

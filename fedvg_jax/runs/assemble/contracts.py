@@ -13,7 +13,7 @@ import numpy as np
 from fedvg_jax.config import Config, block_size, cohort_size, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.methods import AlgorithmFacts
-from fedvg_jax.config.options import choice, stop_target
+from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, reuse, tree, types
 from fedvg_jax.core.checks import reads
@@ -533,17 +533,6 @@ def _check_accuracies(
         user_data.class_labels(arrays, consumer, instead, of_rows=False)
         if task:
             check_scores(task, pool, consumer, instead, len(arrays.class_names))
-
-
-def check_target(config: Config, task: Task, pool: Tree) -> None:
-    """Raises UsageError where evaluations of a task have no metric of the name in `stop_at`."""
-    wanted = stop_target(config)
-    if wanted is None:
-        return
-    sums = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes_of_sums(task, pool))
-    names = [f"val_{name}" for name in task.metrics(sums)]
-    if wanted.metric not in names:
-        raise UsageError(f"stop_at {wanted.metric} is not measured by this task; use one of {', '.join(names)}")
 
 
 def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> None:

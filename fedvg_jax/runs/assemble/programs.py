@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -295,18 +295,6 @@ def _width(table: Any) -> tuple[int, ...]:
     return (*table.shape[:-2], table.shape[-1])
 
 
-def refuse_unfitting(config: Config, parts: Mapping[str, int]) -> None:
-    """Raises UsageError if the parts add up to more than the memory of the hardware, unless `config.force` is set."""
-    needed, limit = sum(parts.values()), hw.current().memory_bytes
-    if limit is not None and needed > limit and not config.force:
-        largest = sorted(((size, name) for name, size in parts.items() if size > needed / 100), reverse=True)
-        listed = ", ".join(f"{name} {_gib(size)}" for size, name in largest)
-        raise UsageError(
-            f"this run needs about {_gib(needed)} of memory ({listed}), and there is {_gib(limit)}; use --placement"
-            " host, smaller --hold, --batch-size, --local-epochs, --clients or --model, or --force to start it anyway"
-        )
-
-
 @functools.lru_cache(16)
 def program_bytes(compiled: Any) -> dict[str, int]:
     """Returns the bytes of a compiled program by part, as XLA plans them; empty where the back end has no plan."""
@@ -319,10 +307,6 @@ def program_bytes(compiled: Any) -> dict[str, int]:
         "arguments": analysis.argument_size_in_bytes,
         "results": max(0, outputs),
     }
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.1f} GiB"
 
 
 PATIENCE = 1.0

@@ -306,7 +306,6 @@ def _check(
         rows: those that a round reads.
     """
     contracts.check_given(config, given, program, population.pool, population.arrays, rows, hyper)
-    contracts.check_target(config, program.task, population.pool)
     contracts.check_clients(config, population.partition, program.algorithm)
 
 

@@ -101,8 +101,7 @@ def is_finished(folder: Path, config: Config) -> bool:
         summary, stored = files.read_object(folder / "summary.json"), read_config(folder)
     except UsageError:
         return False
-    is_same_end = all(getattr(stored, name) == getattr(config, name) for name in ("rounds", "stop_at", "patience"))
-    return is_same_end and summary.get("stopped_by") is None
+    return stored.rounds == config.rounds and summary.get("stopped_by") is None
 
 
 def refuse_taken(folder: Path) -> None:
@@ -152,7 +151,7 @@ def _lines_of(value: Mapping[str, Any]) -> str:
 
 AUTO = "auto"
 
-RESUMABLE_CHANGES = frozenset((*HOST, "rounds", "stop_at", "patience", "data_dir", "nonfinite", "devices", "placement"))
+RESUMABLE_CHANGES = frozenset((*HOST, "rounds", "data_dir", "nonfinite", "devices", "placement"))
 """Settings that may differ when a run is resumed, because they change no result.
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another

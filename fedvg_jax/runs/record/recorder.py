@@ -105,14 +105,13 @@ class Recorder:
                 new = history.append(self.folder, records, is_first=not self._history[0])
             self._history = digests.extended(self._history, new)
 
-    def is_checkpoint_due(self, is_last: bool = False, is_requested: bool = False) -> bool:
-        """Returns whether a checkpoint is due or requested; if so, the previous one is written.
+    def is_checkpoint_due(self, is_last: bool = False) -> bool:
+        """Returns whether a checkpoint is due; if so, the previous one is written.
 
         Call it once after each chunk.
 
         Args:
             is_last: whether the run ends with the newest round.
-            is_requested: whether a signal requests a checkpoint.
 
         Raises:
             UsageError: the previous checkpoint could not be written.
@@ -121,7 +120,7 @@ class Recorder:
             return False
         if self._pending.done() or is_last:
             self.wait()
-        is_due = self._is_due(is_last) or (is_requested and self._round > self._saved_round)
+        is_due = self._is_due(is_last)
         if is_due:
             self.wait()
         self._chunk_start = time.perf_counter()

@@ -358,7 +358,7 @@ def evaluate(
     if isinstance(data, Data):
         tables, measure = chunks.evaluation_tables(data), _jitted_evaluate(task)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
-            measure = pool_rows.compile_read(model.keep, model.host_rows, task, variables, list(tables.values()))
+            measure = pool_rows.evaluating(model.evaluate, model.host_rows)
         metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     kind = type(data).__name__

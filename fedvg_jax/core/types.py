@@ -186,9 +186,8 @@ class Data(NamedTuple):
     selection: Vector | None = None
     """[.., B] rows apart from `scoring` and `val` that choose the best round; None if D_val chooses it."""
     training: Tree = None
-    """The rows that `Schedule.rows` numbers, where `pool` does not hold them: like `pool`, leaves [D C, ...] for D
-    devices with C rows each, and each client's numbers are those of its device. None: `Schedule.rows` numbers `pool`.
-    """
+    """The rows that `Schedule.rows` numbers, where `pool` does not hold them: like `pool`, leaves [C, ...]. None:
+    `Schedule.rows` numbers `pool`."""
     base: Tree = None
     """The frozen tensors of the model, where only a part is trained, see `core.trained_part`."""
 

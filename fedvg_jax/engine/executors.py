@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.tree import LOCAL_STEPS, SEGMENTS
-from fedvg_jax.core.types import Client, Data, Executor, MakeClient, Plan, Schedule, Tree
+from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, Tree
 from fedvg_jax.host.hardware import choices
 
 DEVICES = "devices"
@@ -94,7 +94,7 @@ def sharded(
             done = _on_lanes(make_client(shared, schedule), schedule, is_alone=False)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
-        specs = {"in_specs": (_specs(shared, by_device), of_schedule), "out_specs": by_device}
+        specs = {"in_specs": (P(), of_schedule), "out_specs": by_device}
         run = jax.shard_map(train_on_device, mesh=mesh, **specs, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         return _or_untrained(done, make_client(shared, schedule), schedule)
@@ -106,24 +106,13 @@ def sharded(
         count = len(jax.tree.leaves(xs)[0])
         num_repeats = -count % num_devices  # pads the entries with the last one
         xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
-        specs = {"in_specs": (_specs(shared, by_device), by_device), "out_specs": by_device}
+        specs = {"in_specs": (P(), by_device), "out_specs": by_device}
         run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
     divided = NamedSharding(mesh, by_device) if num_devices > 1 else None
     shardings = {"placement": NamedSharding(mesh, P()), "clients": divided, "rows": divided}
     return Executor(num_devices * num_lanes, train, map_entries, lanes_together=num_lanes, **shardings)
-
-
-def _specs(shared: Tree, by_device: P) -> Tree:
-    """Returns the placement of what clients share: replicated, except that each device has its own training rows."""
-
-    def spec_of(node: Tree) -> Tree:
-        if not isinstance(node, Data) or node.training is None:
-            return P()
-        return Data(*[P()] * len(node))._replace(training=by_device)
-
-    return jax.tree.map(spec_of, shared, is_leaf=lambda node: isinstance(node, Data))
 
 
 def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[Any]:

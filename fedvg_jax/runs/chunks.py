@@ -60,8 +60,9 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )
         if sim.host_rows:
-            evaluated, variables = evaluation_tables(sim.data).values(), sim.whole(sim.state.variables)
-            evaluate_compiled = pool_rows.compile_read(sim.keep, sim.host_rows, sim.model, variables, evaluated)
+            evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)
+            for table in evaluation_tables(sim.data).values():
+                evaluate_compiled(sim.whole(sim.state.variables), None, table[:0])  # compiles, and reads no row
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -157,7 +158,7 @@ def plan_chunk(
     del drawn[: len(fitting)]
     clients, planned = client_memories.number_rows(sim.memories, fitting)
     rounds = schedules.stack(planned, tables.MAX_ROUNDS)
-    return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, planned, rounds), clients)
+    return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, rounds), clients)
 
 
 def until_evaluation(config: Config, num_done: int) -> int:

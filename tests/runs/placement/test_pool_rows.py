@@ -45,7 +45,7 @@ def test_rows_on_the_host_give_the_same_history_to_the_bit(monkeypatch):
     assert_equal_runs(run(placement="host"), run(placement="device"))
     host = copied[0]
     assert len(copied) >= 3 and host.capacity < 200 and all(isinstance(x, np.ndarray) for x in host.pool)
-    assert len(pool_rows._pieces(host, np.zeros((9, 64), np.int32))) > 1
+    assert host.piece < 100, "an evaluation has several pieces"
 
 
 def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
@@ -67,7 +67,7 @@ def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
 
 
 @pytest.mark.slow
-def test_each_of_two_processes_reads_the_rows_of_its_clients(tmp_path):
+def test_two_processes_with_rows_on_the_host_give_the_history_of_one(tmp_path):
     """Two processes with the rows on the host write the history of two devices of one process."""
     run_processes(tmp_path, "one", (1, 2), "--rounds", "4", "--placement", "device")
     run_processes(tmp_path, "two", (2, 1), "--rounds", "4", "--placement", "host")

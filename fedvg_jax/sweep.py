@@ -26,8 +26,6 @@ Options of the sweep:
   --tune-budget N        combinations that every method tries, at random
   --jobs N               processes that share the points, each with its cores;
                          auto: one per core, where points use one core each
-  --executor submitit    the processes are jobs of SLURM, through submitit
-  --slurm NAME=VALUE...  parameters of submitit's executor
   --dry-run              list unfinished points, estimate time, train nothing
 
 Options of a run: python -m fedvg_jax.sweep --help-all
@@ -94,14 +92,9 @@ def run(command: CommandLine) -> int:
     tracking.require(points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
-    if command.slurm is not None and not workers.is_job():
-        sweep_folder.refuse_taken(command.out)
-        say(console, workers.submit(command.argv, command.jobs or 1, command.out / "submitit", command.slurm))
-        say(console, f"folder of the sweep: {command.out}; --dry-run lists what is left")
-        return 0
     try:
-        words = ["-m", workers.MODULE, *command.argv]
-        with workers.further_processes(words, _num_processes(command)) as start:
+        num_processes = command.jobs or workers.auto_jobs(_pending(command), hardware.without_jax())
+        with workers.further_processes(["-m", "fedvg_jax.sweep", *command.argv], num_processes) as start:
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
@@ -135,13 +128,6 @@ def _planned(command: CommandLine) -> list[tuple[Path, Point]]:
 def _pending(command: CommandLine) -> list[Point]:
     """Returns the tuning runs and the points that are left to compute."""
     return [point for out, point in _planned(command) if not sweep_folder.is_done(out, point)]
-
-
-def _num_processes(command: CommandLine) -> int:
-    """Returns the number of processes on this machine."""
-    if workers.is_job():
-        return 1
-    return command.jobs or workers.auto_jobs(_pending(command), hardware.without_jax())
 
 
 def _compute(

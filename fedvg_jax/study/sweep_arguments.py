@@ -10,22 +10,19 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import command_line
-from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.study import sweep_folder, sweep_points, workers
+from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.sweep_points import Axis, Layer, Points, Sweep, cross
 from fedvg_jax.study.tuning import Plan, Tuning, make_tuning, tuning_points
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "dry_run", "jobs", "executor", "tune_budget")
+OWN = ("out", "config", "dry_run", "jobs", "tune_budget")
 """Flags of the sweep itself with one value, or none."""
 
-OF_SWEEP = ("jobs", "executor", "slurm", "tune", "tune_seeds", "tune_budget")
+OF_SWEEP = ("jobs", "tune", "tune_seeds", "tune_budget")
 """Flags that are no settings of a run."""
-
-EXECUTORS = ("processes", "submitit")
 
 SHARED = ("cache_dir", "track")
 """Settings of the process, which all points share."""
@@ -42,8 +39,6 @@ class CommandLine(NamedTuple):
     dry_run: bool = False
     jobs: int | None = None
     """processes; None: as `workers.auto_jobs`"""
-    slurm: dict[str, Any] | None = None
-    """parameters of submitit's executor; None without it"""
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
@@ -54,7 +49,6 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     """
     flags = split_flags(argv)
     own = {name: _single(name, flags.pop(name)) for name in OWN if name in flags}
-    slurm = workers.parse_options(flags.pop("slurm", []))
     tuned = {}
     for flag in [flag for flag in flags if flag.startswith("tune ")]:
         name = flag.removeprefix("tune ")
@@ -82,7 +76,6 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         argv=argv,
         dry_run="dry_run" in own,
         jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
-        slurm=_executor_options(own.get("executor", "processes"), slurm),
     )
 
 
@@ -127,13 +120,6 @@ def _tuned_values(name: str, words: Sequence[str]) -> list[Any]:
     if not words:
         raise UsageError(f"--tune {name} has no values; give those to try")
     return _typed_list(name, words)
-
-
-def _executor_options(name: str, slurm: dict[str, Any]) -> dict[str, Any] | None:
-    require_name("executor", name, EXECUTORS)
-    if slurm and name != "submitit":
-        raise UsageError("--slurm is for --executor submitit; add that, or leave --slurm out")
-    return slurm if name == "submitit" else None
 
 
 def split_flags(argv: Sequence[str]) -> dict[str, list[str]]:

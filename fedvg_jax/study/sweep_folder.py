@@ -32,9 +32,6 @@ CLAIM = ".claim"
 OPENING = ".opening"
 """Locked by the process that makes or checks the folder of a sweep."""
 
-INSIDE = ("tuning", "submitit")
-"""Folders that are made before sweep.json."""
-
 RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json")
 RUN_FILES += ("digests.json", FAILURE)
 """Files of a point that is started anew."""
@@ -161,7 +158,7 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
 def refuse_taken(out: Path) -> None:
     """Raises UsageError for a folder that holds something else than a sweep."""
     # listed first: another process writes sweep.json before the others
-    others = [path for path in out.iterdir() if path.name[0] != "." and path.name not in INSIDE] if out.is_dir() else []
+    others = [path for path in out.iterdir() if path.name[0] != "." and path.name != "tuning"] if out.is_dir() else []
     if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or others):
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
 

@@ -1,4 +1,4 @@
-"""Further processes of a sweep's command: on this machine, or as jobs of a cluster.
+"""Further processes of a sweep's command on this machine.
 
 Each runs the same command, and takes points by their locks. One that dies leaves its point unfinished, and another one
 takes it. No jax.
@@ -7,22 +7,16 @@ takes it. No jax.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config import Config, block_size
 from fedvg_jax.config.networks import costs
-from fedvg_jax.host import extras, hardware
-from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.host import hardware
 from fedvg_jax.study.sweep_points import Point
-
-MODULE = "fedvg_jax.sweep"
-"""The command."""
 
 STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"
 """Variable of the environment with the id of the process that started this one."""
@@ -32,9 +26,6 @@ POINTS_PER_PROCESS = 4
 
 BYTES_PER_PROCESS = 2 * 2**30
 """Memory that `--jobs auto` allows for each process."""
-
-TIMEOUT_MINUTES = 24 * 60
-"""Time limit of a cluster's job, where the user gives none."""
 
 
 class Stopped(Exception):
@@ -140,56 +131,3 @@ def is_started() -> bool:
 def is_orphan() -> bool:
     """Returns whether the process that started this one has ended."""
     return os.environ.get(STARTED_BY, str(os.getppid())) != str(os.getppid())
-
-
-def submit(argv: Sequence[str], count: int, folder: Path, options: Mapping[str, Any]) -> str:
-    """Starts the command as jobs, by submitit: of SLURM where there is one, otherwise processes of this machine.
-
-    Args:
-        argv: arguments of the command.
-        count: jobs.
-        folder: for the jobs' logs.
-        options: parameters of submitit's executor, such as {"slurm_partition": "gpu"}.
-
-    Returns:
-        A line with the jobs.
-
-    Raises:
-        UsageError: submitit is missing or refuses an option, or the cluster refuses the jobs.
-    """
-    submitit = extras.load("submitit", "slurm", "--executor submitit")
-    executor = submitit.AutoExecutor(folder=folder)
-    try:
-        executor.update_parameters(**{"timeout_min": TIMEOUT_MINUTES, "name": "fedvg-sweep", **options})
-    except (NameError, TypeError, ValueError) as error:
-        raise UsageError(f"submitit refuses --slurm: {' '.join(str(error).split())[:300]}") from None
-    try:
-        jobs = executor.map_array(run_command, [list(argv)] * count)
-    except RuntimeError as error:  # of submitit, for what sbatch prints
-        raise UsageError(f"the cluster refuses the jobs ({one_line(str(error))[:300]}); correct --slurm") from None
-    return f"jobs of {executor.cluster}: {', '.join(job.job_id for job in jobs)}; logs in {folder}"
-
-
-def run_command(argv: Sequence[str]) -> int:
-    """Runs the command in the process of a job; returns its exit code."""
-    return importlib.import_module(MODULE).main(argv)
-
-
-def is_job() -> bool:
-    """Returns whether this process is a job of submitit."""
-    return "SUBMITIT_EXECUTOR" in os.environ
-
-
-def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the parameters of submitit's executor; whole numbers as numbers.
-
-    >>> parse_options(["timeout_min=60", "slurm_partition=gpu"])
-    {'timeout_min': 60, 'slurm_partition': 'gpu'}
-    """
-    options: dict[str, Any] = {}
-    for word in words:
-        name, is_pair, value = word.partition("=")
-        if not is_pair or not name.isidentifier():
-            raise UsageError(f"--slurm takes NAME=VALUE, such as slurm_partition=gpu; got {word[:50]}")
-        options[name] = int(value) if value.isdecimal() else value
-    return options

@@ -153,16 +153,9 @@ def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
     assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
 
 
-@pytest.mark.parametrize("jobs", ["processes", "submitit"])
-def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path, monkeypatch, jobs):
-    """Processes' tuning runs, too; a job of submitit writes the report of the sweep itself."""
-    words = ["--seed", "0:2", "--rounds", "1", "--jobs", "2"]
-    if jobs == "processes":
-        words += ["--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"]
-    else:
-        monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # otherwise its import closes the stream of pytest
-        pytest.importorskip("submitit", reason="jobs of a cluster need the slurm extra")
-        words += ["--executor", "submitit", "--slurm", "timeout_min=5"]
+def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path):
+    """Their tuning runs, too."""
+    words = ["--seed", "0:2", "--rounds", "1", "--jobs", "2", "--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"]
     cores, variables = os.sched_getaffinity(0), dict(os.environ)
     try:
         code, _, err = run(*words)
@@ -171,11 +164,7 @@ def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
     assert (code, err) == (0, "")
-    folders, deadline = [tmp_path / "out" / "points" / f"seed={seed}" for seed in range(2)], time.monotonic() + 240
-    while jobs == "submitit" and not (tmp_path / "out" / "report" / "report.html").exists():
-        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.rglob("*_log.*")]
-        time.sleep(0.2)
-    for computed in map(fedvg_jax.History.load, folders):
+    for computed in (fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}") for seed in range(2)):
         alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
         assert timeless(computed.records) == timeless(alone.records)
 

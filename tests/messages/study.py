@@ -84,8 +84,6 @@ CASES = [
     ("two axes of one setting", file("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]"), "lr"),
     ("unknown flag", words("--lrr", "1", "2"), "--lrr"),
     ("value out of range", words("--alpha", "0.1", "0"), "point alpha=0"),
-    ("unknown executor", words("--executor", "sge"), "executor"),
-    ("options without submitit", words("--slurm", "partition=x"), "--slurm"),
     ("flag given twice", words("--seed", "0:2", "--seed", "3:5"), "--seed"),
     ("numbers with commas", words("--alpha", "0.05,0.5"), "--alpha"),
     ("tuned axis", words("--lr", "0.1", "0.2", "--tune", "lr", "0.3"), "lr"),

@@ -195,7 +195,6 @@ def run_sweep(
     metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
-    tune_budget: int = 0,
     jobs: int | str = 1,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
@@ -224,7 +223,6 @@ def run_sweep(
         tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val
             in runs of their own, in the folder `tuning` of `out`, as with `--tune`. sweep.json has the choices.
         tune_seeds: of these runs; None for "1000:1002".
-        tune_budget: combinations that every cell tries, drawn at random; 0 for all.
         jobs: processes that share the runs of `out`, this one included, or "auto": one per core, where runs use one
             core each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
@@ -252,9 +250,9 @@ def run_sweep(
     given = traced_anew(Given(data, partition, task, algorithm, weighting, selection, hyper, initial))
     from fedvg_jax.study import sweeps, tuning
 
-    tuned, measured = tuning.make_tuning(tune or {}, tune_seeds, tune_budget), _checked_metrics(metrics)
+    tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)
     call = {"config": config, "axes": axes, "out": folder, "track": track, "data": data, "partition": partition}
-    call |= {"tune": tune, "tune_seeds": tune_seeds, "tune_budget": tune_budget, "hyper": hyper, "initial": initial}
+    call |= {"tune": tune, "tune_seeds": tune_seeds, "hyper": hyper, "initial": initial}
     shown = _is_shown(progress)
     return sweeps.run_sweep(start, axes, given, folder, shown, _check_flags, measured, tuned, jobs, call)
 

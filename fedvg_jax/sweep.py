@@ -23,19 +23,16 @@ Options of the sweep:
   --tune NAME VALUE...   settings whose values are chosen on D_val, for every
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
-  --tune-budget N        combinations that every method tries, at random
   --jobs N               processes that share the points, each with its cores;
                          auto: one per core, where points use one core each
-  --dry-run              list unfinished points, estimate time, train nothing
+  --dry-run              list unfinished points and programs, train nothing
 
 Options of a run: python -m fedvg_jax.sweep --help-all
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,8 +196,7 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
 
 
 def _show_plan(command: CommandLine, console: Console) -> int:
-    """Lists unfinished points and their programs, and estimates the time; writes only to the cache."""
-    commands.start_jax()
+    """Lists unfinished points and their programs; writes nothing."""
     from fedvg_jax.study import sweeps
 
     points, num_planned = _pending(command), len(_planned(command))
@@ -209,32 +205,13 @@ def _show_plan(command: CommandLine, console: Console) -> int:
     if not points:
         say(console, f"nothing to compute{done}")
         return 0
-    total = compiling = 0.0
     groups = sweeps.by_program(points)
     for i, group in enumerate(groups):
-        with console.status(f"timing program {i + 1} of {len(groups)}"):
-            seconds, compile_seconds = _estimate(group)
-        total, compiling = total + seconds, compiling + compile_seconds
-        say(console, f"program {i + 1}: {count(len(group))}, about {sweeps.duration(seconds)}")
+        say(console, f"program {i + 1}: {count(len(group))}")
         for point in group:
             say(console, f"  {point.name}")
-    work = f"{count(len(points))}, {count(len(groups), 'program')}"
-    say(console, f"{work}: about {sweeps.duration(total)}, and {sweeps.duration(compiling)} of compiling{done}")
+    say(console, f"{count(len(points))}, {count(len(groups), 'program')}{done}")
     return 0
-
-
-def _estimate(group: Sequence[Point]) -> tuple[float, float]:
-    """Returns the seconds that points of one program take, and those of compiling it.
-
-    Points that differ in their seeds only are timed once.
-    """
-    from fedvg_jax.runs.assemble import simulation
-    from fedvg_jax.views import display
-
-    counts = collections.Counter(dataclasses.replace(p.config, seed=0, partition_seed=0) for p in group)
-    predictions = {config: display.predict(simulation.simulation(config)) for config in counts}
-    seconds = sum(predictions[config].seconds * count for config, count in counts.items())
-    return seconds, sum(prediction.compile_seconds for prediction in predictions.values())
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from fedvg_jax.study.tuning import Plan, Tuning, make_tuning, tuning_points
 
 PROG = "python -m fedvg_jax.sweep"
 
-OWN = ("out", "config", "dry_run", "jobs", "tune_budget")
+OWN = ("out", "config", "dry_run", "jobs")
 """Flags of the sweep itself with one value, or none."""
 
-OF_SWEEP = ("jobs", "tune", "tune_seeds", "tune_budget")
+OF_SWEEP = ("jobs", "tune", "tune_seeds")
 """Flags that are no settings of a run."""
 
 SHARED = ("cache_dir", "track")
@@ -64,18 +64,14 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if both := sorted((in_words & {*file.tune, *tuned}) | (in_file & file.tune.keys())):
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
     points = sweep_points.make_points(sweep)
-    tuning = make_tuning(
-        {**file.tune, **tuned},
-        file.tune_seeds if seeds is None else seeds,
-        _number("tune_budget", own["tune_budget"]) if "tune_budget" in own else file.tune_budget,
-    )
+    tuning = make_tuning({**file.tune, **tuned}, file.tune_seeds if seeds is None else seeds)
     out = files.user_path(own["out"]) if "out" in own else default_folder(points, tuning)
     return CommandLine(
         plan=Plan(points, out, tuning, tuning_points(sweep, tuning) if tuning else None),
         out=out,
         argv=argv,
         dry_run="dry_run" in own,
-        jobs=None if own.get("jobs", "auto") == "auto" else _number("jobs", own["jobs"], "auto or "),
+        jobs=None if own.get("jobs", "auto") == "auto" else _jobs(own["jobs"]),
     )
 
 
@@ -107,10 +103,9 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     return Sweep(all_axes, layers, title=file.title)
 
 
-def _number(name: str, text: str, words: str = "") -> int:
-    """Returns a number >= 1; `words` are the other values that the option takes, for the message."""
-    if not (text.isdecimal() and text.isascii() and int(text[:6]) >= 1 and len(text) < 6):
-        raise UsageError(f"--{name.replace('_', '-')} must be {words}a number >= 1; got {text[:50]}")
+def _jobs(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and int(text) >= 1):
+        raise UsageError(f"--jobs must be auto or a number >= 1; got {text[:50]}")
     return int(text)
 
 

@@ -6,7 +6,7 @@ points share, as a run's file has them, and
     title = "..."        of the sweep's tables and figures
     [axes]               setting -> its values; all axes are crossed
     [[zip]]              settings whose values go together: lists of one length
-    [tune]               setting -> the values that are tried for each method; tune_seeds, tune_budget beside it
+    [tune]               setting -> the values that are tried for each method; tune_seeds beside it
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class SweepFile(NamedTuple):
     tune: Mapping[str, Any] = {}
     """setting -> values to choose from"""
     tune_seeds: Any = None
-    tune_budget: int = 0
 
 
 def cross(axes: Mapping[str, Any], source: str) -> list[Axis]:
@@ -208,15 +207,13 @@ def read_file(path: Path) -> SweepFile:
     if not isinstance(zips, list) or not all(isinstance(table, dict) for table in zips):
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
     crossed, tune = (_table(content, name, path) for name in ("axes", "tune"))
-    title, seeds, budget = content.pop("title", ""), content.pop("tune_seeds", None), content.pop("tune_budget", 0)
+    title, seeds = content.pop("title", ""), content.pop("tune_seeds", None)
     if not isinstance(title, str):
         raise UsageError(f"{path}: title must be a text; got {title!r}")
-    if type(budget) is not int or budget < 0:
-        raise UsageError(f"{path}: tune_budget must be a number >= 0; got {str(budget)[:50]}")
     axes = (*(zipped(dotted(table), f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
     if several := [name for name, value in content.items() if isinstance(value, list)]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
-    return SweepFile(content, axes, title, tune, seeds, budget)
+    return SweepFile(content, axes, title, tune, seeds)
 
 
 def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ every cell on its tuning runs. Those runs have seeds of their own, and their tes
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from fedvg_jax.config.checks import check
 from fedvg_jax.config.declare import flatten
 from fedvg_jax.config.options import sign_of
 from fedvg_jax.config.presets import SHORTHANDS, apply
-from fedvg_jax.config.uses import HOST, plain
+from fedvg_jax.config.uses import plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_points
@@ -46,8 +45,6 @@ class Tuning(NamedTuple):
     axes: tuple[Axis, ...]
     """the tuned settings with their values"""
     seeds: tuple[int, ...]
-    budget: int = 0
-    """combinations that every cell tries, drawn at random from its grid; 0 for the whole grid"""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -72,30 +69,24 @@ class Plan(NamedTuple):
     """None without tuning"""
 
 
-def make_tuning(settings: Mapping[str, Any], seeds: Any = None, budget: int = 0) -> Tuning | None:
+def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None:
     """Returns what is tuned; None for nothing.
 
     Args:
         settings: setting -> its values.
         seeds: of the tuning runs: numbers, or a range.
-        budget: see `Tuning`.
 
     Raises:
         UsageError: a setting is unknown or cannot be tuned.
     """
     if not settings:
-        if seeds is not None or budget:
-            raise UsageError("tune: seeds or a budget of tuning need settings to tune, such as --tune lr 0.1 0.2")
+        if seeds is not None:
+            raise UsageError("tune: seeds of tuning need settings to tune, such as --tune lr 0.1 0.2")
         return None
     (seed_axis,) = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, "tune")
-    numbers = tuple(row[0] for row in seed_axis.values)
-    if wrong := [number for number in numbers if type(number) is not int]:
-        raise UsageError(f"tune: seeds must be whole numbers, or a range such as 1000:1002; got {wrong[0]!r:.100}")
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
-    if useless := [name for name in settings if name in HOST]:
-        raise UsageError(f"tune: {useless[0]} cannot be tuned, because it changes no accuracy; give it one value")
-    return Tuning(tuple(sweep_points.cross(settings, "tune")), numbers, budget)
+    return Tuning(tuple(sweep_points.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values))
 
 
 def cell_of(values: Mapping[str, Any]) -> str:
@@ -111,19 +102,14 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
     """Returns the tuning runs of a sweep.
 
     Raises:
-        UsageError: a tuned setting is an axis too, or no point uses it; seeds are zipped with other settings, or are
-            those of the points; or a tuned setting decides whether an axis is used, so that the cells of the tuning
-            runs are not the sweep's.
+        UsageError: a tuned setting is an axis too, or no point uses it; seeds are those of the points; or a tuned
+            setting decides whether an axis is used, so that the cells of the tuning runs are not the sweep's.
     """
     for axis in sweep.axes:
         if both := set(axis.names) & set(tuning.settings):
             raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
-        if len(axis.names) > 1 and set(axis.names) & set(RANGED):
-            raise UsageError(
-                f"seeds are in a [[zip]] ({', '.join(axis.names)}), and cannot be tuned over; put seed in [axes]"
-            )
     _refuse_shared_seeds(sweep, tuning)
-    kept = tuple(axis for axis in sweep.axes if axis.names[0] not in RANGED)
+    kept = tuple(axis for axis in sweep.axes if not {*axis.names} <= {*RANGED})
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
     points = make_points(sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip()))
     cells = {cell_of(point.values) for point in make_points(sweep._replace(axes=kept)).points}
@@ -132,7 +118,7 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
             f"tuned {', '.join(tuning.settings)} and the axes {', '.join(name for axis in kept for name in axis.names)}"
             f" do not combine: {min(others)} exists for some tuned values only; make the tuned settings axes"
         )
-    return points._replace(points=_within_budget(points.points, tuning.settings, tuning.budget))
+    return points
 
 
 def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
@@ -141,17 +127,6 @@ def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
     points = points or {sweep.start.seed if sweep.start else point_config(sweep, combinations(sweep.axes)[0]).seed}
     if shared := sorted(points & {*tuning.seeds}):
         raise UsageError(f"seed {shared[0]} is a seed of the tuning runs and of the points; give other --tune-seeds")
-
-
-def _within_budget(points: Sequence[Point], tuned: Sequence[str], budget: int) -> list[Point]:
-    """Returns the points of at most `budget` combinations of every cell, drawn with the cell's name as the seed."""
-    if not budget:
-        return list(points)
-    kept: set[str] = set()
-    for cell, of_cell in by_cell(points, tuned).items():
-        for combination in random.Random(cell).sample(list(of_cell), min(budget, len(of_cell))):
-            kept |= {point.name for point in of_cell[combination]}
-    return [point for point in points if point.name in kept]
 
 
 def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str, list[Point]]]:
@@ -245,14 +220,7 @@ def chosen_text(choice: Choice, tuned: Tuning) -> str:
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
     """Returns the entry `tuning` of sweep.json."""
     chosen = {cell: choice._asdict() for cell, choice in choices.items()}
-    entry = {
-        "settings": tuning.grid,
-        "seeds": list(tuning.seeds),
-        "budget": tuning.budget,
-        "select": "val",
-        "chosen": chosen,
-    }
-    return plain(entry)
+    return plain({"settings": tuning.grid, "seeds": list(tuning.seeds), "select": "val", "chosen": chosen})
 
 
 def _score(out: Path, runs: Sequence[Point]) -> tuple[str, float] | None:

@@ -96,11 +96,10 @@ def test_sweep_prints_its_points_a_table_and_its_folder_and_continues(run, tmp_p
 
 
 def test_dry_run_lists_unfinished_points_and_programs_and_writes_nothing(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "_estimate", lambda group: (60.0 * len(group), 0.0))
     monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name == "seed=1")
     code, out, _ = run("--seed", "0:3", "--dry-run")
     assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == ["  seed=0", "  seed=2"]
-    assert "2 points, 1 program: about 2 min" in out and "; 1 of 3 points finished" in out
+    assert "2 points, 1 program; 1 of 3 points finished" in out
     monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: True)
     code, out, _ = run("--seed", "0:6", "--dry-run")
     assert code == 0 and "nothing to compute; 6 of 6 points finished" in out
@@ -145,12 +144,10 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
     assert run(*words)[0] == 0 and (tmp_path / "out" / "sweep.json").read_bytes() == before
 
 
-def test_methods_have_the_grids_of_the_settings_they_use_or_equal_budgets():
+def test_methods_have_the_grids_of_the_settings_they_use():
     words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
     names = [p.name for p in read(*words, "--tune-seeds", "7").plan.tuning_runs.points]
     assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
-    limited = [p.name for p in read(*words, "--tune-seeds", "7", "--tune-budget", "2").plan.tuning_runs.points]
-    assert set(limited) < set(names) and [sum(m in n for n in limited) for m in ("=fedavg", "=fedprox")] == [2, 2]
 
 
 def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path):

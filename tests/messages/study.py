@@ -89,7 +89,6 @@ CASES = [
     ("tuned axis", words("--lr", "0.1", "0.2", "--tune", "lr", "0.3"), "lr"),
     ("seeds of the points", words("--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"), "seed 2"),
     *((f"tuned {name}", tune({name: ["1", "2"]}), name) for name in NOT_TUNED),
-    ("tuning seeds that are lists", tune({"lr": [0.1]}, [[1000, 1001]]), "seeds"),
     ("tuned signal", tune({"fedvg.signal": ["gradient", "delta"]}, axes=BOTH_MODES), "fedvg.mode"),
     ("hyperparameter out of range", run_sweep({"hyper.T": [1.0, 9.0]}, weighting=tempered), "'T'"),
     (

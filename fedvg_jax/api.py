@@ -253,8 +253,8 @@ def run_sweep(
     tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)
     call = {"config": config, "axes": axes, "out": folder, "track": track, "data": data, "partition": partition}
     call |= {"tune": tune, "tune_seeds": tune_seeds, "hyper": hyper, "initial": initial}
-    shown = _is_shown(progress)
-    return sweeps.run_sweep(start, axes, given, folder, shown, _check_flags, measured, tuned, jobs, call)
+    work = sweeps.Work(folder, given, metrics=measured)
+    return sweeps.run_sweep(start, axes, work, _is_shown(progress), _check_flags, tuned, jobs, call)
 
 
 def make_schedule(

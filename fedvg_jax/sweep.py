@@ -90,8 +90,8 @@ def run(command: CommandLine) -> int:
     if command.dry_run:
         return _show_plan(command, console)
     try:
-        num_processes = command.jobs or workers.auto_jobs(_pending(command), hardware.without_jax())
-        with workers.further_processes(["-m", "fedvg_jax.sweep", *command.argv], num_processes) as start:
+        number = workers.num_processes(command.jobs, _pending(command), hardware.without_jax())
+        with workers.further_processes(["-m", "fedvg_jax.sweep", *command.argv], number) as start:
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
@@ -144,10 +144,11 @@ def _compute(
     commands.start_jax()
     from fedvg_jax.study import sweeps
 
+    work = sweeps.Work()
     if console:
-        sweeps.check(_pending(command))
+        sweeps.check(_pending(command), work)
     start()
-    return sweeps.compute_plan(command.plan, console)[0]
+    return sweeps.compute_plan(command.plan, console, work)[0]
 
 
 def _show_results(command: CommandLine, points: Sequence[Point], console: Console) -> int:

@@ -37,8 +37,8 @@ class CommandLine(NamedTuple):
     argv: Sequence[str] = ()
     """the words"""
     dry_run: bool = False
-    jobs: int | None = None
-    """processes; None: as `workers.auto_jobs`"""
+    jobs: int | str = "auto"
+    """see `workers.num_processes`"""
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
@@ -66,12 +66,13 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     points = sweep_points.make_points(sweep)
     tuning = make_tuning({**file.tune, **tuned}, file.tune_seeds if seeds is None else seeds)
     out = files.user_path(own["out"]) if "out" in own else default_folder(points, tuning)
+    jobs = own.get("jobs", "auto")
     return CommandLine(
         plan=Plan(points, out, tuning, tuning_points(sweep, tuning) if tuning else None),
         out=out,
         argv=argv,
         dry_run="dry_run" in own,
-        jobs=None if own.get("jobs", "auto") == "auto" else _jobs(own["jobs"]),
+        jobs=int(jobs) if jobs.isdecimal() else jobs,
     )
 
 
@@ -101,12 +102,6 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
         Layer(beside | settings, "command line"),
     )
     return Sweep(all_axes, layers, title=file.title)
-
-
-def _jobs(text: str) -> int:
-    if not (text.isdecimal() and text.isascii() and int(text) >= 1):
-        raise UsageError(f"--jobs must be auto or a number >= 1; got {text[:50]}")
-    return int(text)
 
 
 def _tuned_values(name: str, words: Sequence[str]) -> list[Any]:

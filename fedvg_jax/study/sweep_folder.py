@@ -1,4 +1,4 @@
-"""The folder of a sweep: sweep.json, and one run folder per point; and what a sweep reports to. No jax.
+"""The folder of a sweep: sweep.json, and one run folder per point. No jax.
 
 sweep.json             the axes, and all settings of every point
 points/NAME/           the run folder of a point
@@ -9,9 +9,8 @@ points/NAME/.claim     locked by the process that computes the point
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import digests, folder as run_folder
-from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.study.sweep_points import Point, Points
 
 DOCUMENT = "sweep.json"
@@ -51,20 +49,6 @@ class Failure(NamedTuple):
     round: int
     reason: str
     traceback: str = ""
-
-
-_log_warning = logging.getLogger(__name__).warning
-
-
-class Observers(NamedTuple):
-    """What a sweep reports to."""
-
-    on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
-    """gets a point's records of every chunk of rounds; first those of earlier processes"""
-    on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
-    """of every point that this process has computed"""
-    log: Callable[[str], None] = _log_warning
-    """gets a line about a point, which starts with its name, or about several"""
 
 
 def point_folder(out: Path, name: str) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import pickle
 import signal
 import tempfile
@@ -28,7 +29,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core import reuse
-from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
@@ -37,10 +37,12 @@ from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_a
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, provenance
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
-from fedvg_jax.study.sweep_folder import Failure, Observers
+from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
+
+_log_warning = logging.getLogger(__name__).warning
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at points that other processes compute."""
@@ -73,64 +75,89 @@ def by_program(points: Sequence[Point]) -> list[list[Point]]:
     return list(groups.values())
 
 
-def compute(
-    points: Sequence[Point],
-    out: Path | None,
-    observers: Observers = Observers(),  # noqa: B008  a named tuple of functions, never changed
-    given: Given = Given(),  # noqa: B008  a named tuple, never changed
-    objects: Mapping[str, Mapping[str, Any]] = {},
-    keeps: dict[tuple, reuse.Keep] | None = None,
-    metrics: Mapping[str, Callable[..., Any]] = {},
-) -> tuple[dict[str, History | Failure], str | None]:
+@dataclasses.dataclass
+class Work:
+    """What a process computes points with, what it reports to, and where the results go."""
+
+    out: Path | None = None
+    """folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory"""
+    given: Given = Given()
+    """what takes the place of settings, the same for all points"""
+    objects: Objects = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    """see `fedvg_jax.run`"""
+    on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
+    """gets a point's records of every chunk of rounds; first those of earlier processes"""
+    on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
+    """of every point that this process has computed"""
+    log: Callable[[str], None] = _log_warning
+    """gets a line about a point, which starts with its name"""
+    keeps: dict[tuple, reuse.Keep] = dataclasses.field(default_factory=dict)
+    """names of a point's objects -> what keeps the programs of these and of what is given; grows"""
+    data: dict[tuple, Arrays] = dataclasses.field(default_factory=dict)
+    """the data set that was read last; the others are not kept, because they may fill the memory"""
+    results: dict[str, History | Failure] = dataclasses.field(default_factory=dict)
+    """of the points that are computed; grows"""
+    stops: list[str] = dataclasses.field(default_factory=list)
+    """signals that stopped the process; grows"""
+
+    def names_of_objects(self, point: Point) -> tuple:
+        """Returns the names of a point's objects from axes."""
+        return tuple(point.values.get(name) for name in self.objects)
+
+    def given_of(self, point: Point) -> Given:
+        """Returns what is given for a point, with its objects and hyperparameters from axes."""
+        return of_point(point.values, self.given, self.objects)
+
+    def replaced(self, point: Point) -> dict[str, str]:
+        """Returns what takes the place of a point's settings -> its name; "" for one without."""
+        replaced = self.given_of(point).replaced
+        return replaced | {name: str(point.values[name]) for name in self.objects if name in replaced}
+
+    def folder(self, point: Point) -> Path | None:
+        """Returns the run folder of a point, or None."""
+        return sweep_folder.point_folder(self.out, point.name) if self.out else None
+
+    def has_begun(self, points: Sequence[Point]) -> bool:
+        """Returns whether some process has begun one of the points."""
+        return any(folder.exists() for folder in map(self.folder, points) if folder)
+
+
+def compute(points: Sequence[Point], work: Work) -> str | None:
     """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
 
     Points that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
 
-    Args:
-        points: of the sweep.
-        out: folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory.
-        observers: what is called while the sweep is going on.
-        given: what takes the place of settings, the same for all points.
-        objects: see `Objects`.
-        keeps: see `Work`.
-        metrics: see `fedvg_jax.run`.
-
     Returns:
-        The results of the points that this process has computed, by name; and the signal that stopped it, or None.
+        The signal that stopped this process, or None.
     """
-    work = Work(out, observers, given, objects, {} if keeps is None else keeps, {}, {}, [], metrics)
     pending = list(points)
     while pending:
         busy, groups = [], by_program(pending)
         while groups:
-            groups.sort(key=functools.partial(_has_begun, out))  # programs that no process has compiled come first
+            groups.sort(key=work.has_begun)  # programs that no process has compiled come first
             for point in groups.pop(0):
                 if workers.is_orphan():
-                    return work.results, "SIGTERM"
+                    return "SIGTERM"
                 if not _compute_or_skip(work, point):
                     busy.append(point)
                 if work.stops:
-                    return work.results, work.stops[0]
+                    return work.stops[0]
         if pending := busy:
             time.sleep(POLL_SECONDS)
-    return work.results, None
-
-
-def _has_begun(out: Path | None, group: Sequence[Point]) -> bool:
-    """Returns whether some process has begun a point of a program."""
-    return out is not None and any(sweep_folder.point_folder(out, point.name).exists() for point in group)
+    return None
 
 
 def compute_plan(
-    plan: tuning.Plan, console: Console | None, described: Mapping[str, str] = {}, *work: Any
+    plan: tuning.Plan, console: Console | None, work: Work, described: Mapping[str, str] = {}
 ) -> tuple[list[Point], dict[str, History | Failure]]:
     """Computes the tuning runs, if there are any, and then the points with the values that these have chosen.
 
     Args:
         plan: what is computed.
         console: where progress and choices are shown; None for nowhere.
+        work: what the points are computed with.
         described: see `sweep_folder.Stored.given`.
-        work: `given`, `objects`, `keeps` and `metrics` of `compute`.
 
     Returns:
         The points, and the results of those that this process has computed, by name.
@@ -143,12 +170,12 @@ def compute_plan(
     def compute_shown(points: Sequence[Point], out: Path | None) -> dict[str, History | Failure]:
         if out and not workers.is_started():
             sweep_folder.clear_failures(out, points)
-        shown = sweep_progress(console, points, out) if console else contextlib.nullcontext(Observers())
-        with shown as observers:
-            results, stopped_by = compute(points, out, observers, *work)
+        mine = dataclasses.replace(work, out=out, results={}, stops=[])
+        with sweep_progress(console, points, mine) if console else contextlib.nullcontext(mine) as shown:
+            stopped_by = compute(points, shown)
         if stopped_by:
-            raise workers.Stopped(stopped_by, results)
-        return results
+            raise workers.Stopped(stopped_by, mine.results)
+        return mine.results
 
     points, chosen = plan.made.points, {}
     if plan.out and plan.tuning and plan.tuning_runs:
@@ -166,22 +193,11 @@ def compute_plan(
     return points, compute_shown(points, plan.out)
 
 
-def load(points: Sequence[Point], out: Path) -> list[SweepResult]:
-    """Returns the results of the points that are in the folder of a sweep, in the order of the points."""
-    results = []
-    for point in points:
-        folder = sweep_folder.point_folder(out, point.name)
-        failure = sweep_folder.read_failure(folder)
-        if failure or run_folder.is_finished(folder, point.config):
-            results.append(SweepResult(point.name, point.values, failure or History.load(folder), point.config))
-    return results
-
-
 Objects = Mapping[str, Mapping[str, Any]]
 """Argument of a run -> name on its axis -> object from Python."""
 
 
-def of_point(values: Mapping[str, Any], given: Given, objects: Mapping[str, Mapping[str, Any]] = {}) -> Given:
+def of_point(values: Mapping[str, Any], given: Given, objects: Objects = {}) -> Given:
     """Returns what is given with the objects and the hyperparameters among the values of axes, which win."""
     own = {name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)}
     chosen = {name: named[values[name]] for name, named in objects.items() if values.get(name) in named}
@@ -194,34 +210,6 @@ def data_key(config: Config) -> tuple:
     return *of_set, config.cache_dir, config.columns
 
 
-class Work(NamedTuple):
-    """What a process computes, and where the results go."""
-
-    out: Path | None
-    observers: Observers
-    given: Given
-    """what takes the place of settings"""
-    objects: Objects
-    keeps: dict[tuple, reuse.Keep]
-    """names of a point's objects -> what keeps the programs of these and of what is given; grows"""
-    data: dict[tuple, Arrays]
-    """the data set that was read last; the others are not kept, because they may fill the memory"""
-    results: dict[str, History | Failure]
-    """of the points that are computed; grows"""
-    stops: list[str]
-    """signals that stopped the process; grows"""
-    metrics: Mapping[str, Callable[..., Any]] = {}
-    """see `fedvg_jax.run`"""
-
-    def keep_of(self, point: Point) -> reuse.Keep:
-        """Returns what keeps the programs of a point."""
-        return self.keeps.setdefault(tuple(point.values.get(name) for name in self.objects), reuse.keeper())
-
-    def folder(self, point: Point) -> Path | None:
-        """Returns the run folder of a point, or None."""
-        return sweep_folder.point_folder(self.out, point.name) if self.out else None
-
-
 def _compute_or_skip(work: Work, point: Point) -> bool:
     """Computes a point unless that is done, or has failed since the command started; returns False if it is held."""
     folder = work.folder(point)
@@ -230,12 +218,12 @@ def _compute_or_skip(work: Work, point: Point) -> bool:
             folder.mkdir(parents=True, exist_ok=True)
             if not stack.enter_context(files.claimed(folder / sweep_folder.CLAIM)):
                 return False
-            if sweep_folder.read_failure(folder) is not None or run_folder.is_finished(folder, point.config):
+            if sweep_folder.read_failure(folder) or run_folder.is_finished(folder, point.config):
                 return True
         result = _compute_point(work, point)
         if not (isinstance(result, History) and result.summary["interrupted"]):
             work.results[point.name] = result
-            work.observers.on_end(point, result)
+            work.on_end(point, result)
     return True
 
 
@@ -246,13 +234,12 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
     def count(records: list[Record]) -> None:
         nonlocal num_done
         num_done = records[-1]["round"]
-        observers.on_records(point, records)
+        work.on_records(point, records)
 
-    observers = work.observers
     try:
         history = tracking.run_simulation(
             simulation_of(work, point),
-            log=lambda line: observers.log(f"{point.name}: {line}"),
+            log=lambda line: work.log(f"{point.name}: {line}"),
             on_stop=work.stops.append,
             on_records=count,
         )
@@ -264,20 +251,15 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
 
 def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     """Returns the simulation of a point, in its folder."""
-    config = _config_in(work.folder(point), point.config)
-    given = of_point(point.values, work.given, work.objects)
-    is_given = given.data is not None
-    if not is_given:
+    config, given = _config_in(work.folder(point), point.config), work.given_of(point)
+    if given.data is None:
         key = data_key(config)
         if key not in work.data:
             work.data.clear()
             work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
-    sim = simulation.assemble(config, given, work.keep_of(point))
-    names = {**sim.given} | {name: point.values[name] for name in work.objects if name in sim.given}
-    # without the data set that the settings name
-    named = {name: text for name, text in names.items() if is_given or name != "data"}
-    return sim._replace(given=named, metrics=work.metrics)
+    keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
+    return simulation.assemble(config, given, keep)._replace(given=work.replaced(point), metrics=work.metrics)
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
@@ -313,67 +295,47 @@ OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
 """Settings of which every combination is built before the first point."""
 
 
-def check(
-    points: Sequence[Point],
-    given: Given = Given(),  # noqa: B008  a named tuple, never changed
-    objects: Mapping[str, Mapping[str, Any]] = {},
-    keeps: dict[tuple, reuse.Keep] | None = None,
-) -> None:
+def check(points: Sequence[Point], work: Work) -> None:
     """Checks the given objects, and the settings of tensors, before the first run.
-
-    Args:
-        points: of the sweep.
-        given: what takes the place of settings.
-        objects: see `Objects`.
-        keeps: see `Work`.
 
     Raises:
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
             data, the partition or an object cannot be used.
     """
-    _refuse_replaced(points, given)
-    are_given = any(value is not None for point in points[:1] for value in of_point(point.values, given))
-    first_of_each: dict[tuple, Point] = {}
-    for point in points:
-        if are_given or objects or any(SETTINGS[name].get(point.config) for name in OF_TENSORS):
-            of_model = (SETTINGS[name].get(point.config) for name in OF_MODEL)
-            own = (point.values.get(name) for name in objects)
-            first_of_each.setdefault((data_key(point.config), *of_model, *own), point)
-    sim, work = None, Work(None, Observers(), given, objects, {} if keeps is None else keeps, {}, {}, [])
-    declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
-    for point in reversed(first_of_each.values()):
+    keys = {
+        point.name: (
+            data_key(point.config),
+            work.names_of_objects(point),
+            *(SETTINGS[n].get(point.config) for n in OF_MODEL),
+        )
+        for point in points
+        if any(v is not None for v in work.given_of(point)) or any(SETTINGS[n].get(point.config) for n in OF_TENSORS)
+    }
+    first_of_each = {keys[point.name]: point for point in reversed(points) if point.name in keys}
+    declaring: dict[tuple, tuple] = {}
+    for key, point in first_of_each.items():
         try:
-            sim = simulation_of(work, point)
+            sim = simulation_of(dataclasses.replace(work, out=None), point)
         except UsageError as error:
             raise UsageError(f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)) from None
-        declaring[tuple(point.values.get(name) for name in objects)] = sim.algorithm, sim.weighting
-    if not are_given or sim is None:
-        return
-    declared = {parameter.name for part in (sim.algorithm, sim.weighting) for parameter in part.defaults}
-    _refuse_replaced(points, given, declared)
+        declaring[key] = sim.algorithm, sim.weighting
+    declared = {parameter.name for parts in declaring.values() for part in parts for parameter in part.defaults}
+    _refuse_replaced(points, work.given, declared)
     for point in points:
-        its, parts = of_point(point.values, given, objects), declaring[tuple(point.values.get(n) for n in objects)]
-        passed = tuple(part for part, value in zip(parts, (its.algorithm, its.weighting), strict=True) if value)
+        its = work.given_of(point)
         if its.hyper:
+            parts = declaring[keys[point.name]]
+            passed = tuple(part for part, own in zip(parts, (its.algorithm, its.weighting), strict=True) if own)
             merge_hyperparameters(point.config, *parts, its.hyper, passed)
 
 
-def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str] | None = None) -> None:
-    """Raises UsageError for an axis that has no effect beside a given object.
-
-    Args:
-        points: of the sweep.
-        given: what takes the place of settings.
-        declared: hyperparameters of the algorithm and the weighting; None where they are not known yet, and their axes
-            are not refused.
-    """
-    arguments = [name for name in PASSED if getattr(given, name) is not None]
-    replaced = replaced_with(arguments) | {PASSED[name] for name in arguments}
+def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str]) -> None:
+    """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
+    replaced = replaced_with(given.replaced) | {PASSED[name] for name in given.replaced}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     for name in dict.fromkeys(name for point in points for name in point.values if name in replaced):
-        hyper = SETTINGS[name].facts.hyper if name in SETTINGS else ""
-        if not hyper or (declared is not None and hyper not in declared):
-            raise UsageError(f"axes: {name} has no effect beside {'=, '.join(arguments)}=; leave one of them out")
+        if name not in SETTINGS or SETTINGS[name].facts.hyper not in declared:
+            raise UsageError(f"axes: {name} has no effect beside {'=, '.join(given.replaced)}=; leave one of them out")
 
 
 CALL = """
@@ -387,11 +349,9 @@ with contextlib.suppress(fedvg_jax.UsageError, KeyboardInterrupt), open(sys.argv
 def run_sweep(
     start: Config,
     axes: Mapping[Any, Any],
-    given: Given,
-    out: Path | None,
+    work: Work,
     progress: bool,
     check_config: Callable[[Config], None],
-    metrics: Mapping[str, Callable[..., Any]] = {},
     tuned: tuning.Tuning | None = None,
     jobs: int | str = 1,
     call: Mapping[str, Any] = {},
@@ -401,49 +361,54 @@ def run_sweep(
     Args:
         start: settings that all points share.
         axes: as those of `fedvg_jax.run_sweep`.
-        given: what takes the place of settings, with functions of this call.
-        out: folder of the sweep; None keeps the results in memory.
+        work: where the results go, and what is given, with functions of this call.
         progress: whether to print a line for every run, or bars on a terminal.
         check_config: raises UsageError for settings of a point that only the command line can follow.
-        metrics: as those of `fedvg_jax.run`.
         tuned: settings that are chosen on D_val first; None for none.
         jobs: processes that share the points, this one included, or "auto".
         call: arguments of `fedvg_jax.run_sweep` for the others.
     """
     sweep_points.refuse_set(start)
+    out = work.out
     if tuned and out is None:
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
     axes, named = sweep_points.named_objects(axes)
     parsed = sweep_points.parse_axes(axes, named)
     sweep = Sweep(parsed, start=start, objects=named)
     made, runs = sweep_points.make_points(sweep), tuning.tuning_points(sweep, tuned) if tuned else None
-    described, objects = _described(parsed, named, given)
+    described, objects = _described(parsed, named, work.given)
+    work = dataclasses.replace(work, objects=objects)
     every = [*(runs.points if runs else ()), *made.points]
     for point in every:
         tracking.require(point.config, out is not None)
         check_config(point.config)
-    if given.data is None:
+    if work.given.data is None:
         sweep_folder.check_sources(every)
-    keeps: dict[tuple, reuse.Keep] = {}
-    check(every, given, objects, keeps)
-    functions = [*(given.replaced.keys() - {"data", "partition"}), *named, *(["metrics"] if metrics else [])]
-    count, plan = _num_processes(jobs, every, functions, out), tuning.Plan(made, out, tuned, runs)
+    check(every, work)
+    functions = [*(work.given.replaced.keys() - {"data", "partition"}), *named, *(["metrics"] if work.metrics else [])]
+    if jobs != 1 and (functions or out is None):
+        needs = f"cannot send {functions[0]} to a process; start one script several times, with the same out"
+        raise UsageError(f"jobs {needs if functions else 'needs out=, the folder that the processes share'}")
+    machine = hardware.current()
+    count = workers.num_processes(jobs, every, machine if machine.is_cpu else None)
     try:
-        console = Console() if progress else None
         with _further_calls(call, count):
-            points, results = compute_plan(plan, console, described, given, objects, keeps, metrics)
+            points, results = compute_plan(
+                tuning.Plan(made, out, tuned, runs), Console() if progress else None, work, described
+            )
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
         signal.raise_signal(signal.Signals[stop.signal])
         points, results = made.points, stop.results
-    if out:
-        return load(points, out)
     listed = []
-    for point in (point for point in points if point.name in results):
-        its = of_point(point.values, given, objects).replaced
-        names = its | {name: str(point.values[name]) for name in objects if name in its}
-        listed.append(SweepResult(point.name, point.values, results[point.name], point.config, names))
+    for point in points:
+        result = results.get(point.name)
+        if folder := work.folder(point):
+            is_finished = run_folder.is_finished(folder, point.config)
+            result = sweep_folder.read_failure(folder) or (History.load(folder) if is_finished else None)
+        if result:
+            listed.append(SweepResult(point.name, point.values, result, point.config, work.replaced(point)))
     return listed
 
 
@@ -462,32 +427,6 @@ def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
         file.flush()
         start()
         yield
-
-
-def _num_processes(jobs: int | str, points: Sequence[Point], functions: Sequence[str], out: Path | None) -> int:
-    """Returns the number of processes of a call.
-
-    Args:
-        jobs: the caller's number, or "auto".
-        points: of the sweep and its tuning.
-        functions: what the call is given that has functions.
-        out: folder of the sweep.
-
-    Raises:
-        UsageError: `jobs` is something else, or the processes cannot share the points.
-    """
-    if jobs == 1 or workers.is_started():
-        return 1
-    if jobs != "auto" and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise UsageError(f"jobs must be auto or a number >= 1; got {str(jobs)[:50]}")
-    if out is None:
-        raise UsageError("jobs needs out=, the folder that the processes share")
-    if functions:
-        raise UsageError(
-            f"jobs cannot send {functions[0]} to a process; start one script several times, with the same out"
-        )
-    machine = hardware.current()
-    return jobs if isinstance(jobs, int) else workers.auto_jobs(points, machine if machine.is_cpu else None)
 
 
 def _described(
@@ -519,16 +458,17 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def sweep_progress(console: Console, points: Sequence[Point], out: Path | None) -> Iterator[Observers]:
-    """Shows points and rounds as they finish; yields what the sweep reports to.
+def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Iterator[Work]:
+    """Shows points and rounds as they finish; yields the work, which reports them.
 
     In a terminal: two bars. Elsewhere: a line per point of this process, which counts those of other processes, too.
 
     Args:
         console: where to print.
         points: of the sweep.
-        out: its folder, if it has one.
+        work: of the process.
     """
+    out = work.out
     waiting = [point for point in points if out is None or not sweep_folder.is_done(out, point)]
     num_left, started = len(waiting), time.perf_counter()
 
@@ -555,7 +495,7 @@ def sweep_progress(console: Console, points: Sequence[Point], out: Path | None) 
             log(f"{num_done}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
             progress.update(bar, completed=num_done, text=left())
 
-        yield Observers(count, end, log)
+        yield dataclasses.replace(work, on_records=count, on_end=end, log=log)
 
 
 def result_text(result: History | Failure) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from fedvg_jax.config import Config, block_size
 from fedvg_jax.config.networks import costs
 from fedvg_jax.host import hardware
+from fedvg_jax.host.errors import UsageError
 from fedvg_jax.study.sweep_points import Point
 
 STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"
@@ -23,9 +24,6 @@ STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"
 
 POINTS_PER_PROCESS = 4
 """Points from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
-
-BYTES_PER_PROCESS = 2 * 2**30
-"""Memory that `--jobs auto` allows for each process."""
 
 
 class Stopped(Exception):
@@ -36,28 +34,33 @@ class Stopped(Exception):
         self.signal, self.results = signal, results
 
 
-def auto_jobs(points: Sequence[Point], machine: hardware.Hardware | None) -> int:
-    """Returns the number of processes that `--jobs auto` takes: one per core, where every point uses a single device.
+def num_processes(jobs: int | str, points: Sequence[Point], machine: hardware.Hardware | None) -> int:
+    """Returns the number of processes that share points; "auto" is one per core where every point uses a single device.
 
     On 2 cores, one process of small networks leaves one core idle. Networks whose cohorts use all cores, and
     accelerators, take one process.
 
     Args:
+        jobs: a number, or "auto".
         points: that are not finished.
         machine: None where jax may find an accelerator.
 
-    >>> auto_jobs([], None)
-    1
+    Raises:
+        UsageError: `jobs` is something else.
+
+    >>> num_processes("auto", [], None), num_processes(3, [], None)
+    (1, 3)
     """
+    if jobs != "auto":
+        if isinstance(jobs, str) or jobs < 1:
+            raise UsageError(f"jobs must be auto or a number >= 1; got {jobs}")
+        return jobs
     if machine is None:
         return 1
     with hardware.assumed(machine):
         if any(_num_devices(point.config) > 1 for point in points):
             return 1
-    limits = [machine.cores, len(points) // POINTS_PER_PROCESS]
-    if machine.memory_bytes is not None:
-        limits.append(machine.memory_bytes // BYTES_PER_PROCESS)
-    return max(1, min(limits))
+    return max(1, min(machine.cores, len(points) // POINTS_PER_PROCESS))
 
 
 def _num_devices(config: Config) -> int:

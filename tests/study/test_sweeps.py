@@ -101,7 +101,7 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(tmp
 
         points = open_sweep(folders[1], changed, swept)
         with pytest.raises(Killed):
-            sweeps.compute(points, folders[1], sweeps.Observers(on_records=kill))
+            sweeps.compute(points, sweeps.Work(folders[1], on_records=kill))
     results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
     assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2]
     assert histories(results[1]) == histories(results[0])
@@ -125,8 +125,8 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(who
         signal.raise_signal(signal.SIGTERM)
 
     out = tmp_path / "out"
-    computed, stopped_by = sweeps.compute(open_sweep(out), out, sweeps.Observers(on_records=stop))
-    assert (computed, stopped_by) == ({}, "SIGTERM")
+    work = sweeps.Work(out, on_records=stop)
+    assert sweeps.compute(open_sweep(out), work) == "SIGTERM" and work.results == {}
     assert len(fedvg_jax.History.load(out / "points" / whole[1][0].name).records) == 1
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(whole[1])
 
@@ -139,8 +139,9 @@ def test_waiting_process_takes_over_the_point_of_one_that_ends(tmp_path, monkeyp
     other = files.claimed(folder / sweep_folder.CLAIM)
     other.__enter__()
     monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: other.__exit__(None, None, None))
-    computed, stopped_by = sweeps.compute(points, out)
-    assert list(computed) == [points[1].name, points[0].name] and stopped_by is None
+    work = sweeps.Work(out)
+    assert sweeps.compute(points, work) is None
+    assert list(work.results) == [points[1].name, points[0].name]
 
 
 def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(tmp_path, monkeypatch):
@@ -191,7 +192,7 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
     for number in range(1, 3):
         for _ in range(2):  # workers, of which the second finds what the first has recorded
-            sweeps.compute(points, out)
+            sweeps.compute(points, sweeps.Work(out))
         assert sorted(tried) == sorted([point.name for point in points] * number)
         sweep_folder.clear_failures(out, points)
 
@@ -217,7 +218,7 @@ def test_processes_take_the_programs_that_no_process_has_begun_first(tmp_path, m
     monkeypatch.setattr(
         sweeps, "_compute_point", lambda work, point: computed.append(point) or Failure("failed", 0, "")
     )
-    sweeps.compute(points, out)
+    sweeps.compute(points, sweeps.Work(out))
     assert [p.name for p in computed] == [points[i].name for i in (2, 3, 0, 1)]
 
 
@@ -269,8 +270,8 @@ def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_he
     points = [Point(f"seed={i}", {"seed": i}, Config(seed=i, rounds=10)) for i in range(8)]
     done = {points[0].name}
     monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name in done)
-    with sweeps.sweep_progress(Console(file=text, width=200), points, tmp_path) as observers:
+    with sweeps.sweep_progress(Console(file=text, width=200), points, sweeps.Work(tmp_path)) as work:
         now[0] = 100.0
         done.add(points[2].name)
-        observers.on_end(points[1], Failure("diverged", 3, "not finite"))
+        work.on_end(points[1], Failure("diverged", 3, "not finite"))
     assert text.getvalue() == "3/8  seed=1: diverged in round 3 (not finite), about 4 min left\n"

@@ -20,7 +20,6 @@ MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 *
         ({}, 30, MACHINE, 4),
         ({}, 9, MACHINE, 2),
         ({}, 3, MACHINE, 1),
-        ({}, 30, MACHINE._replace(memory_bytes=5 * 2**30), 2),
         ({}, 30, None, 1),
         ({"model": "lenet5"}, 30, MACHINE, 1),
         ({"model": "lenet5", "devices": "1"}, 30, MACHINE, 4),
@@ -28,7 +27,7 @@ MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 *
 )
 def test_auto_starts_a_process_per_core_where_points_use_one_device(changes, count, machine, jobs):
     points = [Point("", {}, Config(**changes))] * count
-    assert workers.auto_jobs(points, machine) == jobs
+    assert workers.num_processes("auto", points, machine) == jobs
 
 
 def test_a_process_has_as_many_devices_as_one_alone(monkeypatch):

@@ -98,8 +98,6 @@ def write(argv: Sequence[str]) -> int:
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
     for path in written.paths:
         print(path)
-    for name, reason in written.left_out.items():
-        print(f"no figure {name}: {reason}")
     print(*written.findings, sep="\n")
     return 0
 

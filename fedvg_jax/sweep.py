@@ -41,7 +41,7 @@ from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files, hardware
+from fedvg_jax.host import hardware
 from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, tuning, workers
 from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
@@ -181,16 +181,12 @@ def _draw_report(out: Path, console: Console) -> UsageError | None:
     if missing := report.missing_packages():
         say(console, f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
         return None
-    with files.claimed(out / ".report") as is_mine:
-        if not is_mine:
-            say(console, f"another process writes the report in {out / 'report'}")
-            return None
-        try:
-            with console.status("writing the report"):
-                written = report.write([out], out / "report")
-        except UsageError as error:
-            say(console, "no report")
-            return error
+    try:
+        with console.status("writing the report"):
+            written = report.write([out], out / "report")
+    except UsageError as error:
+        say(console, "no report")
+        return error
     for line in (*written.findings, f"report: {written.paths[-1]}"):
         say(console, line)
     return None

@@ -172,7 +172,7 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
 def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    monkeypatch.setattr(sweeps, "compute", lambda *args, **named: ({"seed=0": "a history"}, "SIGTERM"))
+    monkeypatch.setattr(sweeps, "compute", lambda _, work: work.results.update({"seed=0": "a history"}) or "SIGTERM")
     try:
         results = fv.run_sweep(SMALL, {"seed": [0, 1]})
     finally:

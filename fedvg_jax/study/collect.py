@@ -15,22 +15,12 @@ from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, OF_GLOBAL_MODEL, History
-from fedvg_jax.study import sweep_folder, tuning
-from fedvg_jax.study.cells import (
-    TITLES,
-    Cell,
-    Place,
-    Run,
-    Scenario,
-    Study,
-    last_outcomes,
-    places,
-    replicate_text,
-    scenario_text,
-    settings_of,
-    shared_settings,
-)
+from fedvg_jax.study import cells, sweep_folder, tuning
+from fedvg_jax.study.cells import Cell, Place, Run, Scenario, Study
 from fedvg_jax.study.sweep_folder import Stored
+
+Cells = dict[tuple[str, Scenario], Cell]
+"""(method, scenario) -> its runs"""
 
 MAX_LISTED = 40
 """Most lines of a refusal; a count of the others follows."""
@@ -80,42 +70,41 @@ def make_study(
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(found)
-    placed = places([folder.settings for folder in found], sweeps[0].axes if is_one_sweep else ())
+    placed = cells.places([folder.settings for folder in found], sweeps[0].axes if is_one_sweep else ())
     if sources := _mixed_sources(found, placed):
         raise UsageError(f"the runs are of different data or partitions: {_listed(sources)}; report them apart")
-    cells, twins = _cells(found, placed)
-    cells = cells if is_one_sweep else _with_unpaired(cells, placed)
-    missing = [line for cell in cells.values() for line in cell.missing] + lost
-    repeated = _repeated(cells)
-    if (problems := missing + repeated) and not partial:
+    by_place, twins = _cells(found, placed)
+    by_place = by_place if is_one_sweep else _with_unpaired(by_place, placed)
+    missing = [line for cell in by_place.values() for line in cell.missing] + lost
+    if missing and not partial:
         raise UsageError(
-            f"the runs cannot be reported as one study: {_listed(problems)}; finish, recompute or leave out those runs,"
+            f"the runs cannot be reported as one study: {_listed(missing)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
     name, sign = _metric([folder.run for folder in found if folder.run], metric)
-    cells = {key: _with_lost_results(cell, name) for key, cell in cells.items()}
+    by_place = {key: _with_lost_results(cell, name) for key, cell in by_place.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
     runs = [folder.settings for folder in found if folder.run]
     local = [OF_GLOBAL_MODEL] if any(settings.get("local") for settings in runs) else []
     local = [OF_OWN_MODELS] if name.startswith("personal_") else local
-    scenarios = sorted(dict.fromkeys(scenario for _, scenario in cells), key=_order)
+    scenarios = sorted(dict.fromkeys(scenario for _, scenario in by_place), key=_order)
     return Study(
         title="; ".join(dict.fromkeys(named)),
-        methods=tuple(dict.fromkeys(method for method, _ in cells)),
+        methods=tuple(dict.fromkeys(method for method, _ in by_place)),
         scenarios=tuple(scenarios),
-        cells=cells,
+        cells=by_place,
         metric=name,
         declared_sign=sign,
-        settings=shared_settings(runs),
-        notes=(*_shared_partition(cells), *local, *_tuned(sweeps), *_other_code(cells), *twins, *lost, *repeated),
+        settings=cells.shared_settings(runs),
+        notes=(*_shared_partition(by_place), *local, *_tuned(sweeps), *_other_code(by_place), *twins, *lost),
     )
 
 
-def _other_code(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+def _other_code(by_place: Cells) -> list[str]:
     """Returns a line for every name of own objects that has other code in some run than in the first."""
     first: dict[tuple[str, str], Run] = {}
     lines: dict[tuple[str, str], str] = {}
-    for run in (run for cell in cells.values() for run in cell.runs.values()):
+    for run in (run for cell in by_place.values() for run in cell.runs.values()):
         codes = run.manifest.get("code", {})
         for key in ((argument, name) for argument, name in run.given.items() if name and argument in codes):
             other = first.setdefault(key, run)
@@ -138,7 +127,7 @@ def _metric(runs: Sequence[Run], text: str | None) -> tuple[str, int]:
     Raises:
         UsageError: some run has not recorded it.
     """
-    finals = [last_outcomes(run) for run in runs]
+    finals = [cells.last_outcomes(run) for run in runs]
     common = [name for name in finals[0] if all(name in final for final in finals)]
     if text is None:
         are_personal = any(r.config.local or ALGORITHMS[r.config.algorithm].has_personal_models for r in runs)
@@ -155,12 +144,12 @@ def _metric(runs: Sequence[Run], text: str | None) -> tuple[str, int]:
 
 def _tuned(sweeps: Sequence[Stored]) -> list[str]:
     """Returns a line with the values that were chosen for every cell; none without tuning."""
-    cells = [
+    chosen = [
         f"{cell}: {', '.join(tuning.value_texts(choice['values'], sweep.tuning['settings']))}"
         for sweep in sweeps
         for cell, choice in sweep.tuning.get("chosen", {}).items()
     ]
-    return [f"chosen on the validation set: {'; '.join(cells)}"] if cells else []
+    return [f"chosen on the validation set: {'; '.join(chosen)}"] if chosen else []
 
 
 def _order(scenario: Scenario) -> list[tuple[str, float, str]]:
@@ -180,8 +169,8 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _with_lost_results(cell: Cell, metric: str) -> Cell:
     """Returns a cell with a failure for every run whose last evaluation is not finite, which has no result."""
-    lost = (run.folder.name for run in cell.runs.values() if last_outcomes(run)[metric] is None)
-    lines = (f"{name}: final {TITLES.get(metric, metric)} is not finite" for name in lost)
+    lost = (run.folder.name for run in cell.runs.values() if cells.last_outcomes(run)[metric] is None)
+    lines = (f"{name}: final {cells.TITLES.get(metric, metric)} is not finite" for name in lost)
     return cell._replace(failures=(*cell.failures, *lines))
 
 
@@ -196,12 +185,12 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder | str], list[Stored]]
         if not folder.is_dir():
             raise UsageError(f"{folder} is not a folder; name a sweep, a run, or a folder of runs")
         if (folder / "sweep.json").exists():
-            sweeps.append(sweep := _read_sweep(folder))
+            sweeps.append(sweep := sweep_folder.read(folder))
             for name, (values, config) in sweep.points.items():
                 given = dict.fromkeys(PASSED.keys() & sweep.given, "")
                 given |= {n: values[n] for n in PASSED if f"{n} {values.get(n)}" in sweep.given}
                 read = _read_run(sweep_folder.point_folder(folder, name), values, given, config)
-                settings = settings_of(config, values, given)
+                settings = cells.settings_of(config, values, given)
                 runs.append(Folder(settings, missing=read) if isinstance(read, str) else read)
         elif run_folder.is_run(folder):
             runs.append(_read_run(folder))
@@ -214,18 +203,6 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder | str], list[Stored]]
             runs += deeper
             sweeps += more
     return runs, sweeps
-
-
-def _read_sweep(folder: Path) -> Stored:
-    """Returns the content of sweep.json.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    try:
-        return sweep_folder.read(folder)
-    except UsageError as error:
-        raise UsageError(f"{error}; give {folder / 'points'} to report the runs without that file") from None
 
 
 def _read_run(
@@ -252,7 +229,7 @@ def _read_run(
         return f"{name}: other settings than those of the sweep: {changed[0]}"
     names = (manifest or {}).get("names", {})
     given = {**given, **{n: names.get(n, "") for n in PASSED if n in (manifest or {}).get("given", {})}}
-    settings, failure = settings_of(history.config, values, given), _failure(folder, history)
+    settings, failure = cells.settings_of(history.config, values, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(folder, history):
         return Folder(settings, missing=f"{name}: {problem}")
     if misfits := digests.check(folder):
@@ -283,54 +260,51 @@ def _unfinished(folder: Path, history: History) -> str:
 # --- cells
 
 
-def _cells(found: Sequence[Folder], placed: Sequence[Place]) -> tuple[dict[tuple[str, Scenario], Cell], list[str]]:
+def _cells(found: Sequence[Folder], placed: Sequence[Place]) -> tuple[Cells, list[str]]:
     """Returns the cells in the order of their first run, and notes on runs that occur twice.
 
     Raises:
         UsageError: two runs have the same place and other results.
     """
-    cells: dict[tuple[str, Scenario], Cell] = {}
+    by_place: Cells = {}
     notes = []
     for folder, place in zip(found, placed, strict=True):
         key = place.method, place.scenario
-        cell = cells.get(key) or Cell(*key, {})
+        cell = by_place.get(key) or Cell(*key, {})
         runs = {**cell.runs} | ({place.replicate: folder.run} if folder.run else {})
         if folder.run and (first := cell.runs.get(place.replicate)):
             runs[place.replicate] = first
             notes.append(_twin(first, folder.run))
         missing, failures = ((line,) if line else () for line in (folder.missing, folder.failure))
-        cells[key] = Cell(*key, runs, cell.missing + missing, cell.failures + failures)
-    return cells, notes
+        by_place[key] = Cell(*key, runs, cell.missing + missing, cell.failures + failures)
+    return by_place, notes
 
 
 def _twin(first: Run, second: Run) -> str:
     """Returns a note that of two equal runs the first is used; raises UsageError if their results differ."""
     names = ("test_accuracy_final", "test_loss_final")
     if any(first.history.summary.get(name) != second.history.summary.get(name) for name in names):
-        other = "results" if first.manifest.get("code") == second.manifest.get("code") else "code and results"
         raise UsageError(
-            f"{first.folder} and {second.folder} have equal settings and seeds but other {other}; report one"
+            f"{first.folder} and {second.folder} have equal settings and seeds but other results; report one"
         )
     return f"{second.folder.name} repeats {first.folder.name} and is left out"
 
 
-def _with_unpaired(
-    cells: Mapping[tuple[str, Scenario], Cell], placed: Sequence[Place]
-) -> dict[tuple[str, Scenario], Cell]:
+def _with_unpaired(by_place: Cells, placed: Sequence[Place]) -> Cells:
     """Returns cells with a line for every replicate and scenario that another method has and they lack.
 
     Args:
-        cells: all cells.
+        by_place: all cells.
         placed: places of all runs, of the missing and failed ones too, for which there is a line already.
     """
     complete = {}
-    for method in sorted(dict.fromkeys(method for method, _ in cells), key=_method_order):
-        for scenario in dict.fromkeys(scenario for _, scenario in cells):
-            cell = cells.get((method, scenario)) or Cell(method, scenario, {})
-            wanted = {r for (_, where), other in cells.items() if where == scenario for r in other.runs}
+    for method in sorted(dict.fromkeys(method for method, _ in by_place), key=_method_order):
+        for scenario in dict.fromkeys(scenario for _, scenario in by_place):
+            cell = by_place.get((method, scenario)) or Cell(method, scenario, {})
+            wanted = {r for (_, where), other in by_place.items() if where == scenario for r in other.runs}
             absent = wanted - {r for m, s, r in placed if (m, s) == (method, scenario)}
-            where = ", ".join(filter(None, (method, scenario_text(scenario))))
-            lines = tuple(f"{where}: no run with {replicate_text(r)}" for r in sorted(absent))
+            where = ", ".join(filter(None, (method, cells.scenario_text(scenario))))
+            lines = tuple(f"{where}: no run with {cells.replicate_text(r)}" for r in sorted(absent))
             complete[method, scenario] = cell._replace(missing=cell.missing + lines)
     return complete
 
@@ -355,34 +329,14 @@ def _mixed_sources(found: Sequence[Folder], placed: Sequence[Place]) -> list[str
     return list(lines.values())
 
 
-def _drawn(run: Run) -> tuple[int, Any]:
-    """Returns the seed and the partition of a run, which independent runs do not have in common."""
-    return run.config.seed, run.manifest.get("partition", run.config.partition_seed)
-
-
-def _repeated(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
-    """Returns a line for every run that equals another one of its cell in all but a seed that it does not use.
-
-    The rows of a partition from a file do not depend on the partition seed; such runs are no independent replicates.
-    """
-    lines = []
-    for cell in cells.values():
-        first: dict[tuple, Run] = {}
-        for run in cell.runs.values():
-            if (other := first.setdefault(_drawn(run), run)) is not run:
-                lines.append(
-                    f"repeated run: {run.folder.name} has the seed and the rows of {other.folder.name}, and is no"
-                    " further replicate"
-                )
-    return lines
-
-
-def _shared_partition(cells: Mapping[tuple[str, Scenario], Cell]) -> list[str]:
+def _shared_partition(by_place: Cells) -> list[str]:
     """Returns a line on scenarios in which seeds share a partition; it comes before all other notes."""
     drawn: dict[Scenario, set[tuple[int, Any]]] = {}
-    for (_, scenario), cell in cells.items():
-        drawn.setdefault(scenario, set()).update(map(_drawn, cell.runs.values()))
+    for (_, scenario), cell in by_place.items():
+        for run in cell.runs.values():
+            partition = run.manifest.get("partition", run.config.partition_seed)
+            drawn.setdefault(scenario, set()).add((run.config.seed, partition))
     shared = [s for s, pairs in drawn.items() if len({partition for _, partition in pairs}) < len(pairs)]
-    where = f" at {'; '.join(map(scenario_text, shared))}" if len(shared) < len(drawn) else ""
+    where = f" at {'; '.join(map(cells.scenario_text, shared))}" if len(shared) < len(drawn) else ""
     line = f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"
     return [line] if shared else []

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     import pandas
     from rich.console import Group
 
-MAX_NOTES = 12
-"""Most notes below a table in the terminal; a count of the others follows."""
-
 
 class Entry(NamedTuple):
     """One cell of a table."""
@@ -94,30 +91,17 @@ def comma_separated(table: Table) -> str:
 
 
 def csv_text(frame: pandas.DataFrame) -> str:
-    """Returns a table as CSV, with ten significant digits, which hold a float32. A formula is quoted."""
-
-    def plain(value: Any) -> Any:
-        return "'" * value.startswith(tuple("=+@-")) + one_line(value) if isinstance(value, str) else value
-
-    return frame.map(plain).to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    """Returns a table as CSV, with ten significant digits, which hold a float32."""
+    return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
 def latex(table: Table) -> str:
-    """Returns a `table` environment with a `tabular` of booktabs' rules."""
+    """Returns a `tabular` environment with booktabs' rules; the caption and notes of a paper are its own."""
     alignment = "".join("lr"[right] for right in _right(table))
     rows = [[_latex(title) for title in table.rows[0]], *_texts(table, _latex, r"\textbf{{{}}}")]
     header, *body = (" & ".join(row) + r" \\" for row in rows)
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_latex(table.title)}}}",
-        rf"\begin{{tabular}}{{{alignment}}}",
-        *(r"\toprule", header, r"\midrule", *body, r"\bottomrule"),
-        r"\end{tabular}",
-        *(rf"\par\footnotesize {_latex(note)}" for note in table.notes),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    lines = [r"\toprule", header, r"\midrule", *body, r"\bottomrule"]
+    return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", *lines, r"\end{tabular}"]) + "\n"
 
 
 def hypertext(table: Table) -> str:
@@ -151,13 +135,12 @@ def terminal(table: Table) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    more = [f"and {len(table.notes) - MAX_NOTES} more lines"] * (len(table.notes) > MAX_NOTES)
     shown = rich.table.Table()
     for title, right in zip(table.rows[0], _right(table), strict=True):
         shown.add_column(Text(one_line(title)), justify="right" if right else "left", overflow="fold")
     for row in table.rows:
         shown.add_row(*(Text(one_line(e.text), "bold" * e.is_bold) for e in row.values()))
-    lines = [Text(one_line(line)) for line in (table.title, *table.notes[:MAX_NOTES], *more)]
+    lines = [Text(one_line(line)) for line in (table.title, *table.notes)]
     return Group(lines[0], shown, *lines[1:])
 
 

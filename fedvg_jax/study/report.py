@@ -10,7 +10,7 @@ import re
 import shlex
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -37,8 +37,6 @@ class Written(NamedTuple):
     tables: list[Table]
     paths: list[Path]
     """All files, in the order in which they were written."""
-    left_out: dict[str, str]
-    """Figure -> why it is not drawn."""
     findings: list[str]
     """A sentence for every setting, and how they are decided."""
 
@@ -99,22 +97,18 @@ def write_study(
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
     drawn: list[tuple[Drawing, list[Path]]] = []
-    left_out, paths = {}, []
+    paths = []
     with files.writing(folder, "--out"), base.drawing():
         (folder / "tables").mkdir(parents=True, exist_ok=True)
         for table, (suffix, form) in itertools.product((*made, tables.runs(study)), FORMATS.items()):
             paths.append(folder / "tables" / f"{table.name}.{suffix}")
             files.replace(paths[-1], form(table))
         for name in FIGURES if figures is None else figures:
-            several = drawings[name](study)
-            if isinstance(several, str):
-                left_out[name] = several
-            else:
-                drawn += [(drawing, base.save(drawing, folder / "figures")) for drawing in several]
+            drawn += [(drawing, base.save(drawing, folder / "figures")) for drawing in drawings[name](study)]
         paths += [path for _, several in drawn for path in several]
-        files.replace(folder / PAGE, page(study, made, found, drawn, left_out, command or again))
+        files.replace(folder / PAGE, page(study, made, found, drawn, command or again))
         _remove_stale(folder, paths)
-    return Written(made, [*paths, folder / PAGE], left_out, found)
+    return Written(made, [*paths, folder / PAGE], found)
 
 
 def findings(study: Study, chosen: tables.Options) -> list[str]:
@@ -150,7 +144,6 @@ def page(
     made: Sequence[Table],
     found: Sequence[str],
     drawn: Sequence[tuple[Drawing, Sequence[Path]]],
-    left_out: Mapping[str, str],
     command: str,
 ) -> str:
     """Returns the page.
@@ -160,20 +153,16 @@ def page(
         made: the tables, in their order.
         found: the findings.
         drawn: figures with the files of each, the PNG first.
-        left_out: figure -> why it is not drawn.
-        metric: see `collect`.
         command: that writes this report again.
     """
-    absent = [f"No figure {name}: {reason}." for name, reason in left_out.items()]
     of_findings = [_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name == "differences"]
     return TEMPLATE.substitute(
         title=plain_html(f"{study.title}: {described(study)}"),
         findings="".join(f"<p>{plain_html(line)}</p>\n" for line in found) + "".join(of_findings),
         summary=plain_html(summary(study)),
-        notes=_notes(f"Note: {note}." for note in study.notes),
+        notes="".join(f"<p class=note>{plain_html(f'Note: {note}.')}</p>\n" for note in study.notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),
-        figures="".join(_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name != "differences")
-        + _notes(absent),
+        figures="".join(_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name != "differences"),
         settings=settings(study),
         command=plain_html(command),
         provenance=provenance(study),
@@ -198,10 +187,6 @@ def described(study: Study) -> str:
     what = [values("dataset", "data", "own data"), values("model", "task", "own model")]
     seeds = count(len({run.config.seed for run in study.runs}), "seed")
     return ", ".join([*what, *(f"{values(name)} {name}" for name in ("clients", "rounds")), seeds])
-
-
-def _notes(lines: Iterable[str]) -> str:
-    return "".join(f"<p class=note>{plain_html(line)}</p>\n" for line in lines)
 
 
 def _figure(drawing: Drawing, path: Path) -> str:

@@ -164,33 +164,6 @@ def leads(best: Mapping[Replicate, float], others: Sequence[Mapping[Replicate, f
     return all(p < LEVEL for p in holm([compare(best, other).t_p for other in others]))  # not so for nan
 
 
-def warning(n: int, tests: int) -> str:
-    """Returns a line where no signed-rank test of n pairs can be significant; empty where one can be.
-
-    Args:
-        n: number of pairs.
-        tests: size of the family that Holm corrects for.
-
-    >>> warning(5, 1)
-    'n = 5: no two-sided Wilcoxon test can reach p < 0.05 (smallest 0.0625); 6 pairs or more are needed.'
-    >>> warning(20, 3)
-    ''
-    """
-    if (least := _smallest_p(n) * tests) < LEVEL:
-        return ""
-    needed = next(count for count in range(n, 64) if _smallest_p(count) * tests < LEVEL)
-    family = f"after Holm over {tests} tests " if tests > 1 else ""
-    return (
-        f"n = {n}: {family}no two-sided Wilcoxon test can reach p < {LEVEL:g} (smallest {min(1, least):.3g});"
-        f" {needed} pairs or more are needed."
-    )
-
-
-def _smallest_p(n: int) -> float:
-    """Returns the smallest two-sided p value that the exact signed-rank test of n differences can have."""
-    return min(1.0, 2.0 ** (1 - n))
-
-
 # --- the methods of a study
 
 

@@ -30,10 +30,6 @@ CLAIM = ".claim"
 OPENING = ".opening"
 """Locked by the process that makes or checks the folder of a sweep."""
 
-RUN_FILES = ("config.json", "manifest.json", "partition.json", "layers.json", "history.jsonl", "summary.json")
-RUN_FILES += ("digests.json", FAILURE)
-"""Files of a point that is started anew."""
-
 
 class Failure(NamedTuple):
     """Why a point did not finish: a value in place of its history.
@@ -273,6 +269,7 @@ def clear_failures(out: Path, points: Sequence[Point]) -> None:
 
 def clear(folder: Path) -> None:
     """Removes the files of a point that was interrupted before its first checkpoint."""
-    for name in RUN_FILES:
-        (folder / name).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.is_file() and path.name != CLAIM:
+            path.unlink()
     shutil.rmtree(folder / digests.CHECKPOINTS, ignore_errors=True)

@@ -29,6 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core import reuse
+from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
@@ -81,7 +82,7 @@ class Work:
 
     out: Path | None = None
     """folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory"""
-    given: Given = Given()
+    given: Given = dataclasses.field(default_factory=Given)
     """what takes the place of settings, the same for all points"""
     objects: Objects = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
@@ -197,7 +198,7 @@ Objects = Mapping[str, Mapping[str, Any]]
 """Argument of a run -> name on its axis -> object from Python."""
 
 
-def of_point(values: Mapping[str, Any], given: Given, objects: Objects = {}) -> Given:
+def of_point(values: Mapping[str, Any], given: Given, objects: Objects) -> Given:
     """Returns what is given with the objects and the hyperparameters among the values of axes, which win."""
     own = {name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)}
     chosen = {name: named[values[name]] for name, named in objects.items() if values.get(name) in named}
@@ -302,17 +303,13 @@ def check(points: Sequence[Point], work: Work) -> None:
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
             data, the partition or an object cannot be used.
     """
-    keys = {
-        point.name: (
-            data_key(point.config),
-            work.names_of_objects(point),
-            *(SETTINGS[n].get(point.config) for n in OF_MODEL),
-        )
-        for point in points
-        if any(v is not None for v in work.given_of(point)) or any(SETTINGS[n].get(point.config) for n in OF_TENSORS)
-    }
+    keys: dict[str, tuple] = {}
+    for point in points:
+        of_model = {name: SETTINGS[name].get(point.config) for name in OF_MODEL}
+        if any(value is not None for value in work.given_of(point)) or any(of_model[name] for name in OF_TENSORS):
+            keys[point.name] = (data_key(point.config), work.names_of_objects(point), *of_model.values())
     first_of_each = {keys[point.name]: point for point in reversed(points) if point.name in keys}
-    declaring: dict[tuple, tuple] = {}
+    declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
     for key, point in first_of_each.items():
         try:
             sim = simulation_of(dataclasses.replace(work, out=None), point)
@@ -324,9 +321,10 @@ def check(points: Sequence[Point], work: Work) -> None:
     for point in points:
         its = work.given_of(point)
         if its.hyper:
-            parts = declaring[keys[point.name]]
-            passed = tuple(part for part, own in zip(parts, (its.algorithm, its.weighting), strict=True) if own)
-            merge_hyperparameters(point.config, *parts, its.hyper, passed)
+            algorithm, weighting = declaring[keys[point.name]]
+            own = ((algorithm, its.algorithm), (weighting, its.weighting))
+            passed = tuple(part for part, value in own if value)
+            merge_hyperparameters(point.config, algorithm, weighting, its.hyper, passed)
 
 
 def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str]) -> None:
@@ -391,11 +389,10 @@ def run_sweep(
         raise UsageError(f"jobs {needs if functions else 'needs out=, the folder that the processes share'}")
     machine = hardware.current()
     count = workers.num_processes(jobs, every, machine if machine.is_cpu else None)
+    plan, console = tuning.Plan(made, out, tuned, runs), Console() if progress else None
     try:
         with _further_calls(call, count):
-            points, results = compute_plan(
-                tuning.Plan(made, out, tuned, runs), Console() if progress else None, work, described
-            )
+            points, results = compute_plan(plan, console, work, described)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
@@ -435,7 +432,7 @@ def _described(
     """Returns what identifies given objects and those on axes, and these with functions of the call."""
     # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
     single = {axis.names[0]: axis.values[0][0] for axis in axes if len(axis.values) == 1}
-    described = provenance.describe(of_point(single, given)._asdict())
+    described = provenance.describe(of_point(single, given, {})._asdict())
     objects: dict[str, dict[str, Any]] = {argument: {} for argument in named}
     for argument, name, value in [(a, name, value) for a, of_axis in named.items() for name, value in of_axis.items()]:
         objects[argument][name] = getattr(traced_anew(Given(**{argument: value})), argument)

@@ -20,8 +20,8 @@ from fedvg_jax.views import output
 NAMES = ("accuracy", "choices", "clients", "effects", "pairs", "cost", "runs")
 """Stems of the files of all tables."""
 
-INCOMPLETE, FAILED, UNRECORDED = "†", "‡", "§"
-"""Marks of cells that lack runs, of cells with runs that diverged or failed, and of values that some runs lack."""
+INCOMPLETE, FAILED = "†", "‡"
+"""Marks of cells that lack runs, and of cells with runs that diverged or failed."""
 
 PUBLISHED_CHOICE = (
     "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
@@ -226,13 +226,13 @@ MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=Tru
 def clients(study: Study) -> Table | None:
     """Returns mean, worst decile and spread of the clients' accuracies under each model; None where none is recorded.
 
-    Of the final rounds, in percent, as means over the runs that record them.
+    Of the final rounds, in percent, as means over the runs; a cell of which some run has not recorded one has a dash.
     """
 
     def entry(cell: Cell, key: str) -> Entry:
         recorded = [run.records[-1].get(key) for run in cell.runs.values()]
-        shown = number(key, cells.mean(None if value is None else 100 * value for value in recorded))
-        return shown._replace(text=f"{shown.text} {UNRECORDED}") if None in recorded else shown
+        mean = None if None in recorded else cells.mean(recorded)
+        return number(key, None if mean is None else 100 * mean)
 
     titles = {
         key: f"{MODELS[name]}: {title}"
@@ -244,12 +244,10 @@ def clients(study: Study) -> Table | None:
         return None
     titles = {"test_accuracy": "global, all test rows"} | titles
     rows = per_cell(study, lambda cell: {title: entry(cell, key) for key, title in titles.items()})
-    is_marked = any(UNRECORDED in value.text for row in rows for value in row.values())
     notes = (
         "Accuracies of the clients, each on its own test rows, in the final round. Own: of personal models, of the"
         " global model with the client's tensors, or of the global model for a method without either. Worst"
         " decile: mean of the lowest tenth of the clients. Spread: standard deviation over clients.",
-        *([f"{UNRECORDED} Not recorded by all runs; --record does."] if is_marked else []),
         *footnotes(study),
     )
     return Table("clients", f"{study.title}: accuracy over clients, %", rows, notes)
@@ -285,15 +283,12 @@ def effects(study: Study, chosen: Options) -> Table:
         row = {"n": number("n", effect.n, 0), "difference": difference, "95 % t interval": interval}
         return row | {title: p_value(name, getattr(effect, name)) for name, title in P_VALUES.items()}
 
-    baseline, counts = method_title(chosen.baseline), {each.n for each in compared.values() if each.n}
-    # Holm multiplies only the smallest p by the size of the family, and more pairs may have it
-    size = sum(each.n > 0 for each in compared.values()) if len(counts) == 1 else 1
+    baseline = method_title(chosen.baseline)
     notes = (
         f"Differences are method minus {baseline}, {cells.choice_name(study, chosen.choice)}, paired by seed and"
         f" partition seed. {_family(study, list(compared.values()), f'method with {baseline}')} One-sided tests whether"
         " the method's values are larger than the baseline's. Where runs diverged or failed, there is no test: the"
         " others are chosen by their success.",
-        *filter(None, (statistics.warning(n, size) for n in sorted(counts))),
         *footnotes(study),
     )
     title = f"{study.title}: effect against {baseline}, {study.difference_unit}"

@@ -20,17 +20,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.cells import value_text
-from fedvg_jax.study.sweep_points import (
-    RANGED,
-    Axis,
-    Point,
-    Points,
-    Sweep,
-    combinations,
-    make_points,
-    name_of,
-    point_config,
-)
+from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Points, Sweep
 
 FOLDER = "tuning"
 """Folder of the tuning runs inside that of the sweep."""
@@ -95,7 +85,7 @@ def cell_of(values: Mapping[str, Any]) -> str:
     >>> cell_of({"method": "fedvg", "alpha": 0.05, "seed": 3})
     'method=fedvg,alpha=0.05'
     """
-    return name_of({name: value for name, value in values.items() if name not in RANGED})
+    return sweep_points.name_of({name: value for name, value in values.items() if name not in RANGED})
 
 
 def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
@@ -111,8 +101,9 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
     _refuse_shared_seeds(sweep, tuning)
     kept = tuple(axis for axis in sweep.axes if not {*axis.names} <= {*RANGED})
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
-    points = make_points(sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip()))
-    cells = {cell_of(point.values) for point in make_points(sweep._replace(axes=kept)).points}
+    grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
+    points = sweep_points.make_points(grid)
+    cells = {cell_of(point.values) for point in sweep_points.make_points(sweep._replace(axes=kept)).points}
     if others := cells ^ by_cell(points.points, tuning.settings).keys():
         raise UsageError(
             f"tuned {', '.join(tuning.settings)} and the axes {', '.join(name for axis in kept for name in axis.names)}"
@@ -124,7 +115,8 @@ def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
 def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
     """Raises UsageError for a seed of the tuning runs that is a seed of the points, too."""
     points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
-    points = points or {sweep.start.seed if sweep.start else point_config(sweep, combinations(sweep.axes)[0]).seed}
+    if not points:
+        points = {sweep_points.point_config(sweep, sweep_points.combinations(sweep.axes)[0]).seed}
     if shared := sorted(points & {*tuning.seeds}):
         raise UsageError(f"seed {shared[0]} is a seed of the tuning runs and of the points; give other --tune-seeds")
 
@@ -134,7 +126,7 @@ def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str
     cells: dict[str, dict[str, list[Point]]] = {}
     for point in points:
         cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
-        combination = name_of({name: value for name, value in point.values.items() if name in tuned})
+        combination = sweep_points.name_of({name: value for name, value in point.values.items() if name in tuned})
         cells.setdefault(cell, {}).setdefault(combination, []).append(point)
     return cells
 

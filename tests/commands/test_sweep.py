@@ -33,7 +33,7 @@ def read(*words):
 
 
 def written_in(*paths):
-    return report.Written([], list(paths), {}, ["No method is ahead of FedAvg."])
+    return report.Written([], list(paths), ["No method is ahead of FedAvg."])
 
 
 @pytest.fixture

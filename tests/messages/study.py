@@ -75,8 +75,6 @@ CASES = [
     ("no value", axes(alpha=[]), "alpha"),
     ("folder of a run", axes(out=["a", "b"]), "out"),
     ("unused by all", axes(fedprox__mu=[0.1, 1.0]), "fedprox.mu"),
-    ("wide range", axes(seed="0:99999999"), "seed"),
-    ("too many points", axes(seed="0:1000", partition_seed="0:1000"), "points"),
     ("a point that cannot work", axes(batch_size=[1, 2], departures=["single-rows"]), "point batch_size=1"),
     ("record as an axis", axes(record=["confusion", "client_drift"]), "record"),
     ("zip that is no table", file("zip = 3"), "zip"),

@@ -10,7 +10,6 @@ from support.run_folders import (
     write_digests,
     write_document,
     write_json,
-    write_manifest,
     write_run,
     write_sweep,
 )
@@ -347,19 +346,6 @@ def test_run_without_an_evaluation_is_missing(tmp_path):
     study = collect([tmp_path], partial=True)
     missing = study.cell("fedavg", ()).missing
     assert study.metric == "accuracy" and missing == ("never: no evaluation in its history",)
-
-
-def test_equal_runs_of_different_partition_seeds_are_no_replicates(tmp_path):
-    """Rows that a file has split do not depend on the partition seed."""
-    for seed in (1, 2):
-        folder = write_run(tmp_path / f"{seed}", method="fedavg", partition_seed=seed)
-        write_manifest(folder, {"data": "digits", "partition": "file", "runs": []})
-    line = "repeated run: 2 has the seed and the rows of 1"
-    with pytest.raises(UsageError, match=line):
-        collect([tmp_path])
-    assert any(note.startswith(line) for note in collect([tmp_path], partial=True).notes)
-    write_manifest(tmp_path / "2", {"data": "digits", "partition": "another", "runs": []})
-    assert len(collect([tmp_path]).runs) == 2
 
 
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):

@@ -1,4 +1,4 @@
-"""Figures of a report: what they show, labels that do not overlap, and the line about what the runs lack."""
+"""Figures of a report: what they show, and labels that do not overlap."""
 
 import itertools
 import re
@@ -77,7 +77,7 @@ def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
     figure = draw(study, "curves")[0]
     base.save(figure, tmp_path)
     (legend,) = figure.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*map(method_title, study.methods), "largest class"]
+    assert [text.get_text() for text in legend.get_texts()] == [*map(method_title, study.methods)]
     box = legend.get_window_extent()
     assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
 
@@ -87,7 +87,7 @@ def test_a_method_whose_name_begins_with_an_underscore_is_in_the_legend(study, t
     cells = {(f"_{m}", s): cell._replace(method=f"_{m}") for (m, s), cell in study.cells.items()}
     figure = draw(study._replace(cells=cells, methods=tuple(f"_{m}" for m in study.methods)), "curves")[0]
     base.save(figure, tmp_path)
-    assert len(figure.figure.legends[0].get_texts()) == len(study.methods) + 1
+    assert len(figure.figure.legends[0].get_texts()) == len(study.methods)
 
 
 def test_twenty_methods_differ_in_grey():

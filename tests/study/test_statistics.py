@@ -42,10 +42,3 @@ def test_fewer_than_two_pairs_have_no_interval(n):
 def test_holm_is_the_step_down_of_bonferroni():
     """Sorted p times the number of tests left, never falling: 0.01 x 3, 0.03 x 2, 0.04 x 1 -> 0.06."""
     assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
-
-
-def test_warning_names_the_number_of_pairs_that_suffices():
-    """Two-sided p of n pairs is at least 2^(1-n): 1/16 for 5. Times 30 tests: 30/512 for 10, 30/1024 for 11."""
-    assert "6 pairs or more" in statistics.warning(5, 1) and not statistics.warning(6, 1)
-    assert "7 pairs or more" in statistics.warning(5, 3)
-    assert "11 pairs or more" in statistics.warning(10, 30) and not statistics.warning(11, 30)

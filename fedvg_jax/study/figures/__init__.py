@@ -1,4 +1,4 @@
-"""The figures of a report by name; each returns its drawings, or one line that says what the runs lack."""
+"""The figures of a report by name; each returns its drawings, none where the runs lack what it shows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from fedvg_jax.study.figures import base, clients, curves
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.views.output import run_label
 
-Figure = Callable[[Study], list[Drawing] | str]
-"""Draws a study, or returns one line that says what its runs lack."""
+Figure = Callable[[Study], list[Drawing]]
 
 FIGURES: dict[str, Figure] = {
     "differences": curves.differences,
@@ -58,7 +57,6 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     paths = []
     with base.drawing(), files.writing(folder, "--out"):
         for draw in (curves.learning_curves, clients.client_weights):
-            drawn = draw(study)
-            for each in [] if isinstance(drawn, str) else drawn:
+            for each in draw(study):
                 paths += base.save(each._replace(title=study.title), folder, ("png",))
     return paths

@@ -56,7 +56,7 @@ def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np
     return np.array(ids), np.array([size_of[k] for k in ids]), shares
 
 
-def client_weights(study: Study) -> list[Drawing] | str:
+def client_weights(study: Study) -> list[Drawing]:
     """Returns a figure of every client's weight times cohort size over rounds, a panel per method.
 
     Each panel has the run of a method's smallest seed in the first scenario of its group.
@@ -78,7 +78,7 @@ def client_weights(study: Study) -> list[Drawing] | str:
         part = f"first {len(shown)} of {len(with_runs)} methods" if len(with_runs) > len(shown) else ""
         title = ", ".join(filter(None, ("Weights of clients", where, part)))
         drawn.append(Drawing(base.numbered("weights", i), title, figure, WEIGHTS, rows))
-    return drawn or "no method has runs in the first scenario"
+    return drawn
 
 
 def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]]) -> tuple[Figure, list]:
@@ -119,7 +119,7 @@ def _colour_limit(shares: np.ndarray) -> int:
 # --- classes of clients
 
 
-def partitions(study: Study) -> list[Drawing] | str:
+def partitions(study: Study) -> list[Drawing]:
     """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds."""
     runs: dict[str, tuple[Scenario, Run]] = {}
     for scenario in study.scenarios:
@@ -128,7 +128,7 @@ def partitions(study: Study) -> list[Drawing] | str:
         if run and run.partition.get("counts"):
             runs.setdefault(str(run.partition["counts"]), (scenario, run))
     if not runs:
-        return "no run has a partition.json with the classes of its clients"
+        return []
     texts = [partition_label(run.config) for _, run in runs.values()]
     if len({*texts}) < len(texts):
         texts = [scenario_text(scenario) for scenario, _ in runs.values()]

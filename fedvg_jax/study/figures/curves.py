@@ -43,7 +43,7 @@ def curve(study: Study, cell: Cell) -> Curve | None:
     return Curve(np.array(rounds), values.mean(0), std, len(runs))
 
 
-def learning_curves(study: Study) -> list[Drawing] | str:
+def learning_curves(study: Study) -> list[Drawing]:
     """Returns a figure per group of settings, with a panel per value of the column's setting.
 
     Where no setting is that of columns, one figure has a panel per scenario. A study of one run shows its validation
@@ -58,7 +58,7 @@ def learning_curves(study: Study) -> list[Drawing] | str:
         title = ", ".join(filter(None, ("Learning curves", cells.scenario_text(rest))))
         columns = ("setting", "method", "round", "mean", "std", "n")
         drawn += [Drawing(base.numbered("curves", i), title, figure, columns, rows)] if rows else []
-    return drawn or "the runs of no cell have an evaluated round in common"
+    return drawn
 
 
 def metric_label(study: Study) -> str:
@@ -79,7 +79,6 @@ def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
         rows += [(cells.scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     if curves:
         axes.set_ylim(*_limits(study, list(curves.values())))
-    _draw_largest_class(study, axes, [scenario])
     if len(study.runs) == 1:
         rounds, values = cells.evaluations(study, study.runs[0], "val")
         axes.plot(rounds, values, color=base.GREY, ls="--", label="validation")
@@ -89,14 +88,6 @@ def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
     base.clean(axes)
     base.whole_numbers(axes.xaxis)
     return rows
-
-
-def _draw_largest_class(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> None:
-    """Draws the mean accuracy of always answering the largest class where it is within the axes' final limits."""
-    share = cells.mean(cells.majority(study, m, c) for m in study.methods for c in scenarios)
-    low, high = axes.get_ylim()
-    if share is not None and low < share < high:
-        axes.axhline(share, color=base.GREY, lw=0.9, ls=":", label="largest class")
 
 
 def _limits(study: Study, curves: Sequence[Curve]) -> tuple[float, float]:
@@ -110,10 +101,10 @@ def _limits(study: Study, curves: Sequence[Curve]) -> tuple[float, float]:
     return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
-def accuracy_against_alpha(study: Study) -> list[Drawing] | str:
-    """Returns a figure with the final result of every method against alpha, on a logarithmic axis."""
+def accuracy_against_alpha(study: Study) -> list[Drawing]:
+    """Returns a figure with the final result of every method against alpha, on a logarithmic axis; [] for one alpha."""
     if cells.column_setting(study) != "alpha":
-        return "the runs have one value of alpha; a sweep varies it with --alpha"
+        return []
     groups = cells.panels(study)
     figure, axes = base.grid(len(groups))
     rows: list[tuple] = []
@@ -140,7 +131,6 @@ def _panel_against_alpha(study: Study, axes: Axes, scenarios: Sequence[Scenario]
             x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
             axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **look)
             rows += [(method, *point) for point in points]
-    _draw_largest_class(study, axes, scenarios)
     values = [cells.column_value(study, scenario) for scenario in scenarios]
     axes.set_xticks(values, [cells.value_text(value) for value in values])
     axes.minorticks_off()
@@ -167,21 +157,19 @@ class Bar(NamedTuple):
     outcome: str
 
 
-def differences(study: Study, chosen: Options | None = None) -> list[Drawing] | str:
-    """Returns a figure of every method minus the baseline, a panel per scenario.
+def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
+    """Returns a figure of every method minus the baseline, a panel per scenario; [] where every pair is compared.
 
     Args:
         study: what is drawn.
         chosen: what is compared; None for final rounds against the default baseline.
     """
     chosen = chosen or options(study)
-    if chosen.every_pair:
-        return "every pair is compared, in the table of pairs; --baseline METHOD draws the differences to one"
     compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
     found = {(m, scenario): each for (m, _, scenario), each in compared.items() if each.n}
     scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in found)]
-    if not scenarios:
-        return "no method has runs that pair with those of the baseline"
+    if chosen.every_pair or not scenarios:
+        return []
     labels = [base.plain(method_title(method)) for method, _ in chosen.pairs(study)]
     height = (sum(0.09 + 0.15 * (label.count("\n") + 1) for label in labels) + 0.75) / base.PANEL_HEIGHT
     width = base.WIDTH if len(scenarios) > 1 else NARROW

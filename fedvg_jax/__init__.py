@@ -29,9 +29,8 @@ _NAMES = {
     "fedvg_jax.runs.assemble.simulation": "Simulation simulation",
     "fedvg_jax.runs.record.checkpoint": "best_variables final_variables",
     "fedvg_jax.runs.record.history": "DivergedError History StopRun",
-    "fedvg_jax.study.comparison": "Compared compare",
-    "fedvg_jax.study.sweep_folder": "Failure",
-    "fedvg_jax.study.sweeps": "SweepResult",
+    "fedvg_jax.study.report": "Compared compare",
+    "fedvg_jax.study.sweep_folder": "Failure SweepResult",
     "fedvg_jax.weightings": "aggregate fisher_trace generalised_weights gradient_norms inverse_norm_weights "
     "joint_fisher sampled_joint_fisher validation_gradients",
 }

@@ -45,9 +45,8 @@ from fedvg_jax.runs.assemble.contracts import check_task as check_task, check_we
 from fedvg_jax.runs.assemble.simulation import Simulation as Simulation, simulation as simulation
 from fedvg_jax.runs.record.checkpoint import best_variables as best_variables, final_variables as final_variables
 from fedvg_jax.runs.record.history import DivergedError as DivergedError, History as History, StopRun as StopRun
-from fedvg_jax.study.comparison import Compared as Compared, compare as compare
-from fedvg_jax.study.sweep_folder import Failure as Failure
-from fedvg_jax.study.sweeps import SweepResult as SweepResult
+from fedvg_jax.study.report import Compared as Compared, compare as compare
+from fedvg_jax.study.sweep_folder import Failure as Failure, SweepResult as SweepResult
 from fedvg_jax.weightings import (
     aggregate as aggregate,
     fisher_trace as fisher_trace,

@@ -44,7 +44,7 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
-    from fedvg_jax.study.sweeps import SweepResult
+    from fedvg_jax.study.sweep_folder import SweepResult
 
 
 def run(

@@ -33,27 +33,44 @@ Options of a run: python -m fedvg_jax.sweep --help-all
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax import commands
+from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import hardware
 from fedvg_jax.runs import endings
-from fedvg_jax.study import sweep_folder, tuning, workers
-from fedvg_jax.study.sweep_arguments import CommandLine, read_command_line
+from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_points import RANGED
+from fedvg_jax.study.sweep_points import RANGED, Axis, Layer, Point, Sweep
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedvg_jax.study.sweep_points import Point
+PROG = "python -m fedvg_jax.sweep"
+
+SHARED = ("cache_dir", "track")
+"""Settings of the process, which all points share."""
+
+
+class CommandLine(NamedTuple):
+    """What a command line asks for."""
+
+    plan: tuning.Plan
+    out: Path
+    """folder of the sweep"""
+    argv: Sequence[str] = ()
+    """the words"""
+    dry_run: bool = False
+    jobs: int | str = "auto"
+    """see `workers.num_processes`"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -157,14 +174,20 @@ def _show_results(command: CommandLine, points: Sequence[Point], console: Consol
     Raises:
         UsageError: a point failed, or no study can be made of the points.
     """
-    from fedvg_jax.study import markup, tables
+    from fedvg_jax.study import markup, report, tables
     from fedvg_jax.study.collect import collect
 
     refusal = None
     try:
         study = collect([command.out], partial=True)
         console.print(markup.terminal(tables.accuracy(study)), highlight=False)
-        refusal = _draw_report(command.out, console)
+        if missing := report.missing_packages():
+            say(console, f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+        else:
+            with console.status("writing the report"):
+                written = report.write([command.out], command.out / "report")
+            for line in (*written.findings, f"report: {written.paths[-1]}"):
+                say(console, line)
     except UsageError as error:  # no point is finished, or no study can be made of the points
         refusal = error
     say(console, f"folder of the sweep: {command.out}")
@@ -172,24 +195,6 @@ def _show_results(command: CommandLine, points: Sequence[Point], console: Consol
     if refusal:
         raise refusal
     return 0
-
-
-def _draw_report(out: Path, console: Console) -> UsageError | None:
-    """Writes the report of a sweep; returns why there is none, unless packages for it are missing."""
-    from fedvg_jax.study import report
-
-    if missing := report.missing_packages():
-        say(console, f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
-        return None
-    try:
-        with console.status("writing the report"):
-            written = report.write([out], out / "report")
-    except UsageError as error:
-        say(console, "no report")
-        return error
-    for line in (*written.findings, f"report: {written.paths[-1]}"):
-        say(console, line)
-    return None
 
 
 def _show_plan(command: CommandLine, console: Console) -> int:
@@ -209,6 +214,117 @@ def _show_plan(command: CommandLine, console: Console) -> int:
             say(console, f"  {point.name}")
     say(console, f"{count(len(points))}, {count(len(groups), 'program')}{done}")
     return 0
+
+
+# --- the command line
+
+
+def read_command_line(argv: Sequence[str]) -> CommandLine:
+    """Returns the sweep that a command line asks for, with all its points checked.
+
+    Raises:
+        UsageError: for an option that cannot work at some point, or that no point uses.
+    """
+    own, flags = split_flags(argv)
+    grid = {name.replace("-", "_"): words for name, *words in own.get("tune", ())}
+    for name, words in grid.items():
+        sweep_points.check_name(name, "--tune")
+        grid[name] = _typed_list(name, words)
+    seeds = _typed_list("seed", own["tune_seeds"]) if "tune_seeds" in own else None
+    file = sweep_points.read_file(own["config"]) if "config" in own else sweep_points.SweepFile({})
+    sweep = make_sweep(flags, file, str(own.get("config")))
+    in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])  # words may tune a setting of the file
+    if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
+        raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
+    tuned = tuning.make_tuning({**file.tune, **grid}, file.tune_seeds if seeds is None else seeds)
+    plan = tuning.make_plan(sweep, None, tuned)
+    out, jobs = own.get("out") or default_folder(plan), own.get("jobs", "auto")
+    jobs = int(jobs) if jobs.isdecimal() else jobs
+    return CommandLine(plan._replace(out=out), out, argv, "dry_run" in own, jobs)
+
+
+def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source: str) -> Sweep:
+    """Returns the sweep of a file and of the flags that are settings, which override the file.
+
+    Args:
+        flags: words by name; see `split_flags`.
+        file: its content.
+        source: its name, for messages.
+    """
+    columns = {name: _typed_list(name, words) for name, words in flags.items()}
+    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
+    crossed = sweep_points.cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
+    given = {*settings, *(axis.names[0] for axis in crossed)}
+    kept = _without(file.axes, given)
+    meant = [configs.presets.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
+    # the file's settings win beside a shorthand on its axes, as they do beside a single one
+    beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
+    all_axes = (*kept, *crossed)
+    for axis in all_axes:
+        if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
+            raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
+    layers = (
+        Layer({"keep": 1}, "sweep"),
+        Layer({name: value for name, value in file.settings.items() if name not in given}, source),
+        Layer(beside | settings, "command line"),
+    )
+    return Sweep(all_axes, layers, title=file.title)
+
+
+def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Returns the options of the sweep itself, and the words behind every flag of a setting, by name.
+
+    Raises:
+        UsageError: a word stands before all flags, a flag is unknown or lacks its value, or that of a setting is given
+            twice.
+
+    >>> split_flags(["--alpha", "0.05", "0.5", "--fedvg.norm=l2", "--dry-run", "--tune", "lr", "0.1"])
+    ({'dry_run': True, 'tune': [['lr', '0.1']]}, {'alpha': ['0.05', '0.5'], 'fedvg.norm': ['l2']})
+    """
+    parser = command_line.Parser(PROG)
+    for name in ("--out", "--config"):
+        parser.add_argument(name, type=command_line.parse_path)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--jobs")
+    parser.add_argument("--tune", nargs="+", action="append")
+    parser.add_argument("--tune-seeds", nargs="+")
+    own, others = parser.parse_known_args(command_line.with_hyphens(argv))
+    parser = command_line.Parser(PROG)
+    command_line.add_settings(parser, takes_many=True)
+    found = command_line.read_words(parser, others, f"{PROG} --help lists the options")
+    if repeated := next((name for name, several in found.items() if len(several) > 1), None):
+        raise UsageError(f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values")
+    return vars(own), {name: several[0] for name, several in found.items()}
+
+
+def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
+    """Returns the typed values of one setting; a switch without a value is on."""
+    if command_line.is_switch(name):
+        if wrong := [word for word in words if word.lower() not in ("true", "false")]:
+            raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
+        return [word.lower() == "true" for word in words or ["true"]]
+    if not words:
+        raise command_line.missing_value(command_line.flag_of(name))
+    listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
+    return [command_line.value_of(name, word) for word in listed]
+
+
+def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
+    """Returns the axes of a file that the command line does not replace."""
+    for axis in file_axes:
+        if len(axis.names) > 1 and (replaced := given & set(axis.names)):
+            name = min(replaced)
+            raise UsageError(
+                f"--{name.replace('_', '-')} is in a [[zip]] of the file ({', '.join(axis.names)}); change it there"
+            )
+    return [axis for axis in file_axes if axis.names[0] not in given]
+
+
+def default_folder(plan: tuning.Plan) -> Path:
+    """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
+    content = sweep_folder.document(plan.made, plan.made.points)
+    text = json.dumps([content, repr(plan.tuning)], sort_keys=True)
+    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 if __name__ == "__main__":

@@ -183,14 +183,22 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
     Raises:
         UsageError: a flag is unknown, with the one that is probably meant, or lacks its value.
     """
-    words = [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
-    found, unknown = parser.parse_known_args(words)
+    found, unknown = parser.parse_known_args(with_hyphens(argv))
     if unknown:
         word = unknown[0]
         hint = suggestion(word.lstrip("-").partition("=")[0], ALL) if word.startswith("-") else f"; {no_flag}"
         hint = re.sub("'(.+)'", lambda name: flag_of(name[1]), hint)
         raise UsageError(f"unknown argument {word[:100]}{hint}")
     return vars(found)
+
+
+def with_hyphens(argv: Sequence[str]) -> list[str]:
+    """Returns a command line with hyphens in place of the underscores of its flags.
+
+    >>> with_hyphens(["--join_ratio=0.5", "a_b"])
+    ['--join-ratio=0.5', 'a_b']
+    """
+    return [re.sub("^--[^=]*", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
 
 
 def value_of(name: str, text: str) -> Any:

@@ -78,7 +78,7 @@ def p_value(key: str, value: float) -> Entry:
 # --- forms
 
 
-def values(table: Table) -> pandas.DataFrame:
+def frame(table: Table) -> pandas.DataFrame:
     """Returns the numbers of a table, unrounded, and its texts; missing ones are nan."""
     import pandas
 
@@ -87,12 +87,12 @@ def values(table: Table) -> pandas.DataFrame:
 
 def comma_separated(table: Table) -> str:
     """Returns the values of a table as CSV; missing ones are empty."""
-    return csv_text(values(table))
+    return csv_text(frame(table))
 
 
-def csv_text(frame: pandas.DataFrame) -> str:
+def csv_text(rows: pandas.DataFrame) -> str:
     """Returns a table as CSV, with ten significant digits, which hold a float32."""
-    return frame.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    return rows.to_csv(index=False, float_format="%.10g", lineterminator="\n")
 
 
 def latex(table: Table) -> str:
@@ -124,9 +124,9 @@ def html_table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]], 
     """
     import pandas
 
-    frame = pandas.DataFrame([*rows], columns=[plain_html(title) for title in titles])
+    texts = pandas.DataFrame([*rows], columns=[plain_html(title) for title in titles])
     with pandas.option_context("display.max_colwidth", None):
-        return frame.to_html(index=False, border=0, escape=False, table_id=plain_html(name), classes=classes) + "\n"
+        return texts.to_html(index=False, border=0, escape=False, table_id=plain_html(name), classes=classes) + "\n"
 
 
 def terminal(table: Table) -> Group:

@@ -21,6 +21,7 @@ from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import digests, folder as run_folder
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.sweep_points import Point, Points
 
 DOCUMENT = "sweep.json"
@@ -45,6 +46,24 @@ class Failure(NamedTuple):
     round: int
     reason: str
     traceback: str = ""
+
+
+class SweepResult(NamedTuple):
+    """The result of one point of a sweep.
+
+    Attributes:
+        name: Of the point's folder.
+        values: The axes' values that the point uses, by setting.
+        result: The history; or a `Failure` of a point that diverged or failed.
+        config: The settings of the point.
+        given: What Python passed in place of settings -> its name; "" for one without.
+    """
+
+    name: str
+    values: dict[str, Any]
+    result: History | Failure
+    config: Config | None = None
+    given: Mapping[str, str] = {}
 
 
 def point_folder(out: Path, name: str) -> Path:

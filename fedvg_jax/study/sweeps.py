@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -38,7 +38,7 @@ from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_a
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, provenance
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
-from fedvg_jax.study.sweep_folder import Failure
+from fedvg_jax.study.sweep_folder import Failure, SweepResult
 from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
@@ -47,24 +47,6 @@ _log_warning = logging.getLogger(__name__).warning
 
 POLL_SECONDS = 1.0
 """Seconds between two looks at points that other processes compute."""
-
-
-class SweepResult(NamedTuple):
-    """The result of one point of a sweep.
-
-    Attributes:
-        name: Of the point's folder.
-        values: The axes' values that the point uses, by setting.
-        result: The history; or a `Failure` of a point that diverged or failed.
-        config: The settings of the point.
-        given: What Python passed in place of settings -> its name; "" for one without.
-    """
-
-    name: str
-    values: dict[str, Any]
-    result: History | Failure
-    config: Config | None = None
-    given: Mapping[str, str] = {}
 
 
 def by_program(points: Sequence[Point]) -> list[list[Point]]:
@@ -373,10 +355,10 @@ def run_sweep(
     axes, named = sweep_points.named_objects(axes)
     parsed = sweep_points.parse_axes(axes, named)
     sweep = Sweep(parsed, start=start, objects=named)
-    made, runs = sweep_points.make_points(sweep), tuning.tuning_points(sweep, tuned) if tuned else None
+    plan = tuning.make_plan(sweep, out, tuned)
     described, objects = _described(parsed, named, work.given)
     work = dataclasses.replace(work, objects=objects)
-    every = [*(runs.points if runs else ()), *made.points]
+    every = [*(plan.tuning_runs.points if plan.tuning_runs else ()), *plan.made.points]
     for point in every:
         tracking.require(point.config, out is not None)
         check_config(point.config)
@@ -389,15 +371,14 @@ def run_sweep(
         raise UsageError(f"jobs {needs if functions else 'needs out=, the folder that the processes share'}")
     machine = hardware.current()
     count = workers.num_processes(jobs, every, machine if machine.is_cpu else None)
-    plan, console = tuning.Plan(made, out, tuned, runs), Console() if progress else None
     try:
         with _further_calls(call, count):
-            points, results = compute_plan(plan, console, work, described)
+            points, results = compute_plan(plan, Console() if progress else None, work, described)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
         signal.raise_signal(signal.Signals[stop.signal])
-        points, results = made.points, stop.results
+        points, results = plan.made.points, stop.results
     listed = []
     for point in points:
         result = results.get(point.name)

@@ -59,6 +59,12 @@ class Plan(NamedTuple):
     """None without tuning"""
 
 
+def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
+    """Returns a sweep with its points, and the tuning runs where settings are tuned; raises UsageError as these do."""
+    runs = tuning_points(sweep, tuning) if tuning else None
+    return Plan(sweep_points.make_points(sweep), out, tuning, runs)
+
+
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None:
     """Returns what is tuned; None for nothing.
 

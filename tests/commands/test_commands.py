@@ -9,9 +9,8 @@ import pytest
 from support.cases import naming
 
 import fedvg_jax
-from fedvg_jax import commands, prepare, sim
+from fedvg_jax import commands, prepare, sim, sweep as sweep_command
 from fedvg_jax.runs import launch
-from fedvg_jax.study import sweep_arguments
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,7 +118,7 @@ def test_documented_sweeps_are_parsed():
     assert len(lines) > 15
     for line in sorted(lines):
         words = [*arguments(line), "--seed", "0", "--out", "x"]
-        assert sweep_arguments.read_command_line(words).plan.made.points, line
+        assert sweep_command.read_command_line(words).plan.made.points, line
 
 
 def test_documented_preparations_are_parsed():

@@ -17,7 +17,7 @@ import fedvg_jax
 from fedvg_jax import sweep
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
-from fedvg_jax.study import report, sweep_arguments, sweep_folder
+from fedvg_jax.study import report, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
 SHORT |= {"--model": "linear"}
@@ -29,7 +29,7 @@ def short(*words):
 
 
 def read(*words):
-    return sweep_arguments.read_command_line([*words, "--out", "runs/x"])
+    return sweep.read_command_line([*words, "--out", "runs/x"])
 
 
 def written_in(*paths):

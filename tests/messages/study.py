@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 import fedvg_jax as fv
+from fedvg_jax import sweep as sweep_command
 from fedvg_jax.core.types import Hyperparameter
-from fedvg_jax.study import sweep_arguments, sweep_points, tuning
+from fedvg_jax.study import sweep_points, tuning
 from fedvg_jax.study.sweep_points import Layer, Sweep
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -34,7 +35,7 @@ def file(text):
 
 def words(*words):
     """Returns the call that reads a command line."""
-    return lambda: sweep_arguments.read_command_line(words)
+    return lambda: sweep_command.read_command_line(words)
 
 
 def tune(settings, seeds=None, axes=()):

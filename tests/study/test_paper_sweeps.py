@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvg_jax.study import sweep_arguments
+from fedvg_jax import sweep as sweep_command
 
 PAPER = Path(__file__).parents[2] / "configs" / "sweeps" / "paper"
 
@@ -26,7 +26,7 @@ RUNS = {
 
 def points_of(name):
     """The points of a file with one seed."""
-    return sweep_arguments.read_command_line(
+    return sweep_command.read_command_line(
         ["--config", str(PAPER / f"{name}.toml"), "--out", "out", "--seed", "0"]
     ).plan.made
 

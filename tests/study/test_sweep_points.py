@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fedvg_jax import commands
+from fedvg_jax import commands, sweep as sweep_command
 from fedvg_jax.config import Config, flatten
-from fedvg_jax.study import sweep_arguments, sweep_points
+from fedvg_jax.study import sweep_points
 from fedvg_jax.study.sweep_points import Layer, Sweep, cross, make_points, name_of
 
 
@@ -68,12 +68,12 @@ def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
     given = f"[axes]\nmethod = {methods}\n" if where == "axis" else f"method = {methods[0]!r}\n"
     tables = 'weighting = "uniform"\n{0}[fedprox]\nmu = 0.5\n{1}'
     path.write_text(tables.format(*(("", given) if where == "axis" else (given, ""))))
-    of_file = sweep_arguments.read_command_line(["--config", str(path), "--out", "out"]).plan.made.points
+    of_file = sweep_command.read_command_line(["--config", str(path), "--out", "out"]).plan.made.points
     words = ["--method", *methods, "--weighting", "uniform", "--fedprox.mu", "0.5", "--out", "out"]
-    assert [p.config for p in of_file] == [p.config for p in sweep_arguments.read_command_line(words).plan.made.points]
+    assert [p.config for p in of_file] == [p.config for p in sweep_command.read_command_line(words).plan.made.points]
     assert (of_file[0].config.weighting, of_file[0].config.fedprox.mu) == ("uniform", 0.5)
     words = ["--config", str(path), "--method", "fedprox", "--fedprox.mu", "0.3", "--out", "out"]
-    (point,) = sweep_arguments.read_command_line(words).plan.made.points
+    (point,) = sweep_command.read_command_line(words).plan.made.points
     assert (point.config.weighting, point.config.fedprox.mu) == ("native", 0.3)
 
 
@@ -83,9 +83,9 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     both.write_text('method = "fedvg"\nweighting = "native"\n')
     axis.write_text('method = "fedvg"\n[axes]\nweighting = ["native", "uniform"]\n')
     for words in ([str(path), "--weighting", "native"], [str(both)], [str(both), "--weighting", "native"]):
-        points = sweep_arguments.read_command_line(["--config", *words, "--out", "out"]).plan.made.points
+        points = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.made.points
         assert commands.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
-    points = sweep_arguments.read_command_line(["--config", str(axis), "--out", "out"]).plan.made.points
+    points = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.made.points
     assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
     assert Config(method="fedvg", weighting="native").weighting == "fedvg"
     for words in ([], ["--method", "fedvg"], ["--config", str(path)]):

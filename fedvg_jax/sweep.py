@@ -43,7 +43,7 @@ from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import hardware
+from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import count
@@ -256,7 +256,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     crossed = sweep_points.cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
     given = {*settings, *(axis.names[0] for axis in crossed)}
     kept = _without(file.axes, given)
-    meant = [configs.presets.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
+    meant = [configs.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
     # the file's settings win beside a shorthand on its axes, as they do beside a single one
     beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
     all_axes = (*kept, *crossed)
@@ -283,7 +283,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     """
     parser = command_line.Parser(PROG)
     for name in ("--out", "--config"):
-        parser.add_argument(name, type=command_line.parse_path)
+        parser.add_argument(name, type=files.user_path)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--jobs")
     parser.add_argument("--tune", nargs="+", action="append")
@@ -304,7 +304,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
             raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
-        raise command_line.missing_value(command_line.flag_of(name))
+        raise UsageError(f"{command_line.flag_of(name)} needs a value")
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
     return [command_line.value_of(name, word) for word in listed]
 

@@ -56,9 +56,6 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.sweep"
 
-SHARED = ("cache_dir", "track")
-"""Settings of the process, which all points share."""
-
 
 class CommandLine(NamedTuple):
     """What a command line asks for."""
@@ -259,16 +256,12 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     meant = [configs.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
     # the file's settings win beside a shorthand on its axes, as they do beside a single one
     beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
-    all_axes = (*kept, *crossed)
-    for axis in all_axes:
-        if shared := [name for name in axis.names if name in SHARED and len(axis.values) > 1]:
-            raise UsageError(f"{shared[0]} is a setting of the whole process; give it one value")
     layers = (
         Layer({"keep": 1}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
         Layer(beside | settings, "command line"),
     )
-    return Sweep(all_axes, layers, title=file.title)
+    return Sweep((*kept, *crossed), layers, title=file.title)
 
 
 def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:

@@ -5,14 +5,7 @@ import json
 
 import pytest
 from support.files import one_line
-from support.run_folders import (
-    settings_of,
-    write_digests,
-    write_document,
-    write_json,
-    write_run,
-    write_sweep,
-)
+from support.run_folders import settings_of, write_digests, write_document, write_json, write_run, write_sweep
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study.cells import results

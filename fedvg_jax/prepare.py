@@ -87,13 +87,8 @@ def parse(argv: Sequence[str]) -> Config:
         raise UsageError(f"prepare needs a data set first: {_SETS}")
     name, *flags = argv
     given = command_line.parse(flags, PROG)
-    if "dataset" in given:
-        raise UsageError(f"prepare {name} has its data set already; leave out --dataset, or {name}")
     commands.refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
-    config = commands.parse(["--dataset", name, *flags])
-    if config.resume:
-        raise UsageError("prepare has no run to resume; leave resume out of the file")
-    return config
+    return commands.parse(["--dataset", name, *flags])
 
 
 def prepare(config: Config) -> int:

@@ -51,8 +51,7 @@ ATTACKS = {
     **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, declare.FROM_0, hyper="attack_scale")),
 }
 
-RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_fisher_trace", "client_joint_fisher")
-RECORDS += ("client_models",)
+RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_joint_fisher", "client_models")
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
@@ -323,8 +322,8 @@ class Config(Shorthands):
     """Rounds between two evaluations. The last round is always evaluated."""
     record: str = setting("", form=as_name, word="NAME,...")
     """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
-    the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_fisher_trace, the
-    trace of its empirical Fisher information on D_val; client_joint_fisher, that trace, split by tensor. At
+    the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_joint_fisher, the
+    trace of its empirical Fisher information on D_val, by tensor. At
     evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the global model's accuracy on
     each client's own test rows; personal_accuracy, that of its own model where a method has them; finetuned_accuracy,
     that after finetune_epochs on its training rows. In checkpoints: client_models, for History.client_variables."""

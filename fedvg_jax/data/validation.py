@@ -63,10 +63,9 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
     rows = joined(parts.val if chosen is None else [parts.val[k] for k in chosen])
     if not len(rows):
-        owners = "the partition" if chosen is None else f"clients {', '.join(map(str, chosen))}"
-        advice = "add some to it, or use another --validation.source"
-        advice = advice if chosen is None else "use a larger share, --validation.source clients:F"
-        raise UsageError(f"{owners} left no validation row; {advice}")
+        raise UsageError(
+            "the clients of D_val have no validation row; use a larger share, --validation.source clients:F, or another"
+        )
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 

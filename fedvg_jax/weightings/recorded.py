@@ -7,21 +7,10 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, Signal, Task, Term, Tree, Weighting
 from fedvg_jax.weightings import aggregation, signals
-
-
-def client_fisher_trace(task: Task) -> Signal:
-    """Returns the trace of a client's empirical Fisher information on D_val: examples' mean squared gradient norm."""
-    diagonal = signals.fisher(task)
-
-    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Array:
-        return jnp.asarray(optax.tree.sum(diagonal(hyper, client, data)))
-
-    return measure
 
 
 def client_joint_fisher(task: Task) -> Signal:
@@ -38,7 +27,6 @@ MEASURES: dict[str, Callable[[Task], Signal]] = {
     "client_accuracy": signals.pooled_test_accuracy,
     "client_val_loss": signals.validation_loss,
     "client_drift": lambda task: signals.drift,
-    "client_fisher_trace": client_fisher_trace,
     "client_joint_fisher": client_joint_fisher,
 }
 """Key of a record -> function of the task that returns the measurement of one client: a scalar, or one per tensor."""

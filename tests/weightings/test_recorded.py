@@ -13,7 +13,7 @@ from fedvg_jax.weightings import recorded
 
 SMALL = fv.Config(rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0)
 SMALL = dataclasses.replace(SMALL, model="linear", keep=0, seed=3)
-RECORD = "client_accuracy,client_val_loss,client_drift,client_fisher_trace,client_joint_fisher"
+RECORD = "client_accuracy,client_val_loss,client_drift,client_joint_fisher"
 EVERYTHING = f"{RECORD}, confusion"
 
 
@@ -45,10 +45,9 @@ def test_a_recorded_number_that_is_not_finite_excludes_no_client(runs, monkeypat
 
 def test_every_client_of_the_cohort_has_its_numbers(runs):
     for record in runs[1].records:
-        accuracy, loss, drift, fisher, joint = (np.array(record[name]) for name in RECORD.split(","))
-        assert accuracy.shape == loss.shape == drift.shape == fisher.shape == (3,)
-        assert ((accuracy >= 0) & (accuracy <= 1)).all() and (np.array([loss, drift, fisher]) > 0).all()
-        assert len(joint) == 3 and joint.sum(1) == pytest.approx(fisher, rel=1e-5)
+        accuracy, loss, drift, joint = (np.array(record[name]) for name in RECORD.split(","))
+        assert accuracy.shape == loss.shape == drift.shape == (3,) and len(joint) == 3
+        assert ((accuracy >= 0) & (accuracy <= 1)).all() and (np.array([loss, drift, joint.sum(1)]) > 0).all()
 
 
 def test_joint_fisher_is_in_the_order_of_the_layers():

@@ -26,9 +26,6 @@ from fedvg_jax.host.errors import UsageError, one_line
 LENGTH = 64
 """L, characters of a row."""
 
-MAX_CHARACTERS = 1024
-"""Most different characters: the confusion matrix has a cell for each pair of them."""
-
 LAYOUT = "one .txt file in UTF-8 for each author"
 
 
@@ -53,7 +50,7 @@ def load(folder: Path, cache_dir: Path | None = None) -> Arrays:
         cache_dir: unused, because decoded texts are not kept.
 
     Raises:
-        UsageError: no file, another encoding, a text shorter than a row, or too many different characters.
+        UsageError: no file, another encoding, or a text shorter than a row.
     """
     paths = sorted(folder.glob("[!.]*.txt")) if folder.is_dir() else []
     if not paths:
@@ -76,18 +73,13 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
         characters; `groups`, the numbers of the authors in the order of `texts`.
 
     Raises:
-        UsageError: a text without a whole row, or too many different characters.
+        UsageError: a text without a whole row.
 
     >>> arrays = cut({"a": "ab" * 33, "b": "b" * 65}, "letters", "letters")
     >>> arrays.x[:, :3].tolist(), arrays.y[:, :3].tolist(), arrays.groups.tolist()
     ([[0, 1, 0], [1, 1, 1]], [[1, 0, 1], [1, 1, 1]], [0, 1])
     """
     characters = sorted(set().union(*texts.values()))
-    if len(characters) > MAX_CHARACTERS:
-        raise UsageError(
-            f"{source}: the texts have {len(characters):,} different characters, of at most {MAX_CHARACTERS:,};"
-            " replace rare ones"
-        )
     numbers = {character: number for number, character in enumerate(characters)}
     rows, labels, groups = [], [], []
     for group, (author, text) in enumerate(texts.items()):

@@ -39,7 +39,7 @@ from rich.table import Table
 
 from benchmarks import machine, torch_layout
 from fedvg_jax import config as configs, data as datasets
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, options, presets
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, SimState, Task, UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
@@ -180,7 +180,7 @@ class Program(NamedTuple):
 def make_program(recording: Recording, data_dir: Path) -> Program:
     """Returns the jitted round of a recording's settings, with the published code's behaviour."""
     meta, config = recording.meta, settings(recording)
-    images = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
+    images = datasets.load("cifar10", data_dir, options.default_cache_dir() / "data")
     task = fast_task(tasks.classification(plain.LeNet5(10), 10, images.x.shape[1:]))
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)

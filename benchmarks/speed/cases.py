@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax import config as configs, data as datasets
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, options
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 
@@ -104,7 +104,7 @@ def arrays(case: Case, data_dir: Path | None) -> Arrays:
         return datasets.load("digits")
     size = case.images + (_HELD_OUT if case.model == "pfl_cnn" else 0)
     if data_dir:
-        cifar10 = datasets.load("cifar10", data_dir, configs.default_cache_dir() / "data")
+        cifar10 = datasets.load("cifar10", data_dir, options.default_cache_dir() / "data")
         images = cifar10._replace(x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train))
     else:
         rng = np.random.default_rng(0)

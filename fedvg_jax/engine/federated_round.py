@@ -29,9 +29,9 @@ from fedvg_jax.engine import (
     robust,
     round_steps as steps,
     schedule as schedules,
-    server_tuning,
 )
 from fedvg_jax.engine.round_steps import Averages, RoundInputs, RoundParts
+from fedvg_jax.weightings import baselines
 
 Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 """(state, number of rounds [], schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
@@ -116,7 +116,7 @@ def make_round(
     *,
     aggregate: robust.Rule = robust.mean,
     disturb: attacks.Disturb = attacks.none,
-    refine: server_tuning.Refine = server_tuning.none,
+    refine: baselines.Refine | None = None,
     augment: types.Augment | None = None,
     stats_too: bool = False,
     weigh_untrained: bool = False,
@@ -143,7 +143,7 @@ def make_round(
         num_clients: N.
         aggregate: the weighted mean, or a robust rule. A rule replaces the mean of models, not of messages.
         disturb: replaces what corrupt clients return.
-        refine: changes the new global model at the end of the round.
+        refine: changes the new global model at the end of the round; None for nothing.
         augment: changes minibatches before a client trains on them; probes and scores use the unchanged rows.
         stats_too: whether the algorithm acts on running statistics too, as the published code does.
         weigh_untrained: whether a client without a local step is weighed like the others, as in the published code. It

@@ -18,9 +18,9 @@ from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import tree, types
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import Metrics, Schedule, ServerView, SimState, Tree, Variables, Weigh
-from fedvg_jax.engine import attacks, local_training, privacy, robust, schedule as schedules, server_tuning
+from fedvg_jax.engine import attacks, local_training, privacy, robust, schedule as schedules
 from fedvg_jax.host.hardware import choices
-from fedvg_jax.weightings import basic
+from fedvg_jax.weightings import baselines, basic
 
 
 class RoundParts(NamedTuple):
@@ -34,7 +34,7 @@ class RoundParts(NamedTuple):
     num_clients: int
     aggregate: robust.Rule
     disturb: attacks.Disturb
-    refine: server_tuning.Refine
+    refine: baselines.Refine | None
     augment: types.Augment | None
     stats_too: bool
     weigh_untrained: bool
@@ -385,7 +385,8 @@ def server_step(
     if not parts.private and (parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean):
         # without any client's update, momentum and dual variables would still move the model
         variables, server = tree.where(table.present.any(), (variables, server), unchanged)
-    variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
+    if parts.refine:
+        variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
     variables = parts.local.merge(variables, parts.local.select(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     if memory := parts.weighting.memory:

@@ -9,7 +9,8 @@ import pytest
 from support import oracle, worlds
 
 from fedvg_jax.core import tree
-from fedvg_jax.engine import evaluate, executors, schedule, server_tuning
+from fedvg_jax.engine import evaluate, executors, schedule
+from fedvg_jax.weightings import baselines
 
 WORLD = worlds.small()
 
@@ -47,7 +48,7 @@ USED = 3  # minibatches of D_val's 10 rows; its table has an empty one behind th
 
 @functools.cache
 def refine(num_steps):
-    return worlds.jit(server_tuning.sgd(worlds.TASK, num_steps))
+    return worlds.jit(baselines.server_steps(worlds.TASK, num_steps))
 
 
 def refined(num_steps, number=0, lr=0.1, data=None):
@@ -87,7 +88,7 @@ def test_server_tuning_is_the_last_phase_of_a_round():
     plan, values = [QUADRATICS.schedule(number, 2) for number in range(2)], worlds.hyper(tuning_lr=0.1)
     plain, tuned = (
         worlds.play(QUADRATICS, plan, worlds.algorithm("fedavg"), values=values, **hooks)[-1][0].variables
-        for hooks in ({}, {"refine": server_tuning.sgd(worlds.QUADRATIC, 300)})
+        for hooks in ({}, {"refine": baselines.server_steps(worlds.QUADRATIC, 300)})
     )
     assert max(np.abs(x - 1).max() for x in jax.tree.leaves(plain)) > 0.1
     assert max(np.abs(x - 1).max() for x in jax.tree.leaves(tuned)) < 1e-5

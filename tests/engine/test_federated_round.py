@@ -17,7 +17,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Metrics, UsageError, Weighting
 from fedvg_jax.data import user_data
-from fedvg_jax.engine import attacks, federated_round, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, federated_round, local_training, robust
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble import population, registry, simulation as build
 from fedvg_jax.runs.record import history
@@ -330,7 +330,7 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
 ALL_PARTS = {
     "optimiser": worlds.with_momentum,
     "disturb": attacks.disturbance(attacks.noise, np.array([0]), 5),
-    "refine": server_tuning.sgd(TASK, 2),
+    "refine": baselines.server_steps(TASK, 2),
 }
 HALVES = {name: (worlds.algorithm(name), "uniform", {}) for name in worlds.ON_QUADRATICS} | {
     "every hook": (worlds.algorithm("fedavg"), "samples", ALL_PARTS | {"aggregate": robust.clipped_mean}),

@@ -11,7 +11,7 @@ from support import worlds
 from fedvg_jax import config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
-from fedvg_jax.engine import robust, server_tuning
+from fedvg_jax.engine import robust
 from fedvg_jax.models import transforms
 from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic
@@ -194,7 +194,7 @@ def test_settings_reach_the_round():
     changes = {"attack": "scaling:3", "robust": "clipped_mean:2", "tuning.steps": 2, "augment": "flip_crop"}
     settings = config.apply(config.Config(), changes, "test")
     hooks, hyper = registry.round_options(settings, worlds.TASK), registry.make_hyper(settings)
-    assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not server_tuning.none
+    assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not None
     assert hooks["augment"] is transforms.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}

@@ -23,7 +23,7 @@ from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import attacks, executors, local_training, robust, server_tuning
+from fedvg_jax.engine import attacks, executors, local_training, robust
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
 from fedvg_jax.models.conv.rewrite import fast_task
@@ -183,7 +183,7 @@ def round_options(config: Config, task: Task) -> dict[str, Any]:
     return {
         "aggregate": robust.BY_NAME[rule](value),
         "disturb": attacks.BY_KIND[choice(config, "attack")[0]](corrupt_clients(config), config.clients),
-        "refine": server_tuning.sgd(task, config.tuning.steps) if config.tuning.steps else server_tuning.none,
+        "refine": baselines.server_steps(task, config.tuning.steps) if config.tuning.steps else None,
         "augment": transforms.AUGMENTATIONS[config.augment],
         "stats_too": departs(config, "server-stats"),
         "weigh_untrained": departs(config, "untrained"),

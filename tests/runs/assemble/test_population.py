@@ -11,7 +11,8 @@ from support import worlds
 
 import fedvg_jax
 from fedvg_jax import config, data
-from fedvg_jax.config import Config, Tuning
+from fedvg_jax.config import Config
+from fedvg_jax.config.options import Tuning
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays

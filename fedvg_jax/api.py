@@ -116,8 +116,6 @@ def run(
     metrics = _checked_metrics(metrics)
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions")
-    for number, callback in enumerate(callbacks):
-        checks.takes(callback, ("record", "state"), f"callbacks[{number}]")
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
     if _is_shown(progress):
         finished = _run_with_progress(config, given, metrics, callbacks)
@@ -152,7 +150,6 @@ def _checked_metrics(metrics: Mapping[str, Callable[[Variables, Data], Any]] | N
     for name, metric in metrics.items():
         if not callable(metric):
             raise UsageError(f"metrics must be functions; got {metric!r:.100} for '{name}'")
-        checks.takes(metric, ("model", "data"), f"metric '{name}'")
         if history.is_reserved(name):
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
     return metrics

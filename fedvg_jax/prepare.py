@@ -125,7 +125,6 @@ def read_rows(config: Config) -> tuple[Console, Arrays]:
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
     assert config.cache_dir is not None, "the check of the settings sets it"
-    files.private_folder(config.cache_dir)
     with display.preparation_progress(console) as bar:
         return console, population.load_data(config, bar("decoding images"))
 

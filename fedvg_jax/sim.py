@@ -18,7 +18,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import endings, launch
-from fedvg_jax.runs.record import digests, folder as run_folder, history
+from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _run_command(words: Sequence[str]) -> int:
         return simulate(config, unused, is_dry)
     if is_dry:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
-    return launch.run(processes, lambda: simulate(config, unused), lambda: lost_message(config))
+    return launch.run(processes, lambda: simulate(config, unused))
 
 
 # --- running
@@ -103,15 +103,6 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
     if wants_resume:
         log("no run with these settings to resume; starting a new one")
     return dataclasses.replace(config, out=commands.new_folder(config, reserved))
-
-
-def lost_message(config: Config) -> str:
-    """Returns the line to print when another process of the run was lost."""
-    last = digests.newest_round(config.out) if config.out else 0
-    return (
-        f"another process of the run was lost; {last} rounds are saved; start all processes again with the same command"
-        " and --resume auto"
-    )
 
 
 def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str) -> int:

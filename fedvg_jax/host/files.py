@@ -1,4 +1,4 @@
-"""Writes that a crash cannot leave half done, locks on folders, private folders, and JSON files."""
+"""Writes that a crash cannot leave half done, locks on folders, and JSON files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import platform
-import stat
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
@@ -69,24 +68,6 @@ def drafting(path: Path) -> Iterator[Path]:
             draft.unlink()
         raise
     flush([path.parent])
-
-
-def append(path: Path, data: bytes, is_first: bool) -> None:
-    """Appends all of `data` to a file, or nothing if the disk is full.
-
-    Args:
-        path: the file.
-        data: whole lines.
-        is_first: whether the file may be created. Otherwise it must exist, so that its deletion is an error.
-    """
-    with path.open("ab" if is_first else "r+b", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            file.truncate(end)
-            raise
 
 
 def flush(paths: Iterable[Path]) -> None:
@@ -190,36 +171,6 @@ def make_private(folder: Path) -> None:
 def user_path(path: str | os.PathLike) -> Path:
     """Returns a path with a leading ~ or ~USER expanded, which only a shell does, and not after an equals sign."""
     return Path(os.path.expanduser(path))
-
-
-def private_folder(folder: Path) -> None:
-    """Makes a cache folder, and refuses one that another user may have written to.
-
-    The cached programs and data are trusted later. Direct sub-folders are checked too, their content is not. A folder
-    that cannot be made is not an error; writing to it will be.
-
-    Args:
-        folder: the cache folder.
-
-    Raises:
-        UsageError: the folder or a sub-folder belongs to another user (also if this user is root), or is writable by
-            its group or by all users.
-    """
-    with contextlib.suppress(OSError):
-        make_private(folder)
-    with contextlib.suppress(OSError):
-        for checked in (folder, *(inner for inner in sorted(folder.iterdir()) if inner.is_dir())):
-            _refuse_shared(checked)
-
-
-def _refuse_shared(folder: Path) -> None:
-    """Raises UsageError for a folder that another user owns or may write to."""
-    status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UsageError(
-            f"cache folder {folder} (user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}) may hold what others"
-            f" wrote; chmod go-w {folder}, or name a folder of your own with --cache-dir"
-        )
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, UsageError
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.paper.fidelity import listed
@@ -205,7 +205,7 @@ def evaluate(
     evaluated = evaluation_tables(data).items()
     sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in evaluated})
     model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
-    record = {name: _number(name, metric(model, data)) for name, metric in sim.metrics.items()}
+    record = {name: _measured(name, metric, model, data) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))
     if history.CONFUSION in listed(sim.config.record):  # [true, predicted]
@@ -214,12 +214,7 @@ def evaluate(
     return record | client_models.entries(sim, state, store)
 
 
-def _number(name: str, value: Any) -> float | None:
+def _measured(name: str, metric: Callable[[Variables, Data], Any], model: Variables, data: Data) -> float | None:
     """Returns the value of a user's metric as JSON holds it: null where it is not finite."""
-    if np.size(value) != 1:
-        raise UsageError(f"metric '{name}' returned shape {np.shape(value)}; expected one number, of shape ()")
-    try:
-        number = float(np.reshape(value, ()))
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"metric '{name}' returned {value!r:.100}; expected one number") from None
-    return history.number(number)
+    with checks.calling(f"metric '{name}', which returns one number,"):
+        return history.number(float(np.reshape(metric(model, data), ())))

@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fedvg_jax.runs.record.history import Record
 
-ABSENCES = {"diverged": "diverged", "dropped": "dropped out", "untrained": "took no step"}
-"""entry of a record -> words for its clients"""
-
 EXPLOSION = 1000.0
 """A larger cross-entropy has exploded: it gives the right class a probability of e^-1000. On digits, runs of Scaffold
 that learn stay below 10, and those that explode pass 10^16 on their way to infinity, or to a model that is constant."""
@@ -86,10 +83,9 @@ def no_client_warning(records: Sequence[Record]) -> str:
     record = next((r for r in records if r["weights"] and not any(r["weights"])), None)
     if record is None:
         return ""
-    counts = [f"{len(record[name])} {what}" for name, what in ABSENCES.items() if name in record]
     return (
-        f"round {record['round']} averaged no client ({', '.join(counts)} of {len(record['clients'])}), so no client"
-        " moved the global model"
+        f"round {record['round']} averaged no client, so the global model did not move: all {len(record['clients'])}"
+        " diverged, dropped out or took no step"
     )
 
 

@@ -32,6 +32,8 @@ unequal work."""
 LOST = 3
 """Exit code when another process was lost."""
 
+LOST_MESSAGE = "another process of the run was lost; start all processes again with the same command and --resume auto"
+
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 HELP = """Several processes:
@@ -130,7 +132,7 @@ def join(launch: Launch) -> None:
         )
 
 
-def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], str]) -> int:
+def run(launch: Launch, command: Callable[[], int]) -> int:
     """Joins the processes, runs a command in each, and returns its exit code.
 
     Only process 0 reports an error that all processes raise. An error of this process alone ends it at once, and the
@@ -139,7 +141,6 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
     Args:
         launch: how the processes find each other.
         command: returns its own exit code; its UsageErrors are raised by all processes.
-        lost_message: returns the line to print when another process was lost.
     """
     import jax
 
@@ -155,7 +156,7 @@ def run(launch: Launch, command: Callable[[], int], lost_message: Callable[[], s
         return getattr(error, "exit_code", 2)
     except Exception as error:
         if processes.is_loss(error):
-            _end(lost_message(), LOST)
+            _end(LOST_MESSAGE, LOST)
         traceback.print_exc()
         _end(f"process {jax.process_index()} failed: {one_line(str(error))[:300]}", 1)
     jax.distributed.shutdown()

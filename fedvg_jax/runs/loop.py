@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -88,11 +87,9 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
             "noise_seed": "given" if config.dp.noise_seed else "",
         }
 
-    own_objects = {name: getattr(sim, name) for name in sim.given.keys() - {"data", "partition"}}
-    objects, code = provenance.describe(own_objects), {n: provenance.code_digest(v) for n, v in own_objects.items()}
-    given = {name: objects.get(name, "") for name in sim.given}  # the manifest has digests of data and partition
+    code = {name: provenance.code_digest(getattr(sim, name)) for name in sim.given.keys() - {"data", "partition"}}
     starts.refuse_different_data(sim, sources)
-    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, given, sim.given, code)
+    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, sim.given, code)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():
@@ -189,7 +186,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """
     sim = run.sim
     contracts.refuse_wrong_weights(new)
-    limit = endings.loss_limit(itertools.chain(run.records, new), "task" in sim.given)
+    limit = endings.loss_limit([*run.records, *new], "task" in sim.given)
     error = endings.divergence(new, limit) if sim.config.nonfinite == "raise" else ""
     recorded = endings.until_first(new, limit) if error else new
     run.records.extend(recorded)

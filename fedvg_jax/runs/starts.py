@@ -3,7 +3,7 @@
 A resumed run continues from a checkpoint with exactly the records up to its round; rounds after it are computed again.
 A folder that is not as its run left it is refused, and not changed.
 
-The processes that share a run must have equal settings, data, versions of packages and settings of jax.
+The processes that share a run must have equal settings and data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config
-from fedvg_jax.core import reuse
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
@@ -42,9 +41,7 @@ class Described(NamedTuple):
     sources: Callable[[], dict[str, str]]
     """() -> digests of data and partition, which are computed once"""
     given: Mapping[str, str]
-    """object that Python passed in place of a setting -> names of its functions"""
-    names: Mapping[str, str]
-    """such an object -> its own name; "" without one"""
+    """object that Python passed in place of a setting -> its name; "" without one"""
     code: Mapping[str, str]
     """such an object -> digest of its source; "" without one"""
 
@@ -190,9 +187,8 @@ def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolE
 
 def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
     with files.writing(f"the run folder {folder}", "--out"):
-        provenance.write_manifest(
-            folder, described.sources(), described.given, described.names, described.code, len(start.records), log
-        )
+        number = len(start.records)
+        provenance.write_manifest(folder, described.sources(), described.given, described.code, number, log)
 
 
 OWN = ("out", "export", "resume", "data_dir", "cache_dir")
@@ -207,16 +203,11 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
         choose: settings -> settings with `out` and `resume` as they are used; called by process 0 only.
 
     Raises:
-        UsageError: the processes have different versions or settings, or none can be chosen.
+        UsageError: the processes have different settings, or none can be chosen.
     """
     if processes.count() == 1:
         return choose(config)
     settings = {f"setting {name}": repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
-    versions = {f"version of {name}": version for name, version in provenance.versions().items()}
-    jax_settings = {
-        f"setting {name}": str(value) for name, value in zip(reuse.TRACE_SETTINGS, reuse.trace_settings(), strict=True)
-    }
-    refuse_different(versions | jax_settings, "start all in the same environment")
     refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config

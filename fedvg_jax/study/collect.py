@@ -227,8 +227,7 @@ def _read_run(
     assert history.config is not None
     if planned and (changed := run_folder.differences(planned, history.config)):
         return f"{name}: other settings than those of the sweep: {changed[0]}"
-    names = (manifest or {}).get("names", {})
-    given = {**given, **{n: names.get(n, "") for n in PASSED if n in (manifest or {}).get("given", {})}}
+    given = {**given, **{n: name for n, name in (manifest or {}).get("given", {}).items() if n in PASSED}}
     settings, failure = cells.settings_of(history.config, values, given), _failure(folder, history)
     if problem := "" if failure else _unfinished(folder, history):
         return Folder(settings, missing=f"{name}: {problem}")

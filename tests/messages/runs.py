@@ -24,7 +24,7 @@ def resume(**changes):
             for folder in folders.values():
                 folder.mkdir()
             run_folder.write_settings(folders["run"], SMALL)
-            history.append(folders["run"], [{"round": 1}, {"round": 2}], is_first=True)
+            history.append(folders["run"], [{"round": 1}, {"round": 2}])
             (folders["bad"] / "config.json").write_text("{")
             (folders["later"] / "config.json").write_text('{"newer": 1}')
             (folders["sweep"] / "sweep.json").write_text("{}")

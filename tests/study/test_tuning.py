@@ -22,7 +22,7 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
         folder.mkdir(parents=True)
         record = {"round": 1, "val_accuracy": accuracies(point.values), "test_accuracy": 1 - accuracies(point.values)}
         run_folder.write_json(folder / "config.json", to_json(point.config))
-        history.append(folder, [record], is_first=True)
+        history.append(folder, [record])
         run_folder.write_json(folder / "summary.json", {"rounds": 1, "stopped_by": None})
         digests.write(folder, {})
         if point.values.get("lr") in failures:

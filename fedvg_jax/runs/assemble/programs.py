@@ -49,7 +49,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.host import extras, hardware as hw
+from fedvg_jax.host import extras, files, hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import privacy, registry
@@ -324,8 +324,10 @@ def use_cache(folder: Path) -> None:
     A folder that jax is already configured with stays, such as `$JAX_COMPILATION_CACHE_DIR`.
 
     Args:
-        folder: of the cache, which `files.private_folder` has checked: its programs are executed.
+        folder: of the cache; its programs are executed.
     """
+    with contextlib.suppress(OSError):  # one that cannot be made keeps nothing
+        files.make_private(folder)
     is_set = jax.config.values["jax_compilation_cache_dir"] is not None
     if not is_set and folder.is_dir() and os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))

@@ -33,7 +33,7 @@ from fedvg_jax.data.images import Progress
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.host import extras, files, processes
+from fedvg_jax.host import extras, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble import communication, contracts, privacy, programs, registry, tables
@@ -244,7 +244,6 @@ def _checked_settings(config: Config) -> Config:
     """Returns the settings, checked, with the cache folder, also where that is the default."""
     config = check(config)
     assert config.cache_dir is not None, "the check sets it"
-    files.private_folder(config.cache_dir)
     programs.use_cache(config.cache_dir)
     if config.init and not digests.is_run(config.init):  # checked before the data are read, which may take minutes
         pretrained.read(config.init)

@@ -190,7 +190,6 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
         return None
     if not isinstance(chosen, Selection) or not callable(chosen.choose):
         raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}")
-    checks.takes(chosen.choose, ("population",), "selection.choose")
     if departs(config, "cohorts"):
         raise UsageError("--departures cohorts and a selection both choose the cohorts; leave one out")
     if chosen.num_candidates and pool_is_on_host:
@@ -229,7 +228,8 @@ def make_cohorts(
             return np.array([loss(state.variables, client) if state else 0.0 for client in clients], np.float64)
 
         known = types.Population(number, schedule.selection_stream(config.seed, number), sizes, count, losses)
-        clients = np.asarray(chosen.choose(known))
+        with checks.calling("selection.choose"):
+            clients = np.asarray(chosen.choose(known))
         is_whole = clients.shape == (count,) and np.issubdtype(clients.dtype, np.integer)
         if not is_whole or len({*clients.tolist()} & {*range(len(sizes))}) < count:
             expected, got = f"{count} different clients from 0 to {len(sizes) - 1}", str(clients.tolist())[:100]

@@ -308,10 +308,11 @@ def as_line(record: Record) -> bytes:
     return json.dumps(record).encode() + b"\n"
 
 
-def append(folder: Path, records: Sequence[Record], is_first: bool) -> bytes:
+def append(folder: Path, records: Sequence[Record]) -> bytes:
     """Appends the records to history.jsonl, and returns the new lines."""
     text = b"".join(map(as_line, records))
-    files.append(folder / "history.jsonl", text, is_first)
+    with (folder / "history.jsonl").open("ab") as file:
+        file.write(text)
     return text
 
 

@@ -89,7 +89,6 @@ def write_manifest(
     folder: Path,
     digests: Mapping[str, str],
     given: Mapping[str, str],
-    names: Mapping[str, str] = {},
     code: Mapping[str, str] = {},
     num_done: int = 0,
     log: Callable[[str], None] = lambda line: None,
@@ -99,9 +98,7 @@ def write_manifest(
     Args:
         folder: of the run.
         digests: see `sources`.
-        given: objects from Python, by the setting that they replace -> names of their functions; of those that have
-            one, the digest is written instead.
-        names: of these objects, by setting; "" for one without.
+        given: objects from Python, by the setting that they replace -> their names; "" for one without.
         code: `code_digest` of these objects, by setting.
         num_done: rounds before this part.
         log: called with a line if code or machine are others than those of the part before.
@@ -111,8 +108,7 @@ def write_manifest(
     this_part = {"from_round": num_done + 1, "versions": versions(), "git": _git(Path(__file__).parent), **machine()}
     entries = {
         **digests,
-        "given": {name: digests.get(name, text) for name, text in sorted(given.items())},
-        "names": {argument: name for argument, name in sorted(names.items()) if name},
+        "given": dict(sorted(given.items())),
         "code": {argument: digest for argument, digest in sorted(code.items()) if digest},
         "runs": [*parts, this_part],
     }

@@ -24,9 +24,6 @@ from fedvg_jax.runs.record.history import Record
 SECONDS = 60.0
 """Seconds between checkpoints where `checkpoint_every` is 0."""
 
-SLOW = 5.0
-"""Seconds of a chunk after which it is saved where `checkpoint_every` is 0: schedulers kill soon after a stop."""
-
 
 class BestModel(NamedTuple):
     """The best model so far on D_val, or on the half of it that `best_on` holds out."""
@@ -89,7 +86,7 @@ class Recorder:
             self._pending.set_result(None)
         self.start, self.best = start, start.best
         self._round = self._saved_round = len(start.records)
-        self._saved_at = self._chunk_start = time.perf_counter()
+        self._saved_at = time.perf_counter()
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -102,7 +99,7 @@ class Recorder:
         self.best = update_best(self.best, records[-1], state.variables)
         if self._pool and self.folder:
             with files.writing(f"the run folder {self.folder}", f"--resume {self.folder}", "then"):
-                new = history.append(self.folder, records, is_first=not self._history[0])
+                new = history.append(self.folder, records)
             self._history = digests.extended(self._history, new)
 
     def is_checkpoint_due(self, is_last: bool = False) -> bool:
@@ -123,7 +120,6 @@ class Recorder:
         is_due = self._is_due(is_last)
         if is_due:
             self.wait()
-        self._chunk_start = time.perf_counter()
         return is_due
 
     def write_checkpoint(self, stored: SimState, seconds: tuple[float, float]) -> None:
@@ -159,9 +155,7 @@ class Recorder:
             return self._round > self._saved_round
         if self._config.checkpoint_every:
             return self._round % self._config.checkpoint_every == 0
-        now = time.perf_counter()
-        is_slow = now - self._chunk_start > SLOW  # worth waiting for the checkpoint before, if that is not written yet
-        return is_slow or (self._pending.done() and now - self._saved_at > SECONDS)
+        return self._pending.done() and time.perf_counter() - self._saved_at > SECONDS
 
 
 def _save(folder: Path, number: int, content: Any, of_run: Mapping[str, Digest], keep: int) -> None:

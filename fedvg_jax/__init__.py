@@ -11,7 +11,7 @@ import importlib
 __version__ = "0.1.0"
 
 _NAMES = {
-    "fedvg_jax": "algorithms compression data executors models weightings",
+    "fedvg_jax": "algorithms compression data models weightings",
     "fedvg_jax.api": "evaluate make_schedule run run_sweep",
     "fedvg_jax.config": "Config",
     "fedvg_jax.core": "norms tree",
@@ -19,7 +19,7 @@ _NAMES = {
     "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Schedule Selection Send SimState Task "
     "UsageError Variables Weighting WeightingMemory",
     "fedvg_jax.data.arrays": "Arrays",
-    "fedvg_jax.engine": "selection",
+    "fedvg_jax.engine": "executors selection",
     "fedvg_jax.engine.differentiable": "hypergradient max_steps over_rounds stack_schedules unrolled",
     "fedvg_jax.engine.federated_round": "init_state make_round",
     "fedvg_jax.engine.local_training": "sgd",

@@ -4,7 +4,6 @@ from fedvg_jax import (
     algorithms as algorithms,
     compression as compression,
     data as data,
-    executors as executors,
     models as models,
     weightings as weightings,
 )
@@ -29,7 +28,7 @@ from fedvg_jax.core.types import (
     WeightingMemory as WeightingMemory,
 )
 from fedvg_jax.data.arrays import Arrays as Arrays
-from fedvg_jax.engine import selection as selection
+from fedvg_jax.engine import executors as executors, selection as selection
 from fedvg_jax.engine.differentiable import (
     hypergradient as hypergradient,
     max_steps as max_steps,

@@ -21,6 +21,8 @@ from fedvg_jax.core.tree import LOCAL_STEPS, SEGMENTS
 from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, Tree
 from fedvg_jax.host.hardware import choices
 
+__all__ = ["lanes", "sharded", "vmapped"]
+
 DEVICES = "devices"
 """The axis of a mesh of `sharded`."""
 

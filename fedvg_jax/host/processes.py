@@ -109,12 +109,6 @@ def _gather(row: np.ndarray) -> np.ndarray:
     """Returns the rows of all processes, [processes, ...]."""
     from jax.experimental import multihost_utils
 
-    with _lenient():
-        return np.asarray(multihost_utils.process_allgather(row))
-
-
-@contextlib.contextmanager
-def _lenient() -> Iterator[None]:
-    """Allows the promotions of dtypes and ranks that jax's own exchange uses."""
+    # its own promotions
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+        return np.asarray(multihost_utils.process_allgather(row))

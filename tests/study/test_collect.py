@@ -308,7 +308,7 @@ def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp
 
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
-    edit(own / "manifest.json", given={"weighting": "mine"})
+    edit(own / "manifest.json", given={"weighting": ""})
     (run,) = collect([tmp_path / "runs"]).runs
     assert run.given == {"weighting": ""} and run.weighting == "own weighting"
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
@@ -318,7 +318,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
 
 def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
     names = {"data": "dataset", "partition": "partition", "task": "model"}
-    edit(write_run(tmp_path / "a", method="fedavg") / "manifest.json", given=dict.fromkeys(names, "mine"))
+    edit(write_run(tmp_path / "a", method="fedavg") / "manifest.json", given=dict.fromkeys(names, ""))
     settings = collect([tmp_path]).settings
     assert {name: settings[setting] for name, setting in names.items()} == {name: f"own {name}" for name in names}
 

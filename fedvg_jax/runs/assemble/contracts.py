@@ -158,12 +158,6 @@ float32 of shape (7,); use val_loss
         raise UsageError(f"{consumer} needs {needed}, C >= {num_classes} classes; got {got}; {instead}")
 
 
-def shapes_of_sums(task: Task, pool: Any) -> Any:
-    """Returns the shapes and dtypes of what `task.measure` returns; `pool` is as in `check_task`."""
-    model = jax.eval_shape(task.init, jax.random.key(0))
-    return jax.eval_shape(task.measure, *model, *_shapes_of_batch(pool))
-
-
 def check_forward(task: Task, pool: Tree) -> None:
     """Computes `task.forward`, if there is one, and `task.loss` on the first rows, with initial variables.
 
@@ -241,9 +235,6 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
         raise UsageError(f"weighting.detail must be a dict with names that the history has not; got {detail!r:.99}")
     checks.expect(jax.ShapeDtypeStruct(score.shape, jnp.float32), checks.floats(_CLIENTS), "weighting.score")
     _leading(detail, _CLIENTS, "weighting.detail")
-    for name, leaf in {"score": score, **detail}.items():
-        if not hasattr(leaf, "dtype") or jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            raise UsageError(f"weighting: {name} is {checks.described(leaf)}; expected real numbers or booleans")
     return weights
 
 
@@ -450,16 +441,10 @@ def check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
     for name in MODEL_SETTINGS:
         if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
             raise UsageError(f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task")
-    _check_sums(config, task, pool)
-
-
-def _check_sums(config: Config, task: Task, pool: Any) -> None:
-    """Raises UsageError where the confusion matrix is recorded and a task does not count one."""
-    if CONFUSION not in listed(config.record):
-        return
-    sums = shapes_of_sums(task, pool)
-    if not isinstance(sums, dict) or CONFUSION not in sums:
-        raise UsageError(f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out")
+    if CONFUSION in listed(config.record):
+        sums = jax.eval_shape(task.measure, *jax.eval_shape(task.init, jax.random.key(0)), *_shapes_of_batch(pool))
+        if not isinstance(sums, dict) or CONFUSION not in sums:
+            raise UsageError(f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out")
 
 
 def check_given(

@@ -218,16 +218,15 @@ def assemble(
     _check(config, given, program, population, host.resident if host else rows, hyper)
     state, memories = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
-    host, data = pool_rows.place(host, rows, program.executor)
-    program, parts = _bound(program, data.base), population.partition
-    select = tables.make_cohorts(config, chosen, program, data, parts.train) if chosen else None
+    program, parts = _bound(program, rows.base), population.partition
+    select = tables.make_cohorts(config, chosen, program, rows, parts.train) if chosen else None
     return Simulation(
         config=config,
         arrays=population.arrays,
         partition=parts,
         statistics=describe(config, *population, "partition" in given.replaced),
         state=state,
-        data=data,
+        data=rows,
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
         schedule=tables.make_schedule(config, population.arrays, parts, program, select=select),
         selection=chosen,
@@ -287,13 +286,14 @@ def _bound(program: programs.Program, base: Tree) -> programs.Program:
 def _make_rows(
     config: Config, population: Population, program: programs.Program, base: Tree
 ) -> tuple[Data, pool_rows.HostRows | None]:
-    """Returns the pool with its tables and the frozen tensors, and the rows where the pool stays on the host."""
+    """Returns the pool with its tables and the frozen tensors, on the devices, unless the pool stays on the host."""
     shared = population.shared
     is_on_host = pool_rows.is_chosen(config, shared.x.nbytes + shared.y.nbytes)
     rows = tables.make_data(config, population, program.model, is_on_host)._replace(base=base)
     if not is_on_host:
-        return rows, None
-    return rows, pool_rows.make(config, rows, population.partition, program.executor)
+        return processes.place(rows, program.executor.placement), None
+    host = pool_rows.make(config, rows, population.partition, program.executor)
+    return rows._replace(base=host.resident.base), host
 
 
 def _check(

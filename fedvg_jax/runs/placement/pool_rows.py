@@ -80,7 +80,7 @@ def resident_data(config: Config, data: Data) -> Data:
 
 
 def make(config: Config, data: Data, parts: Partition, executor: Executor) -> HostRows:
-    """Returns the rows of a run whose pool stays on the host, before `place` puts some on the devices.
+    """Returns the rows of a run whose pool stays on the host, of which some are then on the devices.
 
     Args:
         config: the run's settings.
@@ -93,15 +93,8 @@ def make(config: Config, data: Data, parts: Partition, executor: Executor) -> Ho
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
     most_evaluated = max(table.size for table in (data.val, data.test, data.selection) if table is not None)
     piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
-    return HostRows(data.pool, resident_data(config, data), capacity, piece, executor.placement)
-
-
-def place(host: HostRows | None, data: Data, executor: Executor) -> tuple[HostRows | None, Data]:
-    """Returns the rows with what the devices hold of them on the executor's devices, and the data of the run."""
-    if host is None:
-        return None, processes.place(data, executor.placement)
-    host = host._replace(resident=processes.place(host.resident, executor.placement))
-    return host, data._replace(base=host.resident.base)
+    resident = processes.place(resident_data(config, data), executor.placement)
+    return HostRows(data.pool, resident, capacity, piece, executor.placement)
 
 
 def round_up(number: int) -> int:

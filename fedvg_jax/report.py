@@ -13,15 +13,14 @@ missing, or settings that cannot be compared.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
+from fedvg_jax.config import command_line
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record import folder as run_folder
@@ -45,40 +44,26 @@ METRIC = (
     " models where methods have such models and all runs record it"
 )
 
-
-class Parser(argparse.ArgumentParser):
-    """The command line; its refusals are UsageErrors with the usage on the same line."""
-
-    def __init__(self):
-        super().__init__(
-            PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-        )
-        add = self.add_argument
-        add("dirs", metavar="DIR", nargs="+", type=files.user_path, help="folder of a sweep, of a run, or of runs")
-        add("--out", type=files.user_path, metavar="DIR", help="folder to write; default: report in the first DIR")
-        add("--baseline", metavar="METHOD", help="method to compare with, or all: every pair; default: fedavg")
-        add("--metric", metavar="NAME", help=METRIC)
-        add("--target", type=_number, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean")
-        add(
-            "--choice",
-            default="final",
-            metavar="final|at_best_val|max",
-            help="evaluation that stands for a run in the tables of accuracy and effects; default: final. max is"
-            " chosen on the test set, as the published code does",
-        )
-        add("--partial", action="store_true", help="report what is finished, and mark the cells")
-        add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
-
-    def error(self, message: str) -> NoReturn:
-        """Raises UsageError with argparse's message."""
-        raise UsageError(f"{message}; usage: {PROG} DIR [DIR ...] [--out DIR] [--baseline METHOD] [--partial]")
+CHOICE = (
+    "evaluation that stands for a run in the tables of accuracy and effects; default: final. max is chosen on the test"
+    " set, as the published code does"
+)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be an accuracy in (0, 1], such as 0.9; got {text[:50]!r}") from None
+def make_parser() -> command_line.Parser:
+    """Returns the parser of the command line."""
+    parser = command_line.Parser(f"{PROG} DIR [DIR ...]", description=__doc__)
+    add = parser.add_argument
+    add("dirs", metavar="DIR", nargs="+", type=files.user_path, help="folder of a sweep, of a run, or of runs")
+    add("--out", type=files.user_path, metavar="DIR", help="folder to write; default: report in the first DIR")
+    add("--baseline", metavar="METHOD", help="method to compare with, or all: every pair; default: fedavg")
+    add("--metric", metavar="NAME", help=METRIC)
+    add("--target", type=float, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean")
+    add("--choice", metavar="final|at_best_val|max", help=CHOICE)
+    add("--partial", action="store_true", help="report what is finished, and mark the cells")
+    add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
+    add("-h", "--help", action="help", help="show this help")
+    return parser
 
 
 def write(argv: Sequence[str]) -> int:
@@ -87,7 +72,7 @@ def write(argv: Sequence[str]) -> int:
     Raises:
         UsageError: as `fedvg_jax.study.report.write`.
     """
-    arguments = Parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     folder, *others = arguments.dirs
     if not others and run_folder.is_run(folder):
         if len(argv) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config
 from fedvg_jax.config.methods import ALGORITHMS
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
@@ -297,7 +297,7 @@ def _with_unpaired(by_place: Cells, placed: Sequence[Place]) -> Cells:
         placed: places of all runs, of the missing and failed ones too, for which there is a line already.
     """
     complete = {}
-    for method in sorted(dict.fromkeys(method for method, _ in by_place), key=_method_order):
+    for method in dict.fromkeys(method for method, _ in by_place):
         for scenario in dict.fromkeys(scenario for _, scenario in by_place):
             cell = by_place.get((method, scenario)) or Cell(method, scenario, {})
             wanted = {r for (_, where), other in by_place.items() if where == scenario for r in other.runs}
@@ -306,11 +306,6 @@ def _with_unpaired(by_place: Cells, placed: Sequence[Place]) -> Cells:
             lines = tuple(f"{where}: no run with {cells.replicate_text(r)}" for r in sorted(absent))
             complete[method, scenario] = cell._replace(missing=cell.missing + lines)
     return complete
-
-
-def _method_order(name: str) -> int:
-    """Returns the position of a method among the paper's; others come last."""
-    return list(presets.METHODS).index(name) if name in presets.METHODS else len(presets.METHODS)
 
 
 def _mixed_sources(found: Sequence[Folder], placed: Sequence[Place]) -> list[str]:

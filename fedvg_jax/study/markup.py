@@ -166,10 +166,6 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "–": "--",
-    "†": r"\dag{}",
-    "‡": r"\ddag{}",
 }
 
 

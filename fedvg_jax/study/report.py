@@ -210,19 +210,10 @@ def _figure(drawing: Drawing, path: Path) -> str:
 
 
 def settings(study: Study) -> str:
-    """Returns the settings that all runs share, and the runs with their folders, as elements that open."""
+    """Returns the settings that all runs share, as an element that opens."""
     shared = [(name, value_text(value)) for name, value in sorted(study.settings.items())]
-    runs = [
-        (method_title(cell.method), scenario_text(cell.scenario), *map(str, replicate), run.folder.name)
-        for cell in study.cells.values()
-        for replicate, run in sorted(cell.runs.items())
-    ]
-    tables = {
-        "Settings that all runs share": _table("shared", ("setting", "value"), shared),
-        "Runs": _table("runs", ("method", "setting", "seed", "partition seed", "folder"), runs),
-    }
-    element = "<details><summary>{}</summary><div class=scroll>{}</div></details>\n"
-    return "".join(element.format(title, table) for title, table in tables.items())
+    table = _table("shared", ("setting", "value"), shared)
+    return f"<details><summary>Settings that all runs share</summary><div class=scroll>{table}</div></details>\n"
 
 
 def provenance(study: Study) -> str:

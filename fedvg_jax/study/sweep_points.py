@@ -12,7 +12,6 @@ points share, as a run's file has them, and
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -146,19 +145,11 @@ def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, di
                 continue
             if not name or not isinstance(name, str) or name == "<lambda>":
                 raise UsageError(f"axes: an object of {argument} has no name; give a dict, name -> object")
-            if _is_value(argument, name) or objects[argument].setdefault(name, value) is not value:
+            is_setting = registered(argument, name) in (*ALGORITHMS, *WEIGHTINGS)
+            if is_setting or objects[argument].setdefault(name, value) is not value:
                 raise UsageError(f"axes: {argument} {name} is the name of another {argument}; give it one of its own")
             plain[argument].append(name)
     return plain, objects
-
-
-def _is_value(argument: str, name: str) -> bool:
-    """Returns whether a name means something to the setting that an object replaces, as FedVG and a+b do."""
-    if (text := registered(argument, name)) in (*ALGORITHMS, *WEIGHTINGS):
-        return True
-    with contextlib.suppress(UsageError):
-        return argument in SETTINGS and bool(check(dataclasses.replace(Config(), **{argument: text})))
-    return False
 
 
 def parse_axes(

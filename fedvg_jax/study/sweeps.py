@@ -250,10 +250,9 @@ def record_failure(work: Work, point: Point, error: Exception, num_done: int) ->
     if isinstance(error, DivergedError):
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))
     else:
-        is_expected = isinstance(error, (UsageError, OSError, MemoryError))
-        name, reason = type(error).__name__, one_line(str(error))
-        told = (reason or name) if is_expected else f"{name}: {reason or name}"
-        failure = Failure("failed", num_done, told, "".join(traceback.format_exception(error)))
+        is_expected = isinstance(error, (UsageError, OSError))
+        reason = one_line(str(error) if is_expected else f"{type(error).__name__}: {error}")
+        failure = Failure("failed", num_done, reason, "".join(traceback.format_exception(error)))
     if folder := work.folder(point):
         with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
             sweep_folder.write_failure(folder, point.config, failure)

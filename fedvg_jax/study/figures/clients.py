@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_PANELS = 8
-
 WEIGHTS = ("setting", "method", "seed", "partition_seed", "client", "rows", "round", "weight_times_cohort")
 """Columns of the numbers of `client_weights`."""
 
@@ -64,7 +62,7 @@ def client_weights(study: Study) -> list[Drawing]:
     drawn = []
     for i, scenarios in enumerate(panels(study).values()):
         with_runs = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
-        shown = [(cell.method, *min(cell.runs.items())) for cell in with_runs[:MAX_PANELS]]
+        shown = [(cell.method, *min(cell.runs.items())) for cell in with_runs]
         if not shown:
             continue
         names = [f"{method_title(method)}, {replicate_text(replicate)}" for method, replicate, _ in shown]
@@ -75,8 +73,7 @@ def client_weights(study: Study) -> list[Drawing]:
                 (where, method, *replicate, int(ids[k]), int(sizes[k]), run.records[r]["round"], shares[k, r])
                 for k, r in np.argwhere(np.isfinite(shares))
             ]
-        part = f"first {len(shown)} of {len(with_runs)} methods" if len(with_runs) > len(shown) else ""
-        title = ", ".join(filter(None, ("Weights of clients", where, part)))
+        title = ", ".join(filter(None, ("Weights of clients", where)))
         drawn.append(Drawing(base.numbered("weights", i), title, figure, WEIGHTS, rows))
     return drawn
 

@@ -22,7 +22,7 @@ Choice = Literal["final", "at_best_val", "max"]
 CHOICES: dict[Choice, str] = {
     "final": "final round",
     "at_best_val": "round best on validation",
-    "max": "maximum over evaluations",
+    "max": "maximum over evaluations, chosen on test",
 }
 """Evaluation -> its name in tables."""
 

@@ -23,7 +23,7 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import statistics, tables
 from fedvg_jax.study.cells import CHOICES, Choice, Run, Study, scenario_text, settings_of, value_text
 from fedvg_jax.study.collect import Folder, collect, make_study, read_all
-from fedvg_jax.study.figures import CAPTIONS, FIGURES, base, curves
+from fedvg_jax.study.figures import FIGURES, base, curves
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table, frame, html_table, hypertext, plain_html
 from fedvg_jax.study.sweep_folder import DOCUMENT, Stored, StoredPoint, SweepResult, count
@@ -162,7 +162,7 @@ def page(
     """
     of_findings = [_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name == "differences"]
     return TEMPLATE.substitute(
-        title=plain_html(f"{study.title}: {described(study)}"),
+        title=plain_html(study.title),
         findings="".join(f"<p>{plain_html(line)}</p>\n" for line in found) + "".join(of_findings),
         summary=plain_html(summary(study)),
         notes="".join(f"<p class=note>{plain_html(f'Note: {note}.')}</p>\n" for note in study.notes),
@@ -182,28 +182,11 @@ def summary(study: Study) -> str:
     return f"{runs} of {methods} ({'; '.join(map(method_title, study.methods))}){where}."
 
 
-def described(study: Study) -> str:
-    """Returns data set, model, clients, rounds and seeds of the runs, with several values where they vary."""
-
-    def values(name: str, given: str = "", own: str = "") -> str:
-        each = (own if given in run.given else value_text(getattr(run.config, name)) for run in study.runs)
-        return " or ".join(dict.fromkeys(each))
-
-    what = [values("dataset", "data", "own data"), values("model", "task", "own model")]
-    seeds = count(len({run.config.seed for run in study.runs}), "seed")
-    return ", ".join([*what, *(f"{values(name)} {name}" for name in ("clients", "rounds")), seeds])
-
-
 def _figure(drawing: Drawing, path: Path) -> str:
     """Returns a figure with its picture inside."""
-    data = base64.b64encode(path.read_bytes()).decode()
-    title = plain_html(drawing.title)
-    caption = CAPTIONS[re.sub(r"-\d+$", "", drawing.name)]  # the second of a name has a number
-    width = round(130 * drawing.figure.get_figwidth())
-    return (
-        f'<figure><img width="{width}" alt="{title}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{plain_html(caption)}</figcaption></figure>\n"
-    )
+    data, width = base64.b64encode(path.read_bytes()).decode(), round(130 * drawing.figure.get_figwidth())
+    alt = plain_html(drawing.title)
+    return f'<figure><img width="{width}" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
 
 
 # --- settings and provenance

@@ -23,11 +23,6 @@ NAMES = ("accuracy", "choices", "clients", "effects", "pairs", "cost", "runs")
 INCOMPLETE, FAILED = "†", "‡"
 """Marks of cells that lack runs, and of cells with runs that diverged or failed."""
 
-PUBLISHED_CHOICE = (
-    "The published code reports the maximum: the best test accuracy among its evaluations, chosen on the test set."
-    " It is optimistic."
-)
-
 ALL = "all"
 """The baseline with which every pair of methods is compared."""
 
@@ -202,17 +197,15 @@ def per_cell(study: Study, entries: Callable[[Cell], Row], skip: str = "") -> li
 
 def choices(study: Study) -> Table:
     """Returns the final round, the round best on validation and the maximum side by side."""
-    is_accuracy = study.metric == "accuracy"
 
     def entries(cell: Cell) -> Row:
         row = {cells.choice_name(study, choice): spread_of(study, cell, choice, choice) for choice in CHOICES}
         largest = number("majority", cells.majority(study, cell.method, cell.scenario))
-        return row | ({"always the largest class": largest} if is_accuracy else {})
+        return row | ({"always the largest class": largest} if study.metric == "accuracy" else {})
 
     selected = sorted({run.config.best_on for run in study.runs})
     notes = (
         f"Validation is {', or '.join(output.SELECTED_ON[name] for name in selected)}.",
-        *([PUBLISHED_CHOICE] if is_accuracy else []),
         *footnotes(study),
     )
     title = f"{study.title}: {metric_name(study)}, by the choice of the round"

@@ -16,7 +16,7 @@ from support.drawn_figures import draw_one, make_study, rows
 from fedvg_jax.config import method_title
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import CAPTIONS, FIGURES, base, clients
+from fedvg_jax.study.figures import FIGURES, base, clients
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def study():
 def draw(study, name):
     drawn = draw_one(FIGURES, study, name)
     names = {re.sub(r"-\d+$", "", drawing.name) for drawing in drawn}
-    assert names <= CAPTIONS.keys()  # a later report removes them by name
+    assert names <= FIGURES.keys()  # a later report removes them by name
     return drawn
 
 

@@ -24,16 +24,6 @@ FIGURES: dict[str, Figure] = {
 }
 """Value of --figures -> the function that draws them."""
 
-CAPTIONS: dict[str, str] = {
-    "differences": "Means of paired differences with 95 % intervals; ahead or behind where the t test is significant"
-    " after Holm's correction.",
-    "curves": "Means over runs, with bands of one standard deviation.",
-    "alphas": "Means over runs, with one standard deviation.",
-    "weights": "Weight times cohort size of every client in its rounds; above 1 it counts for more than others.",
-    "partitions": "The darkness of a cell is the number of training rows of a client and a class.",
-}
-"""Name of a drawing -> what it shows; the second drawing of a group of settings has "-2" behind its name, and so on."""
-
 
 def draw_run(folder: Path, history: History) -> list[Path]:
     """Writes the pictures of one run, a study of one: `curves.png` and `weights.png`; returns their paths.

@@ -55,7 +55,8 @@ def learning_curves(study: Study) -> list[Drawing]:
         figure, axes = base.grid(len(scenarios))
         rows = [row for panel, scenario in zip(axes, scenarios, strict=True) for row in _panel(study, panel, scenario)]
         base.label_rows(axes, metric_label(study))
-        title = ", ".join(filter(None, ("Learning curves", cells.scenario_text(rest))))
+        text = "Learning curves, means with bands of one standard deviation"
+        title = ", ".join(filter(None, (text, cells.scenario_text(rest))))
         columns = ("setting", "method", "round", "mean", "std", "n")
         drawn += [Drawing(base.numbered("curves", i), title, figure, columns, rows)] if rows else []
     return drawn
@@ -113,7 +114,7 @@ def accuracy_against_alpha(study: Study) -> list[Drawing]:
         panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(cells.scenario_text(rest), 40))
     base.label_rows(axes, metric_label(study))
     columns = ("setting", "method", "alpha", "mean", "std", "n")
-    return [Drawing("alphas", "Final result against alpha", figure, columns, rows)]
+    return [Drawing("alphas", "Final result against alpha, means with one standard deviation", figure, columns, rows)]
 
 
 def _panel_against_alpha(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> list[tuple]:
@@ -188,7 +189,7 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
             xlabel=base.plain(f"{study.difference_unit} more than {baseline}", 45 if len(scenarios) == 1 else 30),
         )
         rows += [(cells.scenario_text(scenario), method, *bar[1:]) for method, bar in bars.items()]
-    title = f"Methods minus {baseline}, {cells.choice_name(study, chosen.choice)}"
+    title = f"Methods minus {baseline}, {cells.choice_name(study, chosen.choice)}, means with 95 % intervals"
     return [Drawing("differences", title, figure, ("setting", "method", "mean", "low", "high", "outcome"), rows)]
 
 

@@ -34,7 +34,7 @@ class OfCommand:
     config: Path | None = setting(None, word="FILE", topic=SETTINGS["out"].facts.topic, is_common=True)
     """TOML file of settings, which flags override."""
     dry_run: bool = setting(False, is_common=True)
-    """Print the plan (steps, images, memory, time) and train nothing. A sample of each part is timed."""
+    """Print the plan (compiling, time, memory) and train nothing. Two rounds are timed."""
 
 
 FLAGS = table(OfCommand)

@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import itertools
 import os
-import re
 import shlex
 import string
 from collections import Counter
@@ -59,8 +58,7 @@ def write(
 ) -> Written:
     """Writes the tables, the figures and the page of run folders.
 
-    The same runs give the same bytes, except for the seconds in the tables of costs and of runs. Tables and figures
-    that an earlier report has left in the folder and this one does not write are removed.
+    The same runs give the same bytes, except for the seconds in the tables of costs and of runs.
 
     Args:
         dirs: sweep folders, run folders, or folders of these.
@@ -112,7 +110,6 @@ def write_study(
             drawn += [(drawing, base.save(drawing, folder / "figures")) for drawing in drawings[name](study)]
         paths += [path for _, several in drawn for path in several]
         files.replace(folder / PAGE, page(study, made, found, drawn, command or again))
-        _remove_stale(folder, paths)
     return Written(made, [*paths, folder / PAGE], found)
 
 
@@ -124,20 +121,6 @@ def findings(study: Study, chosen: tables.Options) -> list[str]:
 def missing_packages() -> list[str]:
     """Returns the modules that a report needs and that are not installed."""
     return [name for name in EXTRA if importlib.util.find_spec(name) is None]
-
-
-def _remove_stale(folder: Path, written: Sequence[Path]) -> None:
-    """Removes tables and figures that an earlier report has written to a folder and this one has not.
-
-    Args:
-        folder: of the report.
-        written: the files of this report's tables and figures.
-    """
-    figures = rf"figures/({'|'.join(FIGURES)})(-([2-9]|[1-9]\d+))?\.(png|pdf|csv)"
-    own = rf"{figures}|tables/({'|'.join(tables.NAMES)})\.({'|'.join(FORMATS)})"
-    for path in folder.glob("*/*"):
-        if path not in written and re.fullmatch(own, path.relative_to(folder).as_posix()) and not path.is_dir():
-            path.unlink()
 
 
 TEMPLATE = string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
@@ -202,8 +185,6 @@ def settings(study: Study) -> str:
 def provenance(study: Study) -> str:
     """Returns a table of the machines and versions of the runs, with the number of runs of each."""
     kinds = Counter(_origin(part) for run in study.runs for part in run.manifest.get("runs", [])[-1:])
-    if not kinds:
-        return "<p class=note>The runs record no machine and no versions.</p>\n"
     rows = [(str(count), *kind) for kind, count in sorted(kinds.items())]
     table = _table("machines", ("runs", "versions", "machine", "device"), rows)
     return f'<div class="scroll wide">{table}</div>\n'

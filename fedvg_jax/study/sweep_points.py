@@ -195,12 +195,10 @@ def read_file(path: Path) -> SweepFile:
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
     crossed, tune = (_table(content, name, path) for name in ("axes", "tune"))
     title, seeds = content.pop("title", ""), content.pop("tune_seeds", None)
-    if not isinstance(title, str):
-        raise UsageError(f"{path}: title must be a text; got {title!r}")
     axes = (*(zipped(dotted(table), f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
     if several := [name for name, value in content.items() if isinstance(value, list)]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
-    return SweepFile(content, axes, title, tune, seeds)
+    return SweepFile(content, axes, str(title), tune, seeds)
 
 
 def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:

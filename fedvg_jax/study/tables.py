@@ -17,9 +17,6 @@ from fedvg_jax.study.cells import CHOICES, Cell, Choice, Run, Scenario, Study
 from fedvg_jax.study.markup import Entry, Row, Table, label, number, p_value, spread
 from fedvg_jax.views import output
 
-NAMES = ("accuracy", "choices", "clients", "effects", "pairs", "cost", "runs")
-"""Stems of the files of all tables."""
-
 INCOMPLETE, FAILED = "†", "‡"
 """Marks of cells that lack runs, and of cells with runs that diverged or failed."""
 

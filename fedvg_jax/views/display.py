@@ -227,8 +227,6 @@ def plan_table(prediction: Prediction) -> Table:
     """Returns the plan of a run as a table."""
     p = prediction
     table = Table(show_header=False, title="plan")
-    table.add_row("local steps per round, all clients", f"{p.steps_per_round:,.0f}")
-    table.add_row("evaluations", f"{p.evaluations:,}")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")
     table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
@@ -259,9 +257,6 @@ class Prediction(NamedTuple):
     """The plan of a run."""
 
     rounds: int
-    steps_per_round: float
-    """Local steps of all clients, mean over the timed rounds."""
-    evaluations: int
     compile_seconds: float
     seconds_per_round: float
     """Without an evaluation."""
@@ -287,16 +282,11 @@ def predict(sim: simulation.Simulation) -> Prediction:
         start = time.perf_counter()
     one_round = records[-1]["seconds"]  # the first round after compiling takes longer
     evaluations = math.ceil(config.rounds / config.eval_every)
-    is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it measures losses in every pause
-    pauses = config.rounds if is_informed else evaluations
-    steps = [int(sim.schedule(number).num_steps.sum()) for number in range(last)]
     return Prediction(
         rounds=config.rounds,
-        steps_per_round=sum(steps) / len(steps),
-        evaluations=evaluations,
         compile_seconds=compiled.seconds,
         seconds_per_round=one_round,
-        seconds=config.rounds * one_round + pauses * (durations[-1] - one_round),
+        seconds=config.rounds * one_round + evaluations * (durations[-1] - one_round),
         memory_bytes=_memory(compiled),
     )
 

@@ -1,12 +1,11 @@
 """The page of a report is complete in itself, escapes every name, and opens without an error or a request."""
 
 import html
-import itertools
 import json
 import re
 
 import pytest
-from support.run_folders import write_json, write_manifest, write_run, write_sweep
+from support.run_folders import write_json, write_manifest, write_sweep
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 
@@ -47,20 +46,3 @@ def test_page_asks_for_no_file_and_no_address_and_names_cannot_become_elements(t
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|\#)[^"'\s>]+""", text)
     assert "url(" not in text and "http-equiv" in text and "default-src &#x27;none&#x27;" in text
     assert "<script" not in text and "<b>\n" not in text
-
-
-def test_report_leaves_no_file_of_an_earlier_one_and_every_other_file(tmp_path):
-    """The first report has two groups of settings and two methods; the second has one of each."""
-    for method, epochs, alpha in itertools.product(("fedavg", "fedvg"), (1, 2), (0.05, 0.1)):
-        folder = tmp_path / "first" / f"{method}{epochs}{alpha}"
-        write_run(folder, method=method, local_epochs=epochs, alpha=alpha)
-    out = tmp_path / "report"
-    first = report.write([tmp_path / "first"], out, figures=["weights"])
-    others = [out / name for name in ("notes.md", "figures/mine.png", "figures/weights-1.png", "tables/effects.txt")]
-    for path in others:
-        path.write_text("written earlier")
-    write_run(tmp_path / "second", method="fedavg")
-    second = report.write([tmp_path / "second"], out, figures=[])
-    stale = {path.relative_to(out).as_posix() for path in {*first.paths} - {*second.paths}}
-    assert {"figures/weights-2.pdf", "figures/weights.csv", "tables/effects.tex"} <= stale
-    assert {path for path in out.rglob("*") if path.is_file()} == {*second.paths, *others}

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
-    "host", "core", "paper", "config", "data", "models", "algorithms", "compression", "weightings", "engine", "runs",
+    "host", "core", "config", "data", "models", "algorithms", "compression", "weightings", "engine", "runs",
     "views", "study", "integrations",
 )  # fmt: skip
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""

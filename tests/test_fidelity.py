@@ -17,11 +17,10 @@ from support.cases import naming
 
 from fedvg_jax import commands, config
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
-from fedvg_jax.config import Config, options, presets
+from fedvg_jax.config import Config, fidelity, options, presets
 from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.paper import fidelity
 from fedvg_jax.runs.assemble import population, registry, simulation, tables
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from fedvg_jax.config import options
 from fedvg_jax.config.declare import flatten, shown, suggestion
+from fedvg_jax.config.fidelity import departs, departures, listed
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, AlgorithmFacts
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import parse_weighting, streams
 from fedvg_jax.core.types import UsageError, compiled
-from fedvg_jax.paper.fidelity import departs, departures, listed
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""

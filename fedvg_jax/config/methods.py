@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedvg_jax.config import declare
 from fedvg_jax.config.declare import Condition, Reference, group, is_not, is_one, referenced, setting, table, weighs_by
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core.types import Hyperparameter, Range
-from fedvg_jax.paper.fidelity import departs
 
 T = TypeVar("T")
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax.config import declare, presets
 from fedvg_jax.config.declare import Condition, Value, as_name, group, groups, is_one, setting, table, weighs_by
+from fedvg_jax.config.fidelity import canonical, departs, listed
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Range, UsageError
-from fedvg_jax.paper.fidelity import canonical, departs, listed
 
 PARTITIONS = {
     **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),

@@ -9,12 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fedvg_jax.config import declare
+from fedvg_jax.config import declare, fidelity
 from fedvg_jax.config.declare import as_name, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, SETTINGS, WEIGHTINGS
 from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.paper import fidelity
 
 T = TypeVar("T")
 

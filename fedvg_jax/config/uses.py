@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config.declare import Condition, flatten
+from fedvg_jax.config.fidelity import departures, listed
 from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.paper.fidelity import departures, listed
 
 PASSED = {
     "data": "dataset",

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
-from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import communication, programs, simulation, tables
 from fedvg_jax.runs.placement import client_memories, pool_rows

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 
 from fedvg_jax.algorithms import fedavg
+from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
@@ -26,7 +27,6 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.models import transforms
-from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import programs, simulation, tables
 from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.placement import client_memories

@@ -6,7 +6,6 @@ from support.run_folders import write_manifest, write_run, write_sweep
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from benchmarks.studies.paper import values
-from fedvg_jax import paper
 from fedvg_jax.config import Config, check, presets
 from fedvg_jax.study.collect import collect
 
@@ -17,7 +16,7 @@ def test_papers_value_stands_beside_ours(tmp_path):
         dataset="cifar10", model="resnet18", alpha=0.05,
     )  # fmt: skip
     (fedvg, _) = values.against_paper(collect([sweep])).rows
-    mean, std = paper.accuracy("cifar10", "resnet18", "FedVG", 0.05)
+    mean, std = values.published(Config(dataset="cifar10", model="resnet18", method="fedvg", alpha=0.05))
     assert fedvg["method"].text == "fedvg"
     assert [*fedvg["ours, maximum"].values.values()] == pytest.approx([53, 2**0.5, 2])
     assert [*fedvg["paper"].values.values()] == [mean, std, 5]

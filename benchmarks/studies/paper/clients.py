@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.paper.fidelity import departs
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.cells import Run
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from benchmarks.studies.paper import clients
 from benchmarks.studies.paper.clients import ACCURACY, depths, layer_norms, of_present, rank_correlation
-from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, paper_name
-from fedvg_jax import paper
+from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, Value, paper_name, paper_values
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
 
@@ -29,19 +28,6 @@ MIN_PAIRS = 5
 """Fewest pairs of data set and model with which a one-sided signed-rank test can reach p < 0.05."""
 
 
-class Value(NamedTuple):
-    """Mean accuracy of a method, in percent."""
-
-    dataset: str
-    model: str
-    method: str
-    """The paper's name."""
-    alpha: float
-    mean: float
-    std: float
-    """nan where there is none."""
-
-
 class Finding(NamedTuple):
     """What a measure finds."""
 
@@ -50,15 +36,6 @@ class Finding(NamedTuple):
 
 
 Values = Sequence[Value]
-
-
-@functools.cache
-def paper_values() -> tuple[Value, ...]:
-    """Returns the numbers of the paper's tables."""
-    return tuple(
-        Value(c.dataset, c.model, c.method, c.alpha, c.mean, math.nan if c.std is None else c.std)
-        for c in paper.cells()
-    )
 
 
 def our_values(study: Study) -> list[Value]:

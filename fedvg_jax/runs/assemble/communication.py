@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.checks import reads
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
-from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble.programs import Bound, Program
 from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.record.history import SENT, Record

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
+from fedvg_jax.config.fidelity import departs, listed
 from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
@@ -24,7 +25,6 @@ from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import local_training
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.task import MOST_COUNTED, recorded_features
-from fedvg_jax.paper.fidelity import departs, listed
 from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.assemble.programs import Program
 from fedvg_jax.runs.record import history

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import Config
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import corrupt, user_data, validation
@@ -20,7 +21,6 @@ from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.readers.prepared import HF
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
-from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble.registry import corrupt_clients
 
 LABEL_FREE = ("iid", "quantity", "group")

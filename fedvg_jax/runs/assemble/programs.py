@@ -31,6 +31,7 @@ from jax.stages import Compiled, Traced, Wrapped
 from fedvg_jax import config as configs
 from fedvg_jax.algorithms.base import keeping_models
 from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import checks, reuse, trained_part
 from fedvg_jax.core.types import (
     Algorithm,
@@ -51,7 +52,6 @@ from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.assemble import privacy, registry
 from fedvg_jax.runs.assemble.given import new_functions
 from fedvg_jax.weightings import recorded

@@ -15,6 +15,7 @@ import optax
 from fedvg_jax import algorithms
 from fedvg_jax.config import ALGORITHMS, MODELS, SETTINGS, WEIGHTINGS, Config, block_size, methods, num_corrupt
 from fedvg_jax.config.declare import referenced
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.networks import costs
 from fedvg_jax.config.options import choice, local, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
@@ -27,7 +28,6 @@ from fedvg_jax.engine import attacks, executors, local_training, robust
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.record import checkpoint, digests
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import layers_of

@@ -11,6 +11,7 @@ import numpy as np
 from jax.stages import Wrapped
 
 from fedvg_jax.config import Config, check
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse, trained_part, tree
 from fedvg_jax.core.types import (
     Algorithm,
@@ -35,7 +36,6 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble import communication, contracts, privacy, programs, registry, tables
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.assemble.population import (

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, trained_part, tree, types
@@ -19,7 +20,6 @@ from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.validation import halves
 from fedvg_jax.engine import evaluate, schedule, selection
 from fedvg_jax.models import layers
-from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble import programs, registry
 from fedvg_jax.runs.assemble.population import Population
 

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 
 from fedvg_jax.config import Config, cohort_size
+from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Schedule, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.host import hardware as hw, processes
-from fedvg_jax.paper.fidelity import listed
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.fidelity import listed
 from fedvg_jax.config.uses import used, with_passed
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.paper.fidelity import listed
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 

@@ -17,9 +17,9 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
+from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse
 from fedvg_jax.engine import federated_round, schedule as schedules
-from fedvg_jax.paper.fidelity import departs
 from fedvg_jax.runs.assemble import programs, registry, simulation, tables
 from fedvg_jax.weightings import basic
 

@@ -87,7 +87,7 @@ def run_chunks(
             single round, unless it is None.
     """
     store, single = client_memories.open_store(sim.memories, sim.config, state), is_ended is not None
-    state = client_memories.without_memories(state) if store else state
+    state = client_memories.with_memories(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
     ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)

@@ -70,7 +70,7 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
                 with files.writing(f"the run folder {folder}", "--out"):
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(files.held(folder))
-            start = find_start(config, state, described, log if is_first else lambda line: None)
+            start = find_start(folder, config, state, described, log if is_first else lambda line: None)
         with processes.together():  # all have read the folder, and now the first process changes it
             if not is_first:
                 recorder = Recorder(dataclasses.replace(config, out=None), start)
@@ -78,7 +78,7 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
                 recorder = Recorder(config, start)
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-                pending = (rewind if config.resume else write_new)(config, start, described, pool, log)
+                pending = (rewind if config.resume else write_new)(folder, config, start, described, pool, log)
                 recorder = Recorder(config, start, pool, pending)
         yield recorder
 
@@ -86,15 +86,14 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
 # --- where it starts
 
 
-def find_start(config: Config, state: SimState, described: Described, log: Log) -> Start:
+def find_start(folder: Path, config: Config, state: SimState, described: Described, log: Log) -> Start:
     """Returns where a run starts. Changes no file.
 
     Raises:
         UsageError: the folder to resume is not as its run left it, the run has other data or objects, or no checkpoint
             is intact.
     """
-    folder = config.out
-    if not config.resume or folder is None:
+    if not config.resume:
         return Start(state, [])
     if changed := digests.check(folder):
         raise UsageError(
@@ -104,18 +103,16 @@ def find_start(config: Config, state: SimState, described: Described, log: Log) 
     if manifest:  # a run that was killed in its first seconds has none
         run_folder.refuse_other_sources(folder, manifest, described.sources(), described.given)
     parts = len(manifest.get("runs", [])) + 1
-    start = after_checkpoint(config, state, parts, log)
+    start = after_checkpoint(folder, config, state, parts, log)
     if start and not manifest:
         raise UsageError(f"{folder} has lost its manifest.json; restore the file, or start a new run")
     if run_folder.is_finished(folder, config):
-        return finished(config, start or Start(state, []))
+        return finished(folder, start or Start(state, []))
     return start or Start(state, [], parts=parts, resumed_from=0)
 
 
-def after_checkpoint(config: Config, state: SimState, parts: int, log: Log) -> Start | None:
+def after_checkpoint(folder: Path, config: Config, state: SimState, parts: int, log: Log) -> Start | None:
     """Returns the start after the newest intact checkpoint; None without a complete one."""
-    folder = config.out
-    assert folder is not None, "of a run to resume"
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
@@ -139,10 +136,8 @@ def after_checkpoint(config: Config, state: SimState, parts: int, log: Log) -> S
     )
 
 
-def finished(config: Config, start: Start) -> Start:
+def finished(folder: Path, start: Start) -> Start:
     """Returns the end of a finished run, at its last checkpoint if that is intact; otherwise the start as it is."""
-    folder = config.out
-    assert folder is not None, "of a run to resume"
     summary = files.read_object(folder / "summary.json")
     if start.history and len(start.records) < summary["rounds"]:
         return start
@@ -153,20 +148,20 @@ def finished(config: Config, start: Start) -> Start:
 # --- what is written before the first round
 
 
-def write_new(config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log) -> Future:
+def write_new(
+    folder: Path, config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log
+) -> Future:
     """Writes the files that describe a new run; the manifest in the background, because digests of data take long."""
-    folder = config.out
-    assert folder is not None, "it is locked"
     run_folder.refuse_taken(folder)
     with files.writing(f"the run folder {folder}", "--out"):
         run_folder.write_settings(folder, config, **described.documents)
     return pool.submit(_write_manifest, folder, start, described, log)
 
 
-def rewind(config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log) -> Future:
+def rewind(
+    folder: Path, config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log
+) -> Future:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
-    folder = config.out
-    assert folder is not None, "it is locked"
     path, number, before = folder / digests.HISTORY, len(start.records), run_folder.read_config(folder).devices
     if before != config.devices:
         log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")

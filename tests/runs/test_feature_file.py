@@ -104,8 +104,3 @@ def test_features_of_another_network_are_no_validation_set(features, tmp_path):
         simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": file}))
     with pytest.raises(UsageError, match=r"weights bb"):
         simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": third}))
-    mapped = tmp_path / "mapped"
-    mapped.mkdir()
-    for name, member in {"x": "x_train", "y": "y_train", "class_names": "class_names"}.items():
-        np.save(mapped / f"{name}.npy", members[member])
-    simulation.simulation(Config(**settings | {"data_dir": mapped}, validation={"source": "npz", "data_dir": third}))

@@ -79,7 +79,7 @@ def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSh
     [None, 1024]
     """
     num_bytes, size = config.clients * client_bytes, cohort_size(config)
-    own_bytes = num_bytes // num_parts(sharding)
+    own_bytes = num_bytes // (1 if sharding is None else sharding.mesh.size)
     is_sparse = most_clients(config) < config.clients
     is_too_large = num_bytes > DENSE_BYTES and (is_sparse or hw.auto_pool(2 * own_bytes) == "host")
     if client_bytes == 0 or config.placement == "device" or (config.placement == "auto" and not is_too_large):
@@ -93,18 +93,6 @@ def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSh
 def most_clients(config: Config) -> int:
     """Returns a bound on the clients that the rounds of a run sample, and one round after them."""
     return min(config.clients, (config.rounds + 1) * cohort_size(config))
-
-
-def num_parts(sharding: NamedSharding | None) -> int:
-    """Returns how many memories the rows are divided among: those of devices, or of hosts for devices of CPUs.
-
-    Args:
-        sharding: of the rows; None if each device holds all.
-    """
-    if sharding is None:
-        return 1
-    hardware = hw.current()
-    return hardware.num_processes if hardware.is_cpu else sharding.mesh.size
 
 
 def padded(num_rows: int, sharding: NamedSharding | None) -> int:
@@ -121,11 +109,6 @@ def is_by_client(state: SimState) -> bool:
 def with_memories(state: SimState, memories: Tree, owners: Tree = ()) -> SimState:
     """Returns the state with other memories, of the clients `owners`."""
     return state._replace(clients=memories, memory_clients=owners)
-
-
-def without_memories(state: SimState) -> SimState:
-    """Returns the state without the memories of clients."""
-    return with_memories(state, ())
 
 
 def shapes_of_rows(
@@ -360,7 +343,7 @@ def restore(state: SimState, saved: SimState) -> SimState:
         state: before the first round of the run that continues.
         saved: on the host, in every process.
     """
-    others = checkpoint.place_like(without_memories(state), without_memories(saved))
+    others = checkpoint.place_like(with_memories(state, ()), with_memories(saved, ()))
     if not is_by_client(state) or not jax.tree.leaves(state.clients):
         return with_memories(others, saved.clients, () if is_by_client(state) else _owners(saved))
     clients = _owners(saved)

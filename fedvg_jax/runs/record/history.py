@@ -120,17 +120,12 @@ class History(_Results):
 
     def __repr__(self) -> str:
         """Returns three lines: rounds, results, folder."""
-        results = [f"{name} {value}" for name, value in self._results()]
-        return f"{self._title()}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
-
-    def _title(self) -> str:
-        stopped_by = self.summary.get("stopped_by")
-        return f"History of {len(self.records)} rounds" + (f", stopped by {stopped_by}" if stopped_by else "")
-
-    def _results(self) -> list[tuple[str, str]]:
-        """Returns names and values of the summary's results."""
-        results = ((n, v) for n, v in self.summary.items() if n.startswith(("test_", "best_val_")))
-        return [(name, f"{value:.4g}") for name, value in results if isinstance(value, (int, float))]
+        stopped_by, results = self.summary.get("stopped_by"), []
+        for name, value in self.summary.items():
+            if name.startswith(("test_", "best_val_")) and isinstance(value, (int, float)):
+                results.append(f"{name} {value:.4g}")
+        title = f"History of {len(self.records)} rounds" + (f", stopped by {stopped_by}" if stopped_by else "")
+        return f"{title}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def client_variables(self, client: int) -> Variables:
         """Returns a client's own model from the newest intact checkpoint, on the host.

@@ -115,10 +115,14 @@ class Recorder:
         """
         if not self.keeps_checkpoints:
             return False
-        if self._pending.done() or is_last:
-            self.wait()
-        is_due = self._is_due(is_last)
-        if is_due:
+        every, is_idle = self._config.checkpoint_every, self._pending.done()
+        if is_last:
+            is_due = self._round > self._saved_round
+        elif every:
+            is_due = self._round % every == 0
+        else:
+            is_due = is_idle and time.perf_counter() - self._saved_at > SECONDS
+        if is_idle or is_due or is_last:
             self.wait()
         return is_due
 
@@ -149,13 +153,6 @@ class Recorder:
                 run_folder.write_json(self.folder / "summary.json", summary)
                 of_run = digests.of_files(self.folder, digests.OF_RUN)
                 digests.write(self.folder, of_run | {digests.HISTORY: self._history})
-
-    def _is_due(self, is_last: bool) -> bool:
-        if is_last:
-            return self._round > self._saved_round
-        if self._config.checkpoint_every:
-            return self._round % self._config.checkpoint_every == 0
-        return self._pending.done() and time.perf_counter() - self._saved_at > SECONDS
 
 
 def _save(folder: Path, number: int, content: Any, of_run: Mapping[str, Digest], keep: int) -> None:

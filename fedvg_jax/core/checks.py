@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -147,33 +147,6 @@ def takes_key(loss: Callable) -> bool:
     if key is not None and key.default is not None:
         raise UsageError("task.loss: key needs the default None, because D_val is scored without a key; write key=None")
     return key is not None
-
-
-def takes(function: Any, arguments: Sequence[str], what: str) -> None:
-    """Raises UsageError unless a function can be called with these positional arguments.
-
-    Args:
-        function: a user's function. One without a signature, as some built-in functions, passes.
-        arguments: their names.
-        what: name of the function in messages.
-
-    >>> takes(lambda hyper, signals: None, ("hyper", "signals", "view"), "weighting.weigh")
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: weighting.weigh takes (hyper, signals); it is called with (hyper, signals, view)
-    """
-    listed = f"({', '.join(arguments)})"
-    if not callable(function):
-        raise UsageError(f"{what} is a {type(function).__name__}; expected a function of {listed}")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        names = ", ".join(map(str, signature.parameters.values()))
-        raise UsageError(f"{what} takes ({names}); it is called with {listed}") from None
 
 
 @contextlib.contextmanager

@@ -139,7 +139,6 @@ def nnx_task(
     from flax import nnx
 
     example = _checked_example(example)
-    checks.takes(None if isinstance(make, nnx.Module) else make, ("rngs",), "nnx_task: make")
     with checks.calling("nnx_task: make"):
         abstract = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
     kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount, nnx.Variable
@@ -326,7 +325,6 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
     """Returns f of every example, [B]; raises UsageError if f does not return a scalar."""
     given = ", ".join(str(list(leaf.shape[1:])) for leaf in jax.tree.leaves(outputs))
     what = f"{name} of one example, with output {given} and y {list(y.shape[1:])},"
-    checks.takes(f, ("output", "y"), name)
     with checks.calling(what):
         values = jax.vmap(f)(outputs, y)
     is_number = isinstance(values, jax.Array) and values.ndim == 1

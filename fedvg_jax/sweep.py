@@ -96,7 +96,7 @@ def run(command: CommandLine) -> int:
     """Computes or plans the points of a sweep, shows them, and returns the exit code."""
     from rich.console import Console
 
-    console, points = Console(), command.plan.made.points
+    console, points = Console(), command.plan.points
     for line in opening_lines(command):
         say(console, line)
     sweep_folder.check_sources(points)
@@ -115,25 +115,24 @@ def run(command: CommandLine) -> int:
 
 def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and of its tuning."""
-    (sweep, points), tuned, runs = command.plan.made, command.plan.tuning, command.plan.tuning_runs
+    sweep, points, _, tuned, runs = command.plan
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
     seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
-    if tuned and runs:
-        num_runs, seeds = count(len(runs.points)), count(len(tuned.seeds), "seed")
+    if tuned:
+        num_runs, seeds = count(len(runs)), count(len(tuned.seeds), "seed")
         lines.append(f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val")
-        if any(point.config.dp.clip for point in runs.points):
+        if any(point.config.dp.clip for point in runs):
             lines.append("epsilon does not count the tuning runs, which see the same clients")
     return lines
 
 
 def _planned(command: CommandLine) -> list[tuple[Path, Point]]:
     """Returns the tuning runs and the points, each with the folder that it is in."""
-    runs = command.plan.tuning_runs
-    tried = [(command.out / tuning.FOLDER, point) for point in (runs.points if runs else ())]
-    return [*tried, *((command.out, point) for point in command.plan.made.points)]
+    tried = [(command.out / tuning.FOLDER, point) for point in command.plan.tuning_points]
+    return [*tried, *((command.out, point) for point in command.plan.points)]
 
 
 def _pending(command: CommandLine) -> list[Point]:
@@ -315,7 +314,7 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
 
 def default_folder(plan: tuning.Plan) -> Path:
     """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    content = sweep_folder.document(plan.made, plan.made.points)
+    content = sweep_folder.document(plan.sweep, plan.points)
     text = json.dumps([content, repr(plan.tuning)], sort_keys=True)
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

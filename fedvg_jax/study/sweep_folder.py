@@ -22,7 +22,7 @@ from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study.sweep_points import Point, Points
+from fedvg_jax.study.sweep_points import Point, Sweep
 
 DOCUMENT = "sweep.json"
 POINTS = "points"
@@ -95,12 +95,12 @@ class Stored(NamedTuple):
 
 
 def document(
-    made: Points, points: Sequence[Point], given: Mapping[str, str] = {}, tuning: Mapping[str, Any] = {}
+    sweep: Sweep, points: Sequence[Point], given: Mapping[str, str] = {}, tuning: Mapping[str, Any] = {}
 ) -> dict[str, Any]:
     """Returns the content of sweep.json, in which a point has the settings `base` and its own.
 
     Args:
-        made: the sweep.
+        sweep: its axes and title.
         points: its points, with tuned values where settings are tuned.
         given: see `Stored`.
         tuning: see `Stored`.
@@ -111,8 +111,8 @@ def document(
     listed = [
         {"name": p.name, "values": uses.plain(p.values), "settings": _without(of_points[p.name], base)} for p in points
     ]
-    axes = [uses.plain(axis.as_json()) for axis in made.sweep.axes]
-    content = {"title": made.sweep.title, "axes": axes, "base": base, "points": listed, "given": dict(given)}
+    axes = [uses.plain(axis.as_json()) for axis in sweep.axes]
+    content = {"title": sweep.title, "axes": axes, "base": base, "points": listed, "given": dict(given)}
     return content | ({"tuning": dict(tuning)} if tuning else {})
 
 

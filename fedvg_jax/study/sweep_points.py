@@ -304,24 +304,17 @@ class Point(NamedTuple):
     """checked"""
 
 
-class Points(NamedTuple):
-    """A sweep with its points."""
-
-    sweep: Sweep
-    points: list[Point]
-
-
-def make_points(sweep: Sweep) -> Points:
+def make_points(sweep: Sweep) -> list[Point]:
     """Returns the points of a sweep, checked, in the order of the axes; the last axis varies fastest.
 
     A setting that a point does not use is not among its values: FedAvg has no `fedprox.mu`. Combinations with the same
     used settings are one point.
 
     Raises:
-        UsageError: a setting cannot work at some point, or no point uses it; or there are too many points.
+        UsageError: a setting cannot work at some point, or no point uses it.
 
     >>> axes = (Axis(("method",), (("fedavg",), ("fedprox",))), Axis(("fedprox.mu",), ((0.1,), (1.0,))))
-    >>> [point.name for point in make_points(Sweep(axes)).points]
+    >>> [point.name for point in make_points(Sweep(axes))]
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
     """
     on_axes = collections.Counter(name for axis in sweep.axes for name in axis.names)
@@ -342,9 +335,8 @@ def make_points(sweep: Sweep) -> Points:
         meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
         meant = {name: value for name, value in meant.items() if name not in replaced}
         points.setdefault(repr((meant, own)), point)
-    made = Points(sweep, list(points.values()))
-    _refuse_never_used(made)
-    return made
+    _refuse_never_used(sweep, list(points.values()))
+    return list(points.values())
 
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
@@ -463,9 +455,8 @@ def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_never_used(made: Points) -> None:
+def _refuse_never_used(sweep: Sweep, points: Sequence[Point]) -> None:
     """Raises UsageError for a setting of the last layer, or of an axis, that no point uses."""
-    sweep, points = made
     last = sweep.layers[-1].settings if sweep.layers and sweep.start is None else {}
     for name in (*last, *(name for axis in sweep.axes for name in axis.names)):
         own = [{n: v for n, v in point.values.items() if v in sweep.objects.get(n, ())} for point in points]

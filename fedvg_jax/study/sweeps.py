@@ -160,11 +160,12 @@ def compute_plan(
             raise workers.Stopped(stopped_by, mine.results)
         return mine.results
 
-    points, chosen = plan.made.points, {}
-    if plan.out and plan.tuning and plan.tuning_runs:
+    points, chosen = plan.points, {}
+    if plan.out and plan.tuning:
         sweep_folder.refuse_taken(plan.out)
-        grid, tried = plan.out / tuning.FOLDER, plan.tuning_runs.points
-        sweep_folder.open_folder(grid, sweep_folder.document(plan.tuning_runs, tried, described))
+        grid, tried = plan.out / tuning.FOLDER, plan.tuning_points
+        tuning_sweep = tuning.tuning_sweep(plan.sweep, plan.tuning)
+        sweep_folder.open_folder(grid, sweep_folder.document(tuning_sweep, tried, described))
         compute_shown(tried, grid)
         choices = tuning.choose(grid, tried, plan.tuning)
         if console:
@@ -172,7 +173,7 @@ def compute_plan(
                 say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
         points, chosen = tuning.chosen_points(points, choices), tuning.as_json(plan.tuning, choices)
     if plan.out:
-        sweep_folder.open_folder(plan.out, sweep_folder.document(plan.made, points, described, chosen))
+        sweep_folder.open_folder(plan.out, sweep_folder.document(plan.sweep, points, described, chosen))
     return points, compute_shown(points, plan.out)
 
 
@@ -357,7 +358,7 @@ def run_sweep(
     plan = tuning.make_plan(sweep, out, tuned)
     described, objects = _described(parsed, named, work.given)
     work = dataclasses.replace(work, objects=objects)
-    every = [*(plan.tuning_runs.points if plan.tuning_runs else ()), *plan.made.points]
+    every = [*plan.tuning_points, *plan.points]
     for point in every:
         tracking.require(point.config, out is not None)
         check_config(point.config)
@@ -377,7 +378,7 @@ def run_sweep(
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
         signal.raise_signal(signal.Signals[stop.signal])
-        points, results = plan.made.points, stop.results
+        points, results = plan.points, stop.results
     listed = []
     for point in points:
         result = results.get(point.name)

@@ -20,7 +20,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_points
 from fedvg_jax.study.cells import value_text
-from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Points, Sweep
+from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Sweep
 
 FOLDER = "tuning"
 """Folder of the tuning runs inside that of the sweep."""
@@ -48,21 +48,16 @@ class Tuning(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A sweep with its tuning runs."""
+    """A sweep with its points and its tuning runs."""
 
-    made: Points
-    """the sweep; where settings are tuned, with values that are replaced by the chosen ones"""
+    sweep: Sweep
+    points: list[Point]
+    """where settings are tuned, with values that are replaced by the chosen ones"""
     out: Path | None
     """folder of the sweep; None only without tuning"""
     tuning: Tuning | None = None
-    tuning_runs: Points | None = None
-    """None without tuning"""
-
-
-def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
-    """Returns a sweep with its points, and the tuning runs where settings are tuned; raises UsageError as these do."""
-    runs = tuning_points(sweep, tuning) if tuning else None
-    return Plan(sweep_points.make_points(sweep), out, tuning, runs)
+    tuning_points: Sequence[Point] = ()
+    """empty without tuning"""
 
 
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None:
@@ -94,37 +89,33 @@ def cell_of(values: Mapping[str, Any]) -> str:
     return sweep_points.name_of({name: value for name, value in values.items() if name not in RANGED})
 
 
-def tuning_points(sweep: Sweep, tuning: Tuning) -> Points:
-    """Returns the tuning runs of a sweep.
+def tuning_sweep(sweep: Sweep, tuning: Tuning) -> Sweep:
+    """Returns the sweep of the tuning runs, which has the tuned settings and seeds of its own on its axes."""
+    kept = (axis for axis in sweep.axes if not {*axis.names} <= {*RANGED})
+    seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
+    return sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
+
+
+def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
+    """Returns a sweep with its points and its tuning runs.
 
     Raises:
-        UsageError: a tuned setting is an axis too, or no point uses it; seeds are those of the points; or a tuned
-            setting decides whether an axis is used, so that the cells of the tuning runs are not the sweep's.
+        UsageError: a setting cannot work at some point, or no point uses it; a tuned setting is an axis, too, or
+            decides whether an axis is used, so that the cells of the tuning runs are not the sweep's; or a seed of the
+            tuning runs is one of the points.
     """
-    for axis in sweep.axes:
-        if both := set(axis.names) & set(tuning.settings):
-            raise UsageError(f"{min(both)} is an axis of the sweep and tuned; leave one out")
-    _refuse_shared_seeds(sweep, tuning)
-    kept = tuple(axis for axis in sweep.axes if not {*axis.names} <= {*RANGED})
-    seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
-    grid = sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
-    points = sweep_points.make_points(grid)
-    cells = {cell_of(point.values) for point in sweep_points.make_points(sweep._replace(axes=kept)).points}
-    if others := cells ^ by_cell(points.points, tuning.settings).keys():
+    points = sweep_points.make_points(sweep)
+    if not tuning:
+        return Plan(sweep, points, out)
+    tried = sweep_points.make_points(tuning_sweep(sweep, tuning))
+    if shared := {point.config.seed for point in points} & {*tuning.seeds}:
+        raise UsageError(f"seed {min(shared)} is one of the tuning runs and of the points; give other --tune-seeds")
+    if others := {cell_of(point.values) for point in points} ^ by_cell(tried, tuning.settings).keys():
         raise UsageError(
-            f"tuned {', '.join(tuning.settings)} and the axes {', '.join(name for axis in kept for name in axis.names)}"
-            f" do not combine: {min(others)} exists for some tuned values only; make the tuned settings axes"
+            f"tuned {', '.join(tuning.settings)} and the axes do not combine: {min(others)} exists for some tuned"
+            " values only; make the tuned settings axes"
         )
-    return points
-
-
-def _refuse_shared_seeds(sweep: Sweep, tuning: Tuning) -> None:
-    """Raises UsageError for a seed of the tuning runs that is a seed of the points, too."""
-    points = {row[0] for axis in sweep.axes if axis.names == ("seed",) for row in axis.values}
-    if not points:
-        points = {sweep_points.point_config(sweep, sweep_points.combinations(sweep.axes)[0]).seed}
-    if shared := sorted(points & {*tuning.seeds}):
-        raise UsageError(f"seed {shared[0]} is a seed of the tuning runs and of the points; give other --tune-seeds")
+    return Plan(sweep, points, out, tuning, tried)
 
 
 def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str, list[Point]]]:

@@ -118,7 +118,7 @@ def test_documented_sweeps_are_parsed():
     assert len(lines) > 15
     for line in sorted(lines):
         words = [*arguments(line), "--seed", "0", "--out", "x"]
-        assert sweep_command.read_command_line(words).plan.made.points, line
+        assert sweep_command.read_command_line(words).plan.points, line
 
 
 def test_documented_preparations_are_parsed():

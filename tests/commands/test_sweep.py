@@ -50,10 +50,10 @@ def run(tmp_path, capsys, monkeypatch):
 
 
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
-    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").plan.tuning_runs
-    assert {(p.config.seed, p.config.partition_seed) for p in grid.points} == {(1000, 1000), (1001, 1001)}
-    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").plan.tuning_runs
-    assert {p.config.partition_seed for p in grid.points} == {42}
+    grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").plan.tuning_points
+    assert {(p.config.seed, p.config.partition_seed) for p in grid} == {(1000, 1000), (1001, 1001)}
+    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").plan.tuning_points
+    assert {p.config.partition_seed for p in grid} == {42}
 
 
 def test_a_private_sweep_says_that_epsilon_counts_no_tuning():
@@ -67,8 +67,8 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path = tmp_path / "s.toml"
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
     command = read("--config", str(path), "--seed", "0:2", "--alpha", "3", "--rounds", "5")
-    assert [p.name for p in command.plan.made.points] == ["seed=0", "seed=1"]
-    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.plan.made.points} == {(3.0, 5, 0.5)}
+    assert [p.name for p in command.plan.points] == ["seed=0", "seed=1"]
+    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.plan.points} == {(3.0, 5, 0.5)}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
 
 def test_methods_have_the_grids_of_the_settings_they_use():
     words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
-    names = [p.name for p in read(*words, "--tune-seeds", "7").plan.tuning_runs.points]
+    names = [p.name for p in read(*words, "--tune-seeds", "7").plan.tuning_points]
     assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
 
 

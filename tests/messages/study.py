@@ -41,7 +41,7 @@ def words(*words):
 def tune(settings, seeds=None, axes=()):
     """Returns the call that makes the tuning runs of a sweep."""
     sweep = Sweep(sweep_points.parse_axes({"seed": "0:2", **dict(axes)}), start=fv.Config(rounds=1))
-    return lambda: tuning.tuning_points(sweep, tuning.make_tuning(settings, seeds))
+    return lambda: tuning.make_plan(sweep, None, tuning.make_tuning(settings, seeds))
 
 
 def tempered(task):

@@ -390,7 +390,7 @@ def test_settings_that_are_spelt_otherwise_are_the_same_run_and_point(name, text
     configs = [config.check(replace(SMALL, **{name: text}, weighting="uniform", join_ratio=1.0)) for text in texts]
     assert not [d for other in configs for d in run_folder.differences(configs[0], other)]
     axes = sweep_points.parse_axes({name: texts})
-    assert len(sweep_points.make_points(sweep_points.Sweep(axes, start=configs[0])).points) == 1
+    assert len(sweep_points.make_points(sweep_points.Sweep(axes, start=configs[0]))) == 1
 
 
 def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):

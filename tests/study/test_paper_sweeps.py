@@ -28,15 +28,15 @@ def points_of(name):
     """The points of a file with one seed."""
     return sweep_command.read_command_line(
         ["--config", str(PAPER / f"{name}.toml"), "--out", "out", "--seed", "0"]
-    ).plan.made
+    ).plan
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_point_of_the_papers_figures_can_be_built(name):
-    made = points_of(name)
-    assert len(made.points) == RUNS[name]
-    assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in made.points} == {(200, 20, 5)}
-    assert {p.config.partition_seed for p in made.points} == {42}  # the published one, not the seed's
+    plan = points_of(name)
+    assert len(plan.points) == RUNS[name]
+    assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in plan.points} == {(200, 20, 5)}
+    assert {p.config.partition_seed for p in plan.points} == {42}  # the published one, not the seed's
 
 
 def test_folders_of_data_are_not_in_the_names_of_points():

@@ -20,7 +20,7 @@ def crossed(**settings):
 
 
 def names(sweep):
-    return [point.name for point in make_points(sweep).points]
+    return [point.name for point in make_points(sweep)]
 
 
 values = st.one_of(
@@ -54,7 +54,7 @@ def test_axis_of_one_value_is_not_in_the_names():
 
 def test_native_beside_a_method_is_the_weighting_of_the_method():
     points = make_points(crossed(method=["fedavg", "fedvg"], weighting=["native", "uniform"]))
-    assert {p.name: p.config.weighting for p in points.points} == {
+    assert {p.name: p.config.weighting for p in points} == {
         "method=fedavg,weighting=native": "native",
         "method=fedavg,weighting=uniform": "uniform",
         "method=fedvg,weighting=native": "fedvg",
@@ -68,12 +68,12 @@ def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
     given = f"[axes]\nmethod = {methods}\n" if where == "axis" else f"method = {methods[0]!r}\n"
     tables = 'weighting = "uniform"\n{0}[fedprox]\nmu = 0.5\n{1}'
     path.write_text(tables.format(*(("", given) if where == "axis" else (given, ""))))
-    of_file = sweep_command.read_command_line(["--config", str(path), "--out", "out"]).plan.made.points
+    of_file = sweep_command.read_command_line(["--config", str(path), "--out", "out"]).plan.points
     words = ["--method", *methods, "--weighting", "uniform", "--fedprox.mu", "0.5", "--out", "out"]
-    assert [p.config for p in of_file] == [p.config for p in sweep_command.read_command_line(words).plan.made.points]
+    assert [p.config for p in of_file] == [p.config for p in sweep_command.read_command_line(words).plan.points]
     assert (of_file[0].config.weighting, of_file[0].config.fedprox.mu) == ("uniform", 0.5)
     words = ["--config", str(path), "--method", "fedprox", "--fedprox.mu", "0.3", "--out", "out"]
-    (point,) = sweep_command.read_command_line(words).plan.made.points
+    (point,) = sweep_command.read_command_line(words).plan.points
     assert (point.config.weighting, point.config.fedprox.mu) == ("native", 0.3)
 
 
@@ -83,9 +83,9 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     both.write_text('method = "fedvg"\nweighting = "native"\n')
     axis.write_text('method = "fedvg"\n[axes]\nweighting = ["native", "uniform"]\n')
     for words in ([str(path), "--weighting", "native"], [str(both)], [str(both), "--weighting", "native"]):
-        points = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.made.points
+        points = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.points
         assert commands.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
-    points = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.made.points
+    points = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.points
     assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
     assert Config(method="fedvg", weighting="native").weighting == "fedvg"
     for words in ([], ["--method", "fedvg"], ["--config", str(path)]):
@@ -106,7 +106,7 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
 )
 def test_partitions_are_drawn_with_the_seeds_of_a_sweep_that_gives_none_for_them(settings, start, seeds):
     """The rows of a file are the same for all seeds, and stay comparable by their digests."""
-    points = make_points(Sweep(crossed(seed=[3, 4]).axes, (Layer(settings, "test"),), start)).points
+    points = make_points(Sweep(crossed(seed=[3, 4]).axes, (Layer(settings, "test"),), start))
     assert [point.config.partition_seed for point in points] == seeds
 
 
@@ -123,7 +123,7 @@ def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
     settings = {n[2:].replace("-", "_"): v for n, v in zip(words[::2], words[1::2], strict=True)}
     typed = {"alpha": float, "lr": float, "feddyn.alpha": float}
     given = {n.replace(".", "__"): [typed.get(n, str)(v)] for n, v in settings.items()}
-    point = make_points(crossed(**given)).points[0]
+    point = make_points(crossed(**given))[0]
     assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(
         commands.parse(words), cache_dir=None
     )
@@ -154,6 +154,6 @@ def test_file_has_settings_and_axes(tmp_path):
     file = sweep_points.read_file(path)
     assert file.title == "A title" and file.settings == {"rounds": 200, "fedvg.norm": "l2"}
     assert [axis.names for axis in file.axes] == [("dataset", "lr"), ("method",), ("seed",)]
-    points = make_points(Sweep(file.axes, (Layer(file.settings, "file"),))).points
+    points = make_points(Sweep(file.axes, (Layer(file.settings, "file"),)))
     assert len(points) == 20 and {p.config.clients for p in points} == {100}  # the preset of CIFAR
     assert flatten(points[-1].config)["fedvg.norm"] == "l2" and points[-1].config.partition_seed == 4

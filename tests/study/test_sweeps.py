@@ -32,9 +32,10 @@ CONFIG = dataclasses.replace(BASE, model="linear")
 
 def open_sweep(out, swept=AXES, config=CONFIG):
     """The points of a sweep in a folder made for them."""
-    made = sweep_points.make_points(sweep_points.Sweep(sweep_points.parse_axes(swept), start=config))
-    sweep_folder.open_folder(out, sweep_folder.document(made, made.points))
-    return made.points
+    sweep = sweep_points.Sweep(sweep_points.parse_axes(swept), start=config)
+    points = sweep_points.make_points(sweep)
+    sweep_folder.open_folder(out, sweep_folder.document(sweep, points))
+    return points
 
 
 @pytest.fixture(scope="module")

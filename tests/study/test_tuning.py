@@ -16,7 +16,7 @@ SWEEP = sweep_points.Sweep(sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed":
 
 def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
     """Writes the tuning runs with these validation accuracies by name; returns the choice of every cell."""
-    points = tuning.tuning_points(sweep, grid).points
+    points = tuning.make_plan(sweep, out, grid).tuning_points
     for point in points:
         folder = sweep_folder.point_folder(out, point.name)
         folder.mkdir(parents=True)
@@ -51,7 +51,7 @@ def test_the_best_value_is_chosen_for_every_cell(tmp_path):
 )
 def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_path, is_failed, message):
     tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
-    points = tuning.tuning_points(SWEEP, TUNING).points
+    points = tuning.make_plan(SWEEP, None, TUNING).tuning_points
     for point in [point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5]:
         folder = sweep_folder.point_folder(tmp_path, point.name)
         (folder / "summary.json").unlink()
@@ -67,7 +67,7 @@ def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
 
 
 def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
-    points = sweep_points.make_points(SWEEP).points
+    points = sweep_points.make_points(SWEEP)
     choices = {
         cell: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2) for cell, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
     }
@@ -81,5 +81,5 @@ def test_the_chosen_weighting_is_the_one_that_native_stood_for(tmp_path):
     sweep = sweep_points.Sweep(axes, start=Config(rounds=1))
     grid = tuning.make_tuning({"weighting": ["native", "uniform"]}, "5:7")
     choices = tuned(tmp_path, lambda v: float(v["weighting"] == "native"), sweep=sweep, grid=grid)
-    chosen = tuning.chosen_points(sweep_points.make_points(sweep).points, choices)
+    chosen = tuning.chosen_points(sweep_points.make_points(sweep), choices)
     assert [point.config.weighting for point in chosen] == ["fedvg", "fedvg"]

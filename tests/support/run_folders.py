@@ -135,7 +135,7 @@ def write_document(folder: Path, axes: list[dict], points: dict, title="") -> No
     parsed = [sweep_points.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes]
     swept = sweep_points.Sweep(tuple(parsed), title=title)
     listed = [sweep_points.Point(name, *point) for name, point in points.items()]
-    write_json(folder / "sweep.json", sweep_folder.document(sweep_points.Points(swept, listed), listed))
+    write_json(folder / "sweep.json", sweep_folder.document(swept, listed))
 
 
 def csv_rows(table) -> list[dict[str, str]]:

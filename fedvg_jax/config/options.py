@@ -219,7 +219,7 @@ class Config(Shorthands):
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
     (published), and 3x3 in those named _cifar."""
     init: Path | None = setting(None, kind="data", word="FILE|RUN")
-    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040.npz, or a safetensors file,
+    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040, or a safetensors file,
     as those of the Hugging Face hub. A file has the names of torchvision, timm, efficientnet-lite-pytorch or
     --export, by model; the head is then initialised at random."""
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))

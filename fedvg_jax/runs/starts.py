@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,8 +170,8 @@ def rewind(
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
         for later in digests.checkpoints(folder):
-            if int(later.stem) > number:  # damaged: its digests, of a longer history, would refuse the run
-                later.unlink()
+            if int(later.name) > number:  # damaged: its digests, of a longer history, would refuse the run
+                shutil.rmtree(later)
         if start.history:
             os.truncate(path, start.history[0])
         else:

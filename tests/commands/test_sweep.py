@@ -171,7 +171,7 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
     words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]
     start = [sys.executable, "-m", "fedvg_jax.sweep", *short(*words, "--out", str(tmp_path / "out"), "--jobs", "2")]
     with started(start) as process:
-        while len(list((tmp_path / "out").glob("points/*/checkpoints/*.npz"))) < 2:
+        while len(list((tmp_path / "out").glob("points/*/checkpoints/*/about"))) < 2:
             assert process.poll() is None
             time.sleep(0.1)
         process.kill()

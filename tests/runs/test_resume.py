@@ -67,20 +67,19 @@ def left_at(run, number):
     (run / "summary.json").unlink(missing_ok=True)
     (run / "digests.json").unlink(missing_ok=True)
     for path in digests.checkpoints(run):
-        if int(path.stem) > number:
-            path.unlink()
+        if int(path.name) > number:
+            shutil.rmtree(path)
     return run
 
 
 def leaves(run, number=6):
-    """Returns shape, dtype and bytes of every array of a checkpoint, without the seconds."""
-    with np.load(digests.checkpoint_path(run, number)) as stored:
-        of_state = [name for name in stored if name not in ("seconds", "about")]
-        return {name: (stored[name].shape, stored[name].dtype, stored[name].tobytes()) for name in of_state}
+    """Returns shape, dtype and CRC-32 of every array of a checkpoint, without the seconds."""
+    stored = digests.about(digests.checkpoint_path(run, number))["leaves"]
+    return {name: digest for name, digest in stored.items() if name != "seconds"}
 
 
 def names(run):
-    return [path.stem for path in digests.checkpoints(run)]
+    return [path.name for path in digests.checkpoints(run)]
 
 
 def numbers(run):
@@ -203,9 +202,9 @@ def test_a_changed_file_of_a_run_that_was_killed_is_found(run, name, damage):
 
 
 def test_a_changed_checkpoint_is_found(run):
-    flip(run / "checkpoints" / "000006.npz")
+    shutil.rmtree(run / "checkpoints" / "000006" / "state")
     (line,) = checkpoint.check(run)
-    assert line.startswith("checkpoints/000006.npz: ") and digests.check(run) == []
+    assert line.startswith("checkpoints/000006: ") and digests.check(run) == []
 
 
 def test_lines_behind_the_newest_checkpoint_are_computed_again(whole, run):
@@ -226,7 +225,7 @@ def test_a_line_behind_a_finished_run_is_no_round(run):
 
 def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, run):
     """Else its digests, of a longer history, would refuse a run that is killed before it is there again."""
-    (left_at(run, 6) / "checkpoints" / "000006.npz").write_bytes(b"")
+    shutil.rmtree(left_at(run, 6) / "checkpoints" / "000006" / "state")
 
     def killed(record, state):
         raise MemoryError
@@ -240,7 +239,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, run):
 
 
 def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
-    for path in (run / "checkpoints" / "000003.npz", left_at(run, 4)):
+    for path in (run / "checkpoints" / "000003", left_at(run, 4)):
         settings, init = replace(tiny().config, init=path), tiny().task.init
         started = registry.make_variables(settings, init)
         expected = checkpoint.final_variables(path)
@@ -248,7 +247,7 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
             np.testing.assert_array_equal(one, other)
     with usage_error("nowhere"):
         registry.make_variables(replace(settings, init=Path("nowhere")), init)
-    for path in (settings.init, settings.init / "checkpoints" / "000004.npz"):
+    for path in (settings.init, settings.init / "checkpoints" / "000004"):
         message = "holds no global model (checkpoint 000004: other shapes: "
         with usage_error(message, "use the settings of the model that it holds"):
             registry.make_variables(

@@ -73,7 +73,7 @@ def test_a_run_keeps_a_base_that_its_settings_do_not_make(tmp_path):
     base = jax.tree.map(lambda x: x + 1, start())
     config = dataclasses.replace(HEAD, record="client_models", checkpoint_every=1, out=tmp_path)
     ended = fv.run(config, initial=base, **GIVEN)
-    old, first = fv.History.load(tmp_path), tmp_path / "checkpoints" / "000001.npz"
+    old, first = fv.History.load(tmp_path), tmp_path / "checkpoints" / "000001"
     worlds.assert_close(old.variables, ended.variables, 0)
     worlds.assert_close(old.best_variables, ended.best_variables, 0)
     for loaded in (old.client_variables(0), fv.final_variables(first)):

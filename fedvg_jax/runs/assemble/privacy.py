@@ -160,7 +160,7 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
     if not manifest.get("privacy") or any(manifest.get(name) != own_sources[name] for name in ("data", "partition")):
         return None
     earlier, own = json.loads(manifest["privacy"])
-    rounds = int(init.resolve().stem) if is_checkpoint else len(history.read(run))
+    rounds = int(init.resolve().name) if is_checkpoint else len(history.read(run))
     return _counted(*earlier, (own, rounds))
 
 

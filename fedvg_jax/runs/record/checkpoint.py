@@ -1,14 +1,19 @@
-"""Checkpoints of a run: one .npz file each, of arrays by path and of digests of the run's files.
+"""Checkpoints of a run, by Orbax: arrays by path, and `about` with their digests and those of the run's files.
 
-A file is renamed into place when it is complete, and holds a checksum of every array: a crash or a bad disk can cost
-rounds, but no wrong value is restored.
+Orbax renames a folder into place when it is complete. It does not check the bytes of arrays, so what is read is
+compared with the digests: a crash or a bad disk can cost rounds, but no wrong value is restored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
-from collections.abc import Callable, Mapping
+import logging
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,7 @@ from fedvg_jax.host import files, processes
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.digests import Digest
 
-BASE = "base.npz"
+BASE = "base"
 """The frozen tensors, in the folder of a run whose settings do not make them again."""
 
 
@@ -49,8 +54,8 @@ def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep
     _write(target, state, of_run)
     kept = digests.checkpoints(run)[-keep:]
     for path in target.parent.iterdir():
-        if path not in kept:  # drafts of a run that was killed, too
-            path.unlink()
+        if path not in kept:  # half-written ones of a run that was killed, too
+            shutil.rmtree(path)
 
 
 def save_base(run: Path, base: Tree) -> None:
@@ -60,18 +65,52 @@ def save_base(run: Path, base: Tree) -> None:
 
 
 def _write(path: Path, state: Tree, of_run: Mapping[str, Digest]) -> None:
-    """Writes arrays by path, such as "state.variables.params.fc1.kernel", with their dtypes: NumPy has no bfloat16."""
+    """Writes arrays by path, such as "state.variables.params.fc1.kernel", except empty ones, which Orbax refuses."""
     leaves = _leaves_by_path(state)
-    about = {"files": dict(of_run), "dtypes": {key: str(leaf.dtype) for key, leaf in leaves.items()}}
-    with files.drafting(path) as draft, draft.open("wb") as stream:
-        np.savez(stream, **{**leaves, digests.ABOUT: np.array(json.dumps(about))})  # pyright: ignore[reportArgumentType]
+    about = {"files": dict(of_run), "leaves": {key: _describe(leaf) for key, leaf in leaves.items()}}
+    stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
+    with _orbax() as (ocp, checkpointer):
+        parts = {digests.STATE: ocp.args.PyTreeSave(stored), digests.ABOUT: ocp.args.JsonSave(about)}
+        checkpointer.save(path.absolute(), args=ocp.args.Composite(**parts), force=True)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of a checkpoint by path; raises any error where its bytes are damaged."""
-    with path.open("rb") as file, np.load(file) as stored:
-        dtypes = json.loads(str(stored[digests.ABOUT]))["dtypes"]
-        return {key: stored[key].view(dtype) for key, dtype in dtypes.items()}
+    """Returns the arrays of a checkpoint by path; raises any error where they are not as they were written."""
+    written = digests.about(path)["leaves"]
+    with _orbax() as (ocp, checkpointer):
+        wanted = {k: ocp.RestoreArgs(restore_type=np.ndarray) for k, (shape, *_) in written.items() if 0 not in shape}
+        parts = {digests.STATE: ocp.args.PyTreeRestore(restore_args=wanted)}
+        stored = checkpointer.restore(path.absolute(), args=ocp.args.Composite(**parts))[digests.STATE]
+    leaves = {key: stored[key] if key in stored else np.zeros(*of_leaf[:2]) for key, of_leaf in written.items()}
+    if damaged := [key for key, leaf in leaves.items() if _describe(leaf) != written[key]]:
+        raise ValueError(f"{damaged[0]} is damaged")
+    return leaves
+
+
+@contextlib.contextmanager
+def _orbax() -> Iterator[tuple[Any, Any]]:
+    """Yields Orbax, and its checkpointer for arrays on the host, which waits for no other process.
+
+    Any error is an OSError of one line: where the disk is full, or bytes are damaged, tensorstore raises errors of many
+    lines, Orbax logs at length, and what fails later raises in an event loop that is closed.
+    """
+    import orbax.checkpoint as ocp
+
+    this, options = jax.process_index(), ocp.options.MultiprocessingOptions()
+    if processes.count() > 1:
+        alone = {"primary_host": this, "active_processes": {this}, "barrier_sync_key_prefix": f"process{this}"}
+        options = ocp.options.MultiprocessingOptions(**alone)
+    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=options))
+    log, hook = logging.getLogger("absl"), sys.unraisablehook
+    log.disabled, sys.unraisablehook = True, lambda unraisable: None
+    try:
+        with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+            yield ocp, checkpointer
+    except Exception as error:
+        time.sleep(0.2)  # for what fails later
+        raise OSError(files.reason(error)) from error
+    finally:
+        log.disabled, sys.unraisablehook = False, hook
 
 
 def restore(
@@ -94,9 +133,9 @@ def restore(
     for path in reversed(digests.checkpoints(run)):
         try:
             leaves = _read(path)
-            return _in_structure(template(leaves), leaves), digests.of_checkpoint(path)
+            return _in_structure(template(leaves), leaves), digests.about(path)["files"]
         except Exception as error:  # damaged bytes may raise anything
-            skipped.append(f"checkpoint of round {int(path.stem)} skipped: {files.reason(error)}")
+            skipped.append(f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}")
             log(skipped[-1])
     if skipped:
         raise UsageError(f"{run} has no usable checkpoint ({skipped[0]}); nothing was changed; start a new run")
@@ -118,7 +157,7 @@ def best_variables(run: Path | str, template: Variables | None = None) -> Variab
     """Returns the model that was best on validation, from the newest intact checkpoint of a run folder.
 
     Args:
-        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.npz.
+        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
@@ -140,7 +179,7 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
     """Returns the global model of the newest intact checkpoint of a run folder: the final one of a finished run.
 
     Args:
-        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.npz.
+        run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
         template: variables of the same structure, for a model whose parameters are not nested dicts.
 
     Returns:
@@ -191,7 +230,7 @@ def _read_model(
         client: whose own model it is, in place of that of a prefix.
     """
     run, reasons = files.user_path(given), []
-    for path in [run] if run.is_file() else reversed(digests.checkpoints(run)):
+    for path in [run] if (run / digests.STATE).is_dir() else reversed(digests.checkpoints(run)):
         try:
             read = _read(path)
             leaves = _with_prefix(prefix, read) if client is None else _of_client(client, read)
@@ -201,7 +240,7 @@ def _read_model(
             leaves |= _read(base) if base.exists() else {}
             return _nested(leaves) if template is None else _in_structure(template, leaves)
         except Exception as error:  # damaged bytes may raise anything
-            reasons.append(f"checkpoint {path.stem}: {files.reason(error)}")
+            reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds; of a run with train or lora, which keeps a part of it,"
         remedy += " name the file of --export, or pass sim.whole(old.variables, old.folder) as initial="
@@ -258,6 +297,12 @@ def _leaves_by_path(state: Tree) -> dict[str, Any]:
 def _shape(leaf) -> tuple[tuple[int, ...], str]:
     leaf = jax.eval_shape(untyped, leaf) if _is_key(leaf) else leaf
     return leaf.shape, str(leaf.dtype)
+
+
+def _describe(leaf: np.ndarray) -> list:
+    """Returns [shape, dtype, CRC-32 of the bytes]."""
+    flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    return [list(leaf.shape), str(leaf.dtype), zlib.crc32(flat.data)]
 
 
 def _is_key(leaf) -> bool:

@@ -1,7 +1,7 @@
 """Digests that show whether the files of a run folder are as its run wrote them, and the checkpoints that have them.
 
-RUN/digests.json              of the files that describe the run, written after its summary
-RUN/checkpoints/000040.npz    has those of the history up to that round, and of `DOCUMENTS`
+RUN/digests.json           of the files that describe the run, written after its summary
+RUN/checkpoints/000040     has those of the history up to that round, of `DOCUMENTS`, and of its arrays
 
 They detect accidental changes, not tampering.
 """
@@ -21,8 +21,8 @@ FILE = "digests.json"
 CHECKPOINTS = "checkpoints"
 HISTORY = "history.jsonl"
 
-ABOUT = "about"
-"""Member of a checkpoint: JSON with the digests of files, and the dtypes of arrays."""
+STATE, ABOUT = "state", "about"
+"""Parts of a checkpoint: its arrays; and JSON with the digests of files and of arrays."""
 
 DOCUMENTS = ("layers.json", "partition.json")
 """Files that describe what a run was computed from, and that stay as they were written."""
@@ -54,12 +54,13 @@ def write(folder: Path, of_run: Mapping[str, Digest]) -> None:
     files.replace(folder / FILE, json.dumps(dict(of_run)))
 
 
-def of_checkpoint(path: Path) -> dict[str, Digest]:
-    """Returns the digests that a checkpoint has; raises any error where its bytes are damaged."""
-    import numpy as np  # here, because commands import this module for `--help`
+def about(path: Path) -> dict[str, dict[str, list]]:
+    """Returns the digests of a checkpoint: `files` of the run, and `leaves`, path -> shape, dtype and CRC-32.
 
-    with path.open("rb") as file, np.load(file) as stored:
-        return json.loads(str(stored[ABOUT]))["files"]
+    Raises:
+        UsageError: they are missing or damaged.
+    """
+    return files.read_object(path / ABOUT / "metadata")  # where Orbax writes JSON; commands read it without Orbax
 
 
 def check(run: Path) -> list[str]:
@@ -74,7 +75,7 @@ def check(run: Path) -> list[str]:
     wanted = list(of_run.items())
     for path in checkpoints(run):
         with contextlib.suppress(Exception):  # damaged bytes may raise anything
-            wanted += of_checkpoint(path).items()
+            wanted += about(path)["files"].items()
     changed = [f"{name} is not as its run left it" for name, digest in wanted if not _fits(run / name, digest)]
     return list(dict.fromkeys(changed))
 
@@ -98,8 +99,8 @@ def is_run(path: Path) -> bool:
 
 
 def checkpoint_path(run: Path, number: int) -> Path:
-    """Returns the file of a round's checkpoint."""
-    return run / CHECKPOINTS / f"{number:06d}.npz"
+    """Returns the folder of a round's checkpoint."""
+    return run / CHECKPOINTS / f"{number:06d}"
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -114,10 +115,10 @@ def checkpoints(run: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UsageError(f"{run / CHECKPOINTS} cannot be read: {files.reason(error)}") from None
-    numbered = [path for path in paths if path.suffix == ".npz" and path.stem.isdecimal() and path.stem.isascii()]
-    return sorted(numbered, key=lambda path: int(path.stem))
+    numbered = [path for path in paths if path.name.isdecimal() and path.name.isascii()]
+    return sorted(numbered, key=lambda path: int(path.name))
 
 
 def newest_round(run: Path) -> int:
     """Returns the round of the newest checkpoint, 0 where there is none. It is not verified."""
-    return max((int(path.stem) for path in checkpoints(run)), default=0)
+    return max((int(path.name) for path in checkpoints(run)), default=0)

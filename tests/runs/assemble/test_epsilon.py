@@ -111,7 +111,7 @@ def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_bot
     first = fv.run(dataclasses.replace(config, out=tmp_path / "first"), **GIVEN)
     second = dataclasses.replace(config, init=first.folder, out=tmp_path / "second")
     assert epsilons(fv.run(second, **GIVEN)) == pytest.approx([epsilon(3), epsilon(4)], rel=1e-8)
-    other = dataclasses.replace(second, init=tmp_path / "second/checkpoints/000002.npz", out=None, dp={"clip": 1.0})
+    other = dataclasses.replace(second, init=tmp_path / "second/checkpoints/000002", out=None, dp={"clip": 1.0})
     own = accounts.Mechanism(1.5, 4, 2)
     expected = epsilon(1, earlier=((own, 2), (own, 2)), dp=other.dp)
     assert epsilons(fv.run(other, **GIVEN))[0] == pytest.approx(expected, rel=1e-8)

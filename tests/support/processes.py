@@ -7,20 +7,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def default_signals():
-    """Gives every ignored signal its default effect within, here and in processes started within.
+    """Gives every signal that ends a run Python's default effect within, here and in processes started within.
 
     nohup starts the tests with SIGHUP ignored, a shell its background jobs with SIGINT and SIGQUIT ignored, and
-    processes inherit that.
+    processes inherit that; a command that ran in this process has given SIGINT the system's effect.
     """
-    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        for number in ignored:
+        for number in handlers:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         yield
     finally:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

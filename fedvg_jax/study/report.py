@@ -183,10 +183,10 @@ def settings(study: Study) -> str:
 
 
 def provenance(study: Study) -> str:
-    """Returns a table of the machines and versions of the runs, with the number of runs of each."""
+    """Returns a table of the machines, versions and commits of the runs, with the number of runs of each."""
     kinds = Counter(_origin(part) for run in study.runs for part in run.manifest.get("runs", [])[-1:])
     rows = [(str(count), *kind) for kind, count in sorted(kinds.items())]
-    table = _table("machines", ("runs", "versions", "machine", "device"), rows)
+    table = _table("machines", ("runs", "commit", "versions", "machine", "device"), rows)
     return f'<div class="scroll wide">{table}</div>\n'
 
 
@@ -195,11 +195,13 @@ def _table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     return html_table(name, titles, [[plain_html(text) for text in row] for row in rows])
 
 
-def _origin(part: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Returns versions, machine and device of one part of a run."""
+def _origin(part: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Returns commit, versions, machine and device of one part of a run."""
+    git = part.get("git") or {}
+    commit = str(git.get("commit", "no checkout"))[:12] + (" with changes" if git.get("changed") else "")
     versions = ", ".join(f"{name} {version}" for name, version in part.get("versions", {}).items())
     machine = f"{part.get('system', '')}, Python {part.get('python', '')}, {part.get('cores', '?')} cores"
-    return versions, machine, f"{part.get('devices', 1)} x {part.get('device', '')}"
+    return commit, versions, machine, f"{part.get('devices', 1)} x {part.get('device', '')}"
 
 
 # --- from Python

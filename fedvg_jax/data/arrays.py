@@ -213,8 +213,6 @@ def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except FileNotFoundError:
-        raise UsageError(f"{what}: no such file") from None
     except Exception as error:
         raise UsageError(f"{what}: not {kind} ({reason(error)}); {remedy}") from error
 

@@ -99,7 +99,9 @@ def sharded(
         specs = {"in_specs": (P(), of_schedule), "out_specs": by_device}
         run = jax.shard_map(train_on_device, mesh=mesh, **specs, check_vma=False)
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
-        return _or_untrained(done, make_client(shared, schedule), schedule)
+        # the initial carries of clients without steps, which are on no lane
+        untrained = jax.vmap(make_client(shared, schedule).init)(jnp.arange(count, dtype=jnp.int32))
+        return tree.where(schedule.num_steps == 0, untrained, done)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
         def map_on_device(shared, xs):
@@ -177,9 +179,3 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
             idle = over_lanes(client.init)(jnp.zeros_like(plan.client[0]))
             stored = lax.fori_loop(0, plan.num_segments, segment, (idle, empty))[1]
     return jax.vmap(packing.unpack)(stored)
-
-
-def _or_untrained(done: Tree, client: Client, schedule: Schedule) -> Tree:
-    """Returns the carries, with the initial one for clients without steps."""
-    untrained = jax.vmap(client.init)(jnp.arange(len(schedule.clients), dtype=jnp.int32))
-    return tree.where(schedule.num_steps == 0, untrained, done)

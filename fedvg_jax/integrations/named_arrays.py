@@ -267,9 +267,6 @@ def paths_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def _floating(model: Arrays) -> dict[str, np.ndarray]:
-    for name, array in model.items():
-        if array.dtype.kind not in "biu" and not jnp.issubdtype(array.dtype, jnp.floating):
-            raise UsageError(f"the model: array '{name}' is {array.dtype}; expected floats, integers or booleans")
     return {name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)}
 
 

@@ -81,7 +81,7 @@ def linen_task(
         with _calling(kind, x, example):
             variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
         frozen.update(variables.keys() - {"params", "batch_stats"})
-        params = _with_frozen(kind, variables.get("params", {}), {name: variables[name] for name in frozen})
+        params = {**variables.get("params", {}), **{name: variables[name] for name in frozen}}
         return Variables(params, variables.get("batch_stats", {}))
 
     frozen: set[str] = set()  # names of collections, once `init` is traced
@@ -100,13 +100,6 @@ def linen_task(
         return outputs, new.get("batch_stats", stats)
 
     return _task(kind, init, apply, False, example, loss, metrics, block_of, frozen)
-
-
-def _with_frozen(kind: type, params: Tree, frozen: Mapping[str, Tree]) -> Tree:
-    """Returns the parameters with the frozen tensors beside them, under the names of their collections."""
-    if both := sorted(frozen.keys() & params.keys()):
-        raise UsageError(f"{kind.__name__} has a layer and a collection of variables named {both[0]}; rename one")
-    return {**params, **frozen} if frozen else params
 
 
 def nnx_task(
@@ -154,7 +147,7 @@ def nnx_task(
     def init(key: Array) -> Variables:
         _, *states = nnx.split(make(nnx.Rngs(key)), *kinds, ...)
         params, stats, _, _, others, _ = map(nnx.to_pure_dict, states)
-        return Variables(_with_frozen(kind, params, dict.fromkeys(frozen, others)), stats)
+        return Variables({**params, **dict.fromkeys(frozen, others)}, stats)
 
     def with_values(state, values: Tree):
         state = jax.tree.map(lambda leaf: leaf, state)  # a copy, because replace_by_pure_dict works in place

@@ -126,7 +126,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
                 return summed_loss(task, model, data.pool, rows, train)
             return loss_of_groups(model, data.pool, rows)
 
-        groups = _num_groups(groups_per_pass, data.pool)
+        groups = groups_per_pass(_row_values(data.pool)) if callable(groups_per_pass) else groups_per_pass
         if groups > 1 and not task.takes_groups:
             largest = _largest_map(jax.make_jaxpr(loss)(params, data.scoring[:1]).jaxpr)
             if largest > data.scoring.shape[1] * _row_values(data.pool):  # else it may be the rows themselves
@@ -281,12 +281,6 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
         total, _ = lax.scan(add_pass, empty, passes)
     count = jnp.maximum((passes >= 0).sum(), 1).astype(tree.dtype(empty))
     return tree.scale(1 / count, total)
-
-
-def _num_groups(groups_per_pass: GroupsPerPass, pool: Tree) -> int:
-    if isinstance(groups_per_pass, int):
-        return groups_per_pass
-    return groups_per_pass(_row_values(pool))
 
 
 def _row_values(pool: Tree) -> int:

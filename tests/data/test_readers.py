@@ -138,8 +138,8 @@ DAMAGED = [
     ("stl10", "train_y.bin", bytes([1, 2]), "x has 3 rows and y 2"),
     ("tinyimagenet", "wnids.txt", None, "wnids.txt"),
     ("tinyimagenet", "wnids.txt", b"n02\nn01\nn03", "n03"),
-    ("tinyimagenet", "val/images/val_1.JPEG", None, "val_1.JPEG"),
-    ("tinyimagenet", "val/val_annotations.txt", b"val_0.JPEG\tn01", "val_1.JPEG"),
+    ("tinyimagenet", "val/images/val_1.JPEG", None, "val_annotations.txt"),
+    ("tinyimagenet", "val/val_annotations.txt", b"val_0.JPEG\tn01", "val_annotations.txt"),
 ]
 
 

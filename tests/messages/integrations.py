@@ -39,7 +39,6 @@ CASES = [
     ("local tensors", scheme(local="^head"), "local"),
     ("a robust rule", scheme(robust="clipped_mean"), "robust"),
     ("no tensor", scheme(fedvg={"include": "^no"}), "fedvg.include"),
-    ("complex arrays", scheme(MODEL | {"c": np.ones(2, np.complex64)}), "'c'"),
     ("a gradient of nothing", scheme(gradient=lambda arrays: {}), "gradient"),
     ("a gradient of another name", scheme(gradient=lambda arrays: {"w": np.ones(1)}), "'w'"),
     ("a gradient that forgets a name", forgetful, "'conv.weight'"),

@@ -204,9 +204,8 @@ def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -
     """Raises a UsageError that names the smallest client if it has fewer than `min_samples` rows."""
     counts = sizes(rows)
     if counts.min() < min_samples:
-        count = "1 sample" if counts.min() == 1 else f"{counts.min()} samples"
         raise UsageError(
-            f"{source}: client {counts.argmin()} has {count}, fewer than --min-samples {min_samples}:"
+            f"{source}: client {counts.argmin()} has {counts.min()} samples, fewer than --min-samples {min_samples}:"
             " use fewer clients or a smaller --min-samples"
         )
 

@@ -169,7 +169,10 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
     """
     root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, TINY_SOURCE)[0].parent
     wnids = _lines(root / "wnids.txt")
-    train = [(file, label) for label, wnid in enumerate(wnids) for file in images_in(root / "train" / wnid)]
+    members = [images_in(root / "train" / wnid) for wnid in wnids]
+    if len({len(files) for files in members}) > 1:
+        raise UsageError(f"{root}: classes have different numbers of images in train/; fetch {TINY_SOURCE} again")
+    train = [(file, label) for label, files in enumerate(members) for file in files]
     val = _val(root / "val", wnids)
     files = [file for file, _ in train + val]
     y = np.array([label for _, label in train + val])
@@ -187,18 +190,13 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
     Lines of val_annotations.txt hold file name, class and four numbers, separated by tabs.
     """
-    annotations = val / "val_annotations.txt"
-    number = {wnid: label for label, wnid in enumerate(wnids)}
-    labels = {}
-    for line in _lines(annotations):
-        name, wnid, *_ = [*line.split("\t"), ""]
-        if wnid not in number:
-            raise UsageError(f"{annotations}: {name} has class {wnid!r}, not in wnids.txt; fetch {TINY_SOURCE} again")
-        labels[name] = number[wnid]
-    files = images_in(val)
-    if odd := sorted({file.name for file in files} ^ set(labels)):
-        raise UsageError(f"{annotations}: {odd[0]} is not in both this file and images/; fetch {TINY_SOURCE} again")
-    return [(file, labels[file.name]) for file in files]
+    annotations, number = val / "val_annotations.txt", {wnid: label for label, wnid in enumerate(wnids)}
+    with reading(annotations, "a table of the images and of classes in wnids.txt", f"fetch {TINY_SOURCE} again"):
+        class_of = dict(line.split("\t")[:2] for line in _lines(annotations))
+        files = images_in(val)
+        if len(files) != len(class_of):
+            raise ValueError(f"{len(class_of)} lines for {len(files)} images")
+        return [(file, number[class_of[file.name]]) for file in files]
 
 
 def _lines(file: Path) -> list[str]:

@@ -49,7 +49,7 @@ def parse_weighting(text: str) -> Rule:
         if text in ALGORITHMS:
             own = "its weights are called samples" if text == "fedavg" else f"use --method {text}"
             hint = f"; {text} is an algorithm; {own}"
-        raise UsageError(f"unknown weighting '{text}'{hint}")
+        raise UsageError(f"unknown weighting '{text[:100]}'{hint}")
     return text
 
 

@@ -51,25 +51,19 @@ def make(net=Net, rank=2, **options):
     return task, adapted, start, jax.tree.structure(start).unflatten(leaves)
 
 
-def test_the_first_model_is_the_base(x64):
-    """To the bit: B is 0."""
-    task, adapted, start, _ = make()
-    batch = fv.Batch(jnp.asarray(IMAGES), jnp.zeros(40, int))
-    both = worlds.jit(lambda: (adapted.predict(*start, batch), task.predict(*adapters.removed(start), batch)))()
-    np.testing.assert_array_equal(*both)
-    names = {path.rpartition("/")[0] for path in tree.paths(start.params) if adapters.IS_ADAPTER(path)}
-    assert names == {"mix", "pointwise"}
-
-
-def test_adapters_compute_what_their_merged_kernels_do(x64):
-    task, adapted, _, moved = make()
+def test_adapters_compute_what_their_merged_kernels_do_and_at_first_nothing(x64):
+    """At first to the bit: B is 0."""
+    task, adapted, start, moved = make()
     batch = fv.Batch(jnp.asarray(IMAGES), jnp.arange(40) % 3)
-    models = adapters.merged(moved), adapters.removed(moved)
-    actual, merged, removed = worlds.jit(
-        lambda: (adapted.predict(*moved, batch), *(task.predict(*model, batch) for model in models))
+    with_adapters, plain = (moved, start), (adapters.merged(moved), adapters.removed(moved))
+    (actual, first), (merged, base) = worlds.jit(
+        lambda: [[of.predict(*m, batch) for m in models] for of, models in ((adapted, with_adapters), (task, plain))]
     )()
     worlds.assert_close(actual, merged, 1e-12)
-    assert np.abs(actual - removed).max() > 0.1
+    np.testing.assert_array_equal(first, base)
+    assert np.abs(actual - base).max() > 0.1
+    names = {path.rpartition("/")[0] for path in tree.paths(start.params) if adapters.IS_ADAPTER(path)}
+    assert names == {"mix", "pointwise"}
 
 
 class Halved(nn.Conv):

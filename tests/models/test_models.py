@@ -68,7 +68,7 @@ def train_step(name, conv):
     return step
 
 
-@pytest.fixture(params=["lenet5", "cnn", *NARROW])
+@pytest.fixture(params=["lenet5", *NARROW])
 def trained(request, x64):
     """Returns (batch, mask, train step, statistics before it) of one model."""
     _, batch, mask = with_small_images(request.param)

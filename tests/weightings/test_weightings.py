@@ -230,7 +230,6 @@ CORNERS = {
     "zero norms": jnp.zeros_like,
     "one zero norm": lambda x: x.at[0].set(0),
     "equal clients": lambda x: jnp.broadcast_to(x[:1], x.shape),
-    "one client": lambda x: x[:1],
 }
 
 

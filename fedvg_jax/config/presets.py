@@ -215,13 +215,8 @@ def apply(config: T, settings: Mapping[str, Any], source: str, method: str | Non
     >>> apply(Config(), {"fedvg.norm": "l2"}, "example").fedvg.norm
     'l2'
     """
-    changes: dict[str, Any] = {}
-    for name, value in _typed(type(config), with_meaning(settings, method), source).items():
-        group, _, last = name.rpartition(".")
-        changes.setdefault(group, {})[last] = value
-    replaced = changes.pop("", {})
-    replaced |= {group: dataclasses.replace(getattr(config, group), **inner) for group, inner in changes.items()}
-    return dataclasses.replace(config, **replaced) if replaced else config  # pyright: ignore[reportArgumentType]
+    changes = _typed(type(config), with_meaning(settings, method), source)
+    return type(config)(**(declare.flatten(config) | changes))
 
 
 def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, Any]:

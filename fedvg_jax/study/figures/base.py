@@ -181,9 +181,8 @@ def add_legend(figure: Figure) -> None:
 
 def save(drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf", "csv")) -> list[Path]:
     """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
-    drawn.figure.suptitle(
-        plain(drawn.title, int(12.5 * drawn.figure.get_figwidth())), x=0.01, ha="left", fontsize=FONT + 1
-    )
+    title = plain(drawn.title, int(12.5 * drawn.figure.get_figwidth()))
+    drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=FONT + 1)
     add_legend(drawn.figure)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in suffixes]

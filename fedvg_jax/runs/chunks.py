@@ -17,7 +17,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Data, Metrics, Schedule, SimState, Variables
+from fedvg_jax.core.types import Data, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.runs import client_models
@@ -102,7 +102,11 @@ def run_chunks(
         metrics = jax.device_get(metrics)
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
-        records = chunk_records(sim.traffic, num_done - len(planned), planned, metrics, round_seconds)
+        records = []
+        for number, schedule in enumerate(planned, num_done - len(planned)):
+            of_round = tree.take(metrics, len(records))
+            record = history.record(number + 1, schedule, of_round, round_seconds)
+            records.append(record | communication.entries(sim.traffic, record))
         if sim.account:
             records = [record | {"epsilon": history.number(sim.account.epsilon(record["round"]))} for record in records]
         is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
@@ -170,23 +174,6 @@ def until_pause(config: Config, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
     every = config.checkpoint_every
     return min(until_evaluation(config, num_done), every - num_done % every if every else config.rounds)
-
-
-def chunk_records(
-    traffic: communication.Traffic, num_done: int, planned: list[Schedule], metrics: Metrics, seconds: float
-) -> list[Record]:
-    """Returns the records of the rounds that follow the first `num_done`.
-
-    Args:
-        traffic: bytes of a client's round.
-        planned: their schedules.
-        metrics: leaves [R, ...], on the host.
-        seconds: of each round.
-    """
-    records = (
-        history.record(num_done + r + 1, schedule, tree.take(metrics, r), seconds) for r, schedule in enumerate(planned)
-    )
-    return [record | communication.entries(traffic, record) for record in records]
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:

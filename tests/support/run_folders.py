@@ -34,7 +34,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     records = [_record(i, accuracy, rng, layers) for i, accuracy in enumerate(accuracies, 1)]
     for record in records:
         record.update((fields or {}).get(record["round"], {}))
-    (folder / "history.jsonl").write_bytes(b"".join(map(history.as_line, records)))
+    history.append(folder, records)
     write_json(folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0)))
     manifest = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
     write_manifest(folder, manifest)

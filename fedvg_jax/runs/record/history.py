@@ -298,14 +298,9 @@ def quality(record: Record, name: str | None = None) -> float:
     return -math.inf if value is None else sign_of(name) * value
 
 
-def as_line(record: Record) -> bytes:
-    """Returns a record's line of history.jsonl."""
-    return json.dumps(record).encode() + b"\n"
-
-
 def append(folder: Path, records: Sequence[Record]) -> bytes:
     """Appends the records to history.jsonl, and returns the new lines."""
-    text = b"".join(map(as_line, records))
+    text = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     with (folder / "history.jsonl").open("ab") as file:
         file.write(text)
     return text
@@ -350,13 +345,11 @@ def _exceptions(schedule, metrics) -> Record:
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
-    misweighed = {"misweighed": list(map(float, metrics.extremes))} if _is_misweighed(metrics.extremes) else {}
-    return {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()} | misweighed
-
-
-def _is_misweighed(extremes) -> bool:
-    """Returns whether weights are negative, or do not sum to 1 in some tensor; bfloat16 rounds each by 0.2 %."""
-    return len(extremes) > 0 and bool(abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6)
+    exceptions: Record = {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()}
+    extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
+    if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):
+        exceptions["misweighed"] = list(map(float, extremes))
+    return exceptions
 
 
 def _numbers(values) -> Any:

@@ -85,8 +85,7 @@ def block_of(name: str) -> str:
 
 @functools.cache
 def _engine(cases: tuple[str, ...]):
-    named = [RULES[case] for case in cases]
-    rules = [worlds.weighting(rule, algorithms.fedavg(), worlds.TASK, WORLD.batch_size, **own) for rule, own in named]
+    rules = [registry.make_weighting(settings(case), worlds.TASK, algorithms.fedavg()) for case in cases]
     return worlds.make_round(WORLD, algorithms.fedavg(), worlds.any_of(rules), worlds.TASK)
 
 

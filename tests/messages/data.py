@@ -271,9 +271,12 @@ def populated(partition=_SPLIT, **settings):
 
 
 POPULATIONS = [
+    ("min_samples of rows that are split", populated(min_samples=20), "min_samples"),
     ("rows of each client, held out first", populated(_ROWS, holdout="global"), "holdout global"),
     ("a name in place of rows", populated("iid"), "Config(partition=...)"),
     ("no test row", populated((*_SPLIT[:2], [[]])), "test"),
+    ("flipped labels that are none", populated(**{"corrupt.kind": "label_flip:1e-4"}), "corrupt.kind"),
+    ("noise that changes no label", populated(**{"validation.label_noise": 1e-4}), "validation.label_noise"),
 ]
 
 CASES = [*PARTITIONS, *DATA_SETS, *GIVEN, *VALIDATION, *POPULATIONS]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax import data as datasets
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.core.types import Batch, UsageError
@@ -22,6 +22,9 @@ from fedvg_jax.data.readers.prepared import HF
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
 from fedvg_jax.runs.assemble.registry import corrupt_clients
+
+OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
+"""Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
 
 LABEL_FREE = ("iid", "quantity", "group")
 """Kinds of partition that do not depend on labels."""
@@ -133,7 +136,10 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
     if options.rho:
         batch_size = config.batch_size if departs(config, "imbalance") else 0
         shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
+    clean = shared.y
     shared = validation.noisy(shared, options.label_noise, classes, seed)
+    if options.label_noise and np.array_equal(shared.y, clean):
+        raise UsageError(f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0")
     kind, strength = choice(config, "corrupt.kind")
     x, y = corrupt.apply(
         kind,
@@ -145,6 +151,8 @@ def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.
         num_classes=classes,
         seed=config.seed,
     )
+    if kind in corrupt.LABELS and np.array_equal(y, shared.y):
+        raise UsageError(f"corrupt.kind {kind}:{strength:g} changes no label; use a larger share")
     return shared._replace(x=x, y=y)
 
 
@@ -189,9 +197,17 @@ def describe(
 
 
 def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
-    """Checks a given partition, and that training and test sets have rows."""
-    options = {name: getattr(config, name) for name in ("min_samples", "test_ratio", "val_ratio")}
-    options |= {"seed": config.partition_seed}
+    """Checks a given partition, and that training and test sets have rows.
+
+    Raises:
+        UsageError: it is not a partition of these data; or rows are held out already, and a setting asks for others.
+    """
+    if isinstance(partition, tuple):
+        for name in OF_SPLIT:
+            value, default = getattr(config, name), SETTINGS[name].default
+            if value not in (default, 0):  # 0 rows to validate belong to an external D_val
+                raise UsageError(f"{name} {value} has no effect: {source} is split already; leave it out")
+    options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": config.partition_seed}
     parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
     return _with_rows(parts, source)
 

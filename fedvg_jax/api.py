@@ -278,7 +278,7 @@ def make_schedule(
             `elastic`; in a run it is `elastic.ratio`.
 
     Raises:
-        UsageError: there is no client, rows are no integers >= 0, or `cohort_size` exceeds the number of clients.
+        UsageError: there is no client, rows are no integers >= 0, or a number is out of its range.
 
     >>> schedule = make_schedule(0, [np.arange(4), np.arange(4, 7)], batch_size=2, local_epochs=3)
     >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
@@ -291,6 +291,9 @@ def make_schedule(
     cohort_size = num_clients if cohort_size is None else cohort_size
     if not 1 <= cohort_size <= num_clients:
         raise UsageError(f"cohort_size must be from 1 to {num_clients}, the number of clients; got {cohort_size}")
+    if min(local_epochs, batch_size) < 1 or not 0 <= probe_ratio <= 1:
+        got = f"{local_epochs}, {batch_size} and {probe_ratio}"
+        raise UsageError(f"local_epochs and batch_size must be at least 1, probe_ratio from 0 to 1; got {got}")
     executor = executor or executors.lanes(1)
     return schedule.make(
         number,

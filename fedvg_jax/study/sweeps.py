@@ -367,8 +367,11 @@ def run_sweep(
     check(every, work)
     functions = [*(work.given.replaced.keys() - {"data", "partition"}), *named, *(["metrics"] if work.metrics else [])]
     if jobs != 1 and (functions or out is None):
-        needs = f"cannot send {functions[0]} to a process; start one script several times, with the same out"
-        raise UsageError(f"jobs {needs if functions else 'needs out=, the folder that the processes share'}")
+        remedy = "start one script several times, with the same out="
+        what = (
+            f"processes cannot receive {functions[0]}; {remedy}" if functions else "give out=, the folder of the sweep"
+        )
+        raise UsageError(f"jobs {jobs}: {what}")
     machine = hardware.current()
     count = workers.num_processes(jobs, every, machine if machine.is_cpu else None)
     try:

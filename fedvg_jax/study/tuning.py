@@ -111,9 +111,10 @@ def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
     if shared := {point.config.seed for point in points} & {*tuning.seeds}:
         raise UsageError(f"seed {min(shared)} is one of the tuning runs and of the points; give other --tune-seeds")
     if others := {cell_of(point.values) for point in points} ^ by_cell(tried, tuning.settings).keys():
+        axes = ", ".join(name for axis in sweep.axes for name in axis.names)
         raise UsageError(
-            f"tuned {', '.join(tuning.settings)} and the axes do not combine: {min(others)} exists for some tuned"
-            " values only; make the tuned settings axes"
+            f"tuned {', '.join(tuning.settings)} and the axes {axes} do not combine: {min(others)} exists for some"
+            " tuned values only; make the tuned settings axes"
         )
     return Plan(sweep, points, out, tuning, tried)
 

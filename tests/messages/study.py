@@ -116,7 +116,7 @@ CASES = [
         "noise_seed",
     ),
     ("noise seeds as an axis", words("--dp.noise-seed", "5", "6"), "noise_seed"),
-    ("alpha of a given partition", run_sweep({"alpha": [0.1, 1.0]}, partition=ROWS), "alpha"),
+    ("alpha of a given partition", run_sweep({"alpha": [0.1, 1.0]}, partition=np.split(np.arange(200), 4)), "alpha"),
     ("rows that occur twice", run_sweep({}, partition=ROWS), "row 0"),
     ("rank that no layer has", run_sweep({"lora": [0, 2, 99]}), "point lora=99"),
     ("missing data", run_sweep({("dataset", "data_dir"): [("digits", None), ("stl10", "nowhere")]}), "nowhere"),

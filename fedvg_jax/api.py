@@ -105,7 +105,8 @@ def run(
     """
     config = _with_trackers(Config() if config is None else config, track)
     settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
-    _check_flags(settings)
+    with processes.together():
+        files.check_exports(settings)
     config = starts.choose_folder(settings, run_folder.settings_to_resume)
     if settings.resume and config.out is None:
         raise UsageError(
@@ -159,12 +160,6 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     if track is None:
         return config
     return dataclasses.replace(config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track)
-
-
-def _check_flags(config: Config) -> None:
-    """Raises UsageError for a setting whose file cannot be written."""
-    with processes.together():
-        files.check_exports(config)
 
 
 def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> History:
@@ -250,7 +245,7 @@ def run_sweep(
     call = {"config": config, "axes": axes, "out": folder, "track": track, "data": data, "partition": partition}
     call |= {"tune": tune, "tune_seeds": tune_seeds, "hyper": hyper, "initial": initial}
     work = sweeps.Work(folder, given, metrics=measured)
-    return sweeps.run_sweep(start, axes, work, _is_shown(progress), _check_flags, tuned, jobs, call)
+    return sweeps.run_sweep(start, axes, work, _is_shown(progress), tuned, jobs, call)
 
 
 def make_schedule(

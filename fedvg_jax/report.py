@@ -81,9 +81,8 @@ def write(argv: Sequence[str]) -> int:
     from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
-    for path in written.paths:
-        print(path)
-    print(*written.findings, sep="\n")
+    for line in (*written.paths, *written.findings):
+        print(line)
     return 0
 
 

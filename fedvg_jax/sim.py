@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments.
 
     Returns:
-        The exit code: 0; 1 for a finished run whose folder was changed; 2 for an error, described in one line; 3 where
-        another process of the run was lost; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM.
+        The exit code: 0; 2 for an error, described in one line; 3 where another process of the run was lost; 129, 130
+        or 143 after SIGHUP, SIGINT or SIGTERM.
     """
     if commands.print_help(argv, commands.RUN, PURPOSE, EXAMPLES):
         if "--help-all" in argv:

@@ -296,7 +296,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
             raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
-        raise UsageError(f"{command_line.flag_of(name)} needs a value")
+        raise UsageError(f"{name} needs a value")
     listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
     return [command_line.value_of(name, word) for word in listed]
 

@@ -26,7 +26,7 @@ SMALL_IMAGE_PIXELS = 64 * 64
 """Largest height x width of a small image, for `--conv auto`."""
 
 MEMORY_SHARE = 0.5
-"""Fraction of the memory that clients in training may use together, where `bytes_per_client` limits the devices."""
+"""Fraction of the memory that clients in training may use together, where `client_bytes` limits the devices."""
 
 
 class Hardware(NamedTuple):

@@ -260,7 +260,7 @@ def seconds(run: Run) -> float | None:
 
 
 def bytes_sent(run: Run) -> int | None:
-    """Returns the bytes that clients received and sent in all rounds; None where an older version ran it."""
+    """Returns the bytes that clients received and sent in all rounds; None where no round has recorded them."""
     return sum(history.bytes_sent(run.records).values()) or None
 
 

@@ -331,7 +331,6 @@ def run_sweep(
     axes: Mapping[Any, Any],
     work: Work,
     progress: bool,
-    check_config: Callable[[Config], None],
     tuned: tuning.Tuning | None = None,
     jobs: int | str = 1,
     call: Mapping[str, Any] = {},
@@ -343,7 +342,6 @@ def run_sweep(
         axes: as those of `fedvg_jax.run_sweep`.
         work: where the results go, and what is given, with functions of this call.
         progress: whether to print a line for every run, or bars on a terminal.
-        check_config: raises UsageError for settings of a point that only the command line can follow.
         tuned: settings that are chosen on D_val first; None for none.
         jobs: processes that share the points, this one included, or "auto".
         call: arguments of `fedvg_jax.run_sweep` for the others.
@@ -361,7 +359,6 @@ def run_sweep(
     every = [*plan.tuning_points, *plan.points]
     for point in every:
         tracking.require(point.config, out is not None)
-        check_config(point.config)
     if work.given.data is None:
         sweep_folder.check_sources(every)
     check(every, work)

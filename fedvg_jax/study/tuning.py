@@ -210,7 +210,7 @@ def chosen_text(choice: Choice, tuned: Tuning) -> str:
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
     """Returns the entry `tuning` of sweep.json."""
     chosen = {cell: choice._asdict() for cell, choice in choices.items()}
-    return plain({"settings": tuning.grid, "seeds": list(tuning.seeds), "select": "val", "chosen": chosen})
+    return plain({"settings": tuning.grid, "seeds": list(tuning.seeds), "chosen": chosen})
 
 
 def _score(out: Path, runs: Sequence[Point]) -> tuple[str, float] | None:

@@ -520,8 +520,8 @@ def _check_accuracies(
             check_scores(task, pool, consumer, instead, len(arrays.class_names))
 
 
-def check_clients(config: Config, parts: Partition, algorithm: Algorithm) -> None:
-    """Raises UsageError where accuracies by client are recorded, and clients have no test rows or no such models."""
+def check_clients(config: Config, parts: Partition) -> None:
+    """Raises UsageError where accuracies by client are recorded, and clients have no test rows of their own."""
     by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
         instead = "give those of each" if config.holdout == "client" else "use --holdout client"

@@ -215,7 +215,9 @@ def assemble(
     program = _bound(program, base)
     rows, host = _make_rows(config, population, program, base)
     chosen = tables.choose_selection(config, given.selection, host is not None)
-    _check(config, given, program, population, host.resident if host else rows, hyper)
+    read = host.resident if host else rows  # by a round
+    contracts.check_given(config, given, program, population.pool, population.arrays, read, hyper)
+    contracts.check_clients(config, population.partition)
     state, memories = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
     program, parts = _bound(program, rows.base), population.partition
@@ -234,7 +236,7 @@ def assemble(
         host_rows=host,
         memories=memories._replace(has_given=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
-        account=_account(config, given, program, population, host.resident if host else rows, hyper),
+        account=_account(config, given, program, population, read, hyper),
         **program._asdict(),
     )
 
@@ -296,22 +298,14 @@ def _make_rows(
     return rows._replace(base=host.resident.base), host
 
 
-def _check(
+def _account(
     config: Config, given: Given, program: programs.Program, population: Population, rows: Data, hyper: Hyper
-) -> None:
-    """Raises UsageError where what is given, or what is to be recorded, does not fit the data and the settings.
+) -> privacy.Account | None:
+    """Returns what the rounds cost in privacy; None without it, and for a given initial model.
 
     Args:
         rows: those that a round reads.
     """
-    contracts.check_given(config, given, program, population.pool, population.arrays, rows, hyper)
-    contracts.check_clients(config, population.partition, program.algorithm)
-
-
-def _account(
-    config: Config, given: Given, program: programs.Program, population: Population, rows: Data, hyper: Hyper
-) -> privacy.Account | None:
-    """Returns what the rounds cost in privacy; arguments as of `_check`."""
     if config.dp.clip == 0 or given.initial is not None:
         return None
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed

@@ -94,8 +94,8 @@ def _fits(path: Path, digest: Digest) -> bool:
 
 def is_run(path: Path) -> bool:
     """Returns whether a path is a run folder or one of its checkpoints, and not a file or folder of weights alone."""
-    names = (CHECKPOINTS, FILE, HISTORY)
-    return path.resolve().parent.name == CHECKPOINTS or any((path / name).exists() for name in names)
+    is_checkpoint = path.resolve().parent.name == CHECKPOINTS and not path.is_file()
+    return is_checkpoint or any((path / name).exists() for name in (CHECKPOINTS, FILE, HISTORY))
 
 
 def checkpoint_path(run: Path, number: int) -> Path:

@@ -68,8 +68,8 @@ class History(_Results):
             `seconds`, and at evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy,
             balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use, or with
             `best_on` "held_out" on the half of it that the weights do not use.
-        summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `select` names those
-            rows.
+        summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `best_on` names
+            those rows.
         variables: The final global model. In a loaded history, the model of the newest intact checkpoint, of which a
             run with `train` keeps the trained part.
         folder: The run folder; None for a run without one.

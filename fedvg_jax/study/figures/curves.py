@@ -79,7 +79,7 @@ def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
         values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
         rows += [(cells.scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
     if curves:
-        axes.set_ylim(*_limits(study, list(curves.values())))
+        axes.set_ylim(*_limits(list(curves.values())))
     if len(study.runs) == 1:
         rounds, values = cells.evaluations(study, study.runs[0], "val")
         axes.plot(rounds, values, color=base.GREY, ls="--", label="validation")
@@ -91,7 +91,7 @@ def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
     return rows
 
 
-def _limits(study: Study, curves: Sequence[Curve]) -> tuple[float, float]:
+def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
     """Returns the range of the axis: all bands after the first fifth of the evaluations, with a margin.
 
     The first rounds would hide the differences of the last ones.

@@ -36,6 +36,13 @@ def assert_same(actual, expected):
         assert (f.shape, f.dtype, f.tobytes()) == (e.shape, e.dtype, e.tobytes())
 
 
+def test_a_file_in_a_folder_named_checkpoints_is_no_run(tmp_path):
+    path = tmp_path / digests.CHECKPOINTS / "weights.safetensors"
+    path.parent.mkdir()
+    path.touch()
+    assert not digests.is_run(path) and digests.is_run(path.parent / "000040")
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """A folder of two checkpoints, to copy."""

@@ -54,7 +54,8 @@ def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep
     _write(target, state, of_run)
     kept = digests.checkpoints(run)[-keep:]
     for path in target.parent.iterdir():
-        if path not in kept:  # half-written ones of a run that was killed, too
+        is_own = path.name.partition(".")[0].isdecimal()  # a half-written one has Orbax's suffix
+        if is_own and path not in kept:
             shutil.rmtree(path)
 
 

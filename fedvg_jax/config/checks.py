@@ -142,7 +142,7 @@ def _training_problems(config: Config) -> Iterator[str]:
     if config.norm_layers == "frozen" and not config.init:
         yield "norm_layers frozen keeps statistics of a trained model; name one by --init, or use --norm-layers batch"
     if config.keep == 0 and "client_models" in listed(config.record):
-        yield "record client_models is stored in checkpoints, of which keep 0 writes none; use --keep 1 or more"
+        yield "record client_models is stored in checkpoints, and keep 0 writes none; use --keep 1 or more"
     if config.test_ratio + config.val_ratio >= 1:
         yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
     if config.batch_size == 1 and departs(config, "single-rows"):
@@ -232,7 +232,7 @@ def _partition_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of the partition, exported files, and the clients that are corrupt."""
     kind, _ = options.choice(config, "partition")
     if config.export is not None and config.local:
-        yield "export writes the global model, of which no client has the local tensors; leave export or local out"
+        yield "export writes the global model, and no client has its local tensors; leave export or local out"
     if config.holdout != "client" and kind in ("file", "official"):
         yield f"holdout {config.holdout} precedes the partition, and partition {kind} assigns all rows; use client"
     if config.dataset == "dermamnist" and config.splits not in ("all", "official"):

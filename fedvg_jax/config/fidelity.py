@@ -75,7 +75,7 @@ def listed(names: str) -> list[str]:
 
 @functools.cache
 def departures(text: str) -> frozenset[str]:
-    """Returns the departures of a run, of which the later words of `departures` win.
+    """Returns the departures of a run; later words of the text override earlier ones.
 
     >>> sorted(departures("block,no-truck"))
     ['block', 'external-copies']

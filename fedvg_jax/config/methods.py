@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009  the calls in the dataclasses return fields
 """The algorithms and weightings, each declared once: label, facts, hyperparameters and departures. No jax.
 
-One with settings is a group of `Methods`, whose entry stands below it; the others are entries of the tables below.
+One with settings is a group of `Methods`, with its entry in the field of the group; the others are entries below.
 Names, flags, presets, labels, checks, and the `defaults` of the factories derive from these. By default, the factory of
 NAME is `algorithms.NAME:NAME` or `weightings.NAME:NAME`.
 """
@@ -100,7 +100,7 @@ class Methods:
         """Norm of the signal. l1 is published; spectral uses matrices only; spectral_l2 adds the L2 norm of vectors;
         delta is the L1 norm of the signal delta."""
         layer: str = setting("tensor", ("tensor", "module"), used=(_FEDVG,))
-        """Layer of which norms are taken. tensor: every tensor (published); module: weight and bias together."""
+        """Layer whose norm is taken. tensor: every tensor (published); module: weight and bias together."""
         include: str = setting("", word="REGEX", used=(_FEDVG,))
         """Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path
         "a/b/kernel"; empty selects all tensors."""

@@ -184,7 +184,7 @@ def results(study: Study, cell: Cell, choice: Choice = "final") -> dict[Replicat
 def outcomes(record: Record, part: str = "test") -> dict[str, float | None]:
     """Returns name -> value of all that a record has measured on rows of a part, shares in percent.
 
-    With the test rows are those of the caller's own metrics and the accuracies over clients.
+    The part test includes the caller's own metrics and the accuracies over clients.
 
     >>> outcomes({"round": 1, "val_loss": 1.0, "test_loss": 2.0, "test_accuracy": 0.5, "mae": 3.0, "weights": [1.0]})
     {'loss': 2.0, 'accuracy': 50.0, 'mae': 3.0}

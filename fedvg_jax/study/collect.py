@@ -309,7 +309,7 @@ def _with_unpaired(by_place: Cells, placed: Sequence[Place]) -> Cells:
 
 
 def _mixed_sources(found: Sequence[Folder], placed: Sequence[Place]) -> list[str]:
-    """Returns a line for every scenario of which runs have different data, or different partitions of one seed."""
+    """Returns a line for every scenario with different data, or with different partitions of one seed."""
     lines: dict[tuple[Scenario, str], str] = {}
     first: dict[tuple, Run] = {}
     for run, place in ((folder.run, place) for folder, place in zip(found, placed, strict=True) if folder.run):

@@ -170,10 +170,10 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    """Returns a text of which LaTeX sets every character as itself."""
+    """Returns a text in which every character stands for itself in LaTeX."""
     return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
 def plain_html(text: str) -> str:
-    """Returns a text of which HTML shows every character as itself."""
+    """Returns a text in which every character stands for itself in HTML."""
     return html.escape(one_line(text))

@@ -265,7 +265,7 @@ def compare(
 
 
 def _study(results: Sequence[Any], partial: bool, metric: str | None) -> Study:
-    """Returns the study of results in memory, or of the sweeps and runs in whose folders they are."""
+    """Returns the study of results in memory, or of the folders that hold them."""
     listed = [SweepResult("", {}, each, each.config) if isinstance(each, History) else each for each in results]
     if wrong := [each for each in listed if not isinstance(each, SweepResult)]:
         raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {type(wrong[0]).__name__}")

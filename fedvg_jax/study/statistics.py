@@ -17,7 +17,7 @@ LEVEL = 0.05
 """Significance level."""
 
 EXACT_UP_TO = 14
-"""Most differences of which all sign patterns are enumerated where ties rule out SciPy's exact table."""
+"""Most differences for which all sign patterns are enumerated, where ties rule out SciPy's exact table."""
 
 Alternative = Literal["two-sided", "greater"]
 
@@ -197,7 +197,7 @@ def outcome(study: Study, comparison: Comparison) -> str:
 def findings(study: Study, pairs: Sequence[tuple[str, str]], choice: Choice) -> list[str]:
     """Returns a sentence for every scenario, and how the methods are compared; [] without pairs.
 
-    It names the methods with runs that diverged or failed, then the pairs of which one method is ahead of the other,
+    It names the methods with runs that diverged or failed, then the pairs in which one method is ahead of the other,
     the largest differences first, and then the others, or their number where they are many.
     """
     compared, lines = compare_pairs(study, pairs, choice), []

@@ -275,7 +275,7 @@ OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
 """Settings that name tensors or sizes of a model, which only its building can check."""
 
 OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
-"""Settings of which every combination is built before the first point."""
+"""Settings whose combinations are all built before the first point."""
 
 
 def check(points: Sequence[Point], work: Work) -> None:

@@ -216,7 +216,7 @@ MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=Tru
 def clients(study: Study) -> Table | None:
     """Returns mean, worst decile and spread of the clients' accuracies under each model; None where none is recorded.
 
-    Of the final rounds, in percent, as means over the runs; a cell of which some run has not recorded one has a dash.
+    Of the final rounds, in percent, as means over the runs; a dash where some run of the cell has not recorded it.
     """
 
     def entry(cell: Cell, key: str) -> Entry:
@@ -350,7 +350,7 @@ def _is_private(study: Study) -> bool:
 
 
 def _rounds(reached: Sequence[int | None]) -> Entry:
-    """Returns the median round over all runs, of which some may not reach the target, and their number.
+    """Returns the median round over all runs, and the number of runs that do not reach the target.
 
     >>> _rounds([12, 20]).text, _rounds([12, 20, None]).text, _rounds([12, None, None]).text
     ('16', '20, not reached by 1 of 3', 'not reached by 2 of 3')

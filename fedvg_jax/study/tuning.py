@@ -145,8 +145,8 @@ class Choice(NamedTuple):
 def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choice]:
     """Returns the choice of every cell.
 
-    The best mean on D_val after the last round is chosen; of equal ones the first. A combination of which a run
-    diverged is not chosen.
+    The best mean on D_val after the last round is chosen; of equal ones the first. A combination with a
+    run that diverged is not chosen.
 
     Args:
         out: folder of the tuning runs.

@@ -65,7 +65,7 @@ def round_traffic(
     params = jax.tree.structure(state.variables.params)
 
     def size(part: Tree) -> int:
-        """Returns the bytes of a part, without what it has of local tensors where it has something of every tensor."""
+        """Returns the bytes of a part; of a part with an entry for every tensor, local tensors do not count."""
         try:  # FedNova's message has a pair for every tensor
             of_tensors = params.unflatten(map(num_bytes, params.flatten_up_to(part)))
         except ValueError:

@@ -86,7 +86,7 @@ def _shapes_of(function: Callable, what: str, *arguments: Any) -> Any:
 
 
 def _call(what: str, function: Callable, *arguments: Any, count: int | None = None) -> Any:
-    """Returns what a function of the caller's returns for arguments of which the first may be the hyperparameters.
+    """Returns what a function of the caller's returns; the first argument may be the hyperparameters.
 
     Raises:
         UsageError: it fails, or returns another number of results than `count`.

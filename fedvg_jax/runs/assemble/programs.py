@@ -6,7 +6,7 @@ A program depends on the *static* settings (which algorithm, model, executor, ..
 argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
 alpha or learning rate needs no compilation.
 
-JAX's persistent cache of compiled programs, the same for every way to start a run.
+The last part of the file sets JAX's persistent cache of compiled programs, in the same way for every kind of run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
 NAMES_OF_TRACED = [n for n, s in SETTINGS.items() if s.scalars(Config()) and not s.facts.hyper]
-"""Settings NAME:VALUE with a traced value, of which a program depends on the name."""
+"""Settings NAME:VALUE with a traced value: a program depends on the name only."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 """A weighting, or a function that makes it for the task of the run."""
@@ -310,7 +310,7 @@ def program_bytes(compiled: Any) -> dict[str, int]:
 
 
 PATIENCE = 1.0
-"""Seconds of compiling of which nothing is said, such as those of a program from the cache."""
+"""Seconds of compiling before a line about it; a program from the cache takes less."""
 
 FIRST_SECONDS = {"resnet": 75.0, "efficientnet": 75.0, "vit": 100.0}
 """Family of models -> seconds of a first compilation on two CPU cores, see docs/performance.md."""

@@ -103,13 +103,13 @@ def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: V
 
 
 def scoring_task(config: Config, *arguments: Any) -> Task | None:
-    """Returns `named_task` with the convolutions of scoring passes; None where they are those of training."""
+    """Returns `named_task` with the convolutions of scoring passes; None where training has the same."""
     conv = _scoring_conv(config)
     return None if conv is None else named_task(dataclasses.replace(config, conv=conv), *arguments)
 
 
 def _scoring_conv(config: Config) -> str | None:
-    """Returns the convolution that scoring has of its own; None for none."""
+    """Returns the convolution of scoring passes; None where it is that of training."""
     is_chosen = config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
     return hw.choices().scoring_conv if is_chosen else None
 

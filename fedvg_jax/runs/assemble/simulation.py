@@ -64,7 +64,7 @@ class Simulation(NamedTuple):
     task: Task
     """of the trained part, with the frozen tensors of `data`"""
     state: SimState
-    """before the first round; where memories stay on the host, those of no client, NumPy arrays"""
+    """before the first round; without rows of clients, NumPy arrays, where memories stay on the host"""
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays where `host_rows` is set"""
     hyper: Hyper
@@ -215,8 +215,8 @@ def assemble(
     program = _bound(program, base)
     rows, host = _make_rows(config, population, program, base)
     chosen = tables.choose_selection(config, given.selection, host is not None)
-    read = host.resident if host else rows  # by a round
-    contracts.check_given(config, given, program, population.pool, population.arrays, read, hyper)
+    round_rows = host.resident if host else rows
+    contracts.check_given(config, given, program, population.pool, population.arrays, round_rows, hyper)
     contracts.check_clients(config, population.partition)
     state, memories = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
@@ -236,7 +236,7 @@ def assemble(
         host_rows=host,
         memories=memories._replace(has_given=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
-        account=_account(config, given, program, population, read, hyper),
+        account=_account(config, given, program, population, round_rows, hyper),
         **program._asdict(),
     )
 

@@ -131,7 +131,7 @@ def shapes_of_rows(
 
 
 def first_state(placement: Placement, one: SimState, num_clients: int) -> SimState:
-    """Returns the state before the first round, of which each device makes the rows that it holds.
+    """Returns the state before the first round; each device makes the rows that it holds.
 
     Args:
         placement: of the run.
@@ -199,7 +199,7 @@ class Store(NamedTuple):
 
 
 def open_store(placement: Placement, config: Config, state: SimState) -> Store | None:
-    """Returns a copy of the memories of a state on the host, of which there may be none yet; None for other placements.
+    """Returns a copy of the memories of a state on the host, perhaps without any row; None for other placements.
 
     Args:
         placement: of the run.

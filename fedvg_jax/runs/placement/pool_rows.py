@@ -80,7 +80,7 @@ def resident_data(config: Config, data: Data) -> Data:
 
 
 def make(config: Config, data: Data, parts: Partition, executor: Executor) -> HostRows:
-    """Returns the rows of a run whose pool stays on the host, of which some are then on the devices.
+    """Returns the rows of a run whose pool stays on the host, with D_val on the devices.
 
     Args:
         config: the run's settings.
@@ -119,7 +119,7 @@ def _take(pool: Tree, rows: np.ndarray, num_rows: int) -> Tree:
 
 
 def fit(host: HostRows | None, planned: list[Schedule]) -> list[Schedule]:
-    """Returns the first rounds whose different rows fit the devices; one round always does."""
+    """Returns the first planned rounds, as many as the devices have room for their rows; one round always fits."""
     if host is None or host.capacity >= len(host.pool.y):
         return planned
     needed = np.zeros(0, np.int32)

@@ -1,7 +1,7 @@
 """Digests that show whether the files of a run folder are as its run wrote them, and the checkpoints that have them.
 
 RUN/digests.json           of the files that describe the run, written after its summary
-RUN/checkpoints/000040     has those of the history up to that round, of `DOCUMENTS`, and of its arrays
+RUN/checkpoints/000040     has digests of the history up to that round, of `DOCUMENTS`, and of its arrays
 
 They detect accidental changes, not tampering.
 """
@@ -44,7 +44,7 @@ def extended(digest: Digest, data: bytes) -> Digest:
 
 
 def of_files(folder: Path, names: Iterable[str]) -> dict[str, Digest]:
-    """Returns the digests of those of the files that exist."""
+    """Returns the digests of the files, without missing ones."""
     paths = [path for name in names if (path := folder / name).exists()]
     return {path.name: extended([0, 0], path.read_bytes()) for path in paths}
 

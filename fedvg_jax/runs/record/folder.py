@@ -213,7 +213,7 @@ def _newest_match(config: Config) -> Path | None:
 
 
 def _refuse_changed(folder: Path, config: Config) -> None:
-    """Raises UsageError if the run has other settings, or if `config` asks for fewer rounds, of which none is left."""
+    """Raises UsageError if the run has other settings, or has already done the rounds that `config` asks for."""
     stored = read_config(folder)
     changed = differences(stored, config)
     if changed:

@@ -70,8 +70,8 @@ class History(_Results):
             `best_on` "held_out" on the half of it that the weights do not use.
         summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `best_on` names
             those rows.
-        variables: The final global model. In a loaded history, the model of the newest intact checkpoint, of which a
-            run with `train` keeps the trained part.
+        variables: The final global model. In a loaded history, the model of the newest intact checkpoint; with `train`
+            the trained part, which is all that checkpoints keep.
         folder: The run folder; None for a run without one.
         best_variables: The global model of the round best on validation, on the host: by accuracy, or by loss for a
             task without one. None before the first evaluation, and where a resumed run has no checkpoint of it.

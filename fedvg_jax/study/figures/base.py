@@ -103,7 +103,7 @@ def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plain(text: str, width: int = LABEL_WIDTH) -> str:
-    """Returns a text in lines of at most `width` characters, of which Matplotlib reads nothing as mathematics."""
+    """Returns a text in lines of at most `width` characters, in which Matplotlib reads nothing as mathematics."""
     shown = "\n".join(textwrap.wrap(one_line(text), width)).replace("\\$", "$").replace("$", "\\$")
     return f" {shown}" if shown[:1] == "_" else shown  # a label that begins with _ is in no legend
 

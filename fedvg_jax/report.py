@@ -76,7 +76,8 @@ def write(argv: Sequence[str]) -> int:
     folder, *others = arguments.dirs
     if not others and run_folder.is_run(folder):
         if len(argv) > 1:
-            raise UsageError(f"{folder} is one run, which report verifies and draws; leave out {argv[1]}")
+            option = next(word for word in argv if word[:1] == "-")
+            raise UsageError(f"{folder} is one run, which report verifies and draws; leave out {option}")
         return check_run(folder)
     from fedvg_jax.study import report
 
